@@ -176,6 +176,9 @@ class TopicFetcher:
         """
         self._source = (home, notice.epoch)
         former, newest = self._epochs.get(home, 0), self._newest
+        # By size and not by equality: notices of two lives may come in any order, by several ways, and an epoch is the
+        # time at which a life began. If a clock was set back, the later life has the smaller epoch and is not seen
+        # here; HELLO compares for equality, and `renew` is called because of its answer.
         if notice.epoch <= former:
             return False
         goes_back = newest is not None and notice.version <= newest.version and notice.sha256 != newest.digest
