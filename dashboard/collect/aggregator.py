@@ -123,6 +123,7 @@ class Aggregator:
 
     def start(self) -> None:
         """Begin to ask."""
+        self._addresses.begin()
         self._thread.start()
 
     def close(self) -> None:
@@ -222,8 +223,9 @@ class Aggregator:
             self._ended.wait(max(0.01, self.settings.poll_every - (time.monotonic() - began)))
 
     def look_up(self) -> None:
-        """Look up the nodes' names now: they are anyway, now and then, on a thread of their own."""
+        """Look up the nodes' names now, and from then on now and then: instead of `start`."""
         self._addresses.look()
+        self._addresses.begin()
 
     def turn(self, patience: float) -> Overview:
         """Ask all nodes once, wait so many seconds for those that are slow, and look."""

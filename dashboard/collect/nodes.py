@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
-import socket
+import queue
 import threading
 import time
 import urllib.parse
@@ -13,11 +14,14 @@ from typing import Any
 
 import msgspec
 
+from memoire.net.resolver import Found, Names, shared_names
 from memoire.nodes import timed_http
 from memoire.security.tokens import Tokens
 
 RESOLVE_INTERVAL = 5.0
 """Seconds between two look-ups of a name."""
+LOOKUP_TIMEOUT = 3.0
+"""Seconds that a look-up of all names may take."""
 MAX_NODES = 1024
 MAX_ANSWER_BYTES = 16 << 20
 """Bytes of one page."""
@@ -120,21 +124,25 @@ def _reason(body: bytes) -> str:
 
 
 class NodeAddresses:
-    """The nodes' addresses: those given, and those of names, looked up on a thread of their own.
+    """The nodes' addresses: those given, and those of names, looked up on threads of their own.
 
     Args:
         given: "http://..." or "dns:NAME:PORT".
-        look_up: Addresses of a name and port; for tests.
+        resolver: Looks names up; None is the one of this process.
     """
 
-    def __init__(self, given: Iterable[str], look_up: Callable[[str, int], list[str]] | None = None) -> None:
+    def __init__(self, given: Iterable[str], resolver: Names | None = None) -> None:
+        given = tuple(given)
         self._fixed = [each.rstrip("/") for each in given if not each.startswith("dns:")]
         self._names = [each[4:] for each in given if each.startswith("dns:")]
-        self._look_up = look_up or _look_up
+        self._resolver = resolver or shared_names()
         self._found: dict[str, list[str]] = {}
         self.trouble: dict[str, str] = {}
         """Names that were not found, and why."""
         self._closed = threading.Event()
+
+    def begin(self) -> None:
+        """Look the names up again and again, until `close`."""
         if self._names:
             threading.Thread(target=self._run, name="memoire-dashboard-dns", daemon=True).start()
 
@@ -147,15 +155,35 @@ class NodeAddresses:
         """Look nothing up any more."""
         self._closed.set()
 
-    def look(self) -> None:
-        """Look all names up once; who was found before stays when the name server does not answer."""
+    def look(self, timeout: float = LOOKUP_TIMEOUT) -> None:
+        """Look all names up once, all at the same time; addresses found before stay if the name server is silent.
+
+        Args:
+            timeout: Seconds for all of them. A later answer counts at the next look.
+        """
+        deadline = time.monotonic() + timeout
+        answers: queue.SimpleQueue[tuple[str, Found]] = queue.SimpleQueue()
         for name in self._names:
-            host, _, port = name.rpartition(":")
-            try:
-                self._found[name] = self._look_up(host, int(port))
-                self.trouble.pop(name, None)
-            except (OSError, ValueError) as error:
-                self.trouble[name] = _words(error)
+            self._resolver.ask(name.rpartition(":")[0], functools.partial(_pass_on, answers, name))
+        silent = dict.fromkeys(self._names, f"no answer from the name server within {timeout:g} s")
+        with contextlib.suppress(queue.Empty):
+            while silent:
+                name, found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                silent.pop(name, None)
+                self._take(name, found)
+        self.trouble |= silent
+
+    def _take(self, name: str, found: Found) -> None:
+        try:
+            urls = _urls(found.addresses, int(name.rpartition(":")[2]))
+        except ValueError:
+            self.trouble[name] = f"dns:{name} has no port: give its number, as in dns:NAME:8080"
+            return
+        if found.trouble:
+            self.trouble[name] = found.trouble
+        else:
+            self._found[name] = urls
+            self.trouble.pop(name, None)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -164,6 +192,9 @@ class NodeAddresses:
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
 
 
-def _look_up(host: str, port: int) -> list[str]:
-    found = sorted({each[4][0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
-    return [f"http://[{address}]:{port}" if ":" in str(address) else f"http://{address}:{port}" for address in found]
+def _pass_on(answers: queue.SimpleQueue[tuple[str, Found]], name: str, found: Found) -> None:
+    answers.put((name, found))
+
+
+def _urls(addresses: Iterable[str], port: int) -> list[str]:
+    return [f"http://[{each}]:{port}" if ":" in each else f"http://{each}:{port}" for each in sorted(addresses)]

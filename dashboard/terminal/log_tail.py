@@ -61,6 +61,7 @@ class Sources:
     ) -> None:
         self._addresses = NodeAddresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
         self._addresses.look()
+        self._addresses.begin()
         self._given, self._token, self._timeout, self._complain = nodes, token, timeout, complain
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-logs")
         self._said: set[str] = set()

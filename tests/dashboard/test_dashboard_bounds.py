@@ -25,6 +25,7 @@ from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.exports import _bytes, _varint
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
+from memoire.net.resolver import Names
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,9 @@ def test_names_are_looked_up_again_one_pause_after_the_last_time():
             waited.append(timeout)
             self.set()
 
-    slow = lambda host, port: time.sleep(0.2) or []  # noqa: E731
-    addresses = nodes.NodeAddresses([], slow)
-    addresses._names, addresses._closed = ["name:1"], Closed()
+    slow = Names(lambda host: time.sleep(0.2) or [])
+    addresses = nodes.NodeAddresses(["dns:name:1"], slow)
+    addresses._closed = Closed()
     addresses._run()
     assert len(waited) == 1 and 0.1 <= waited[0] <= nodes.RESOLVE_INTERVAL - 0.2
 

@@ -25,8 +25,10 @@ from memoire.dashboard.collect.verdict import Signs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
+from memoire.net.resolver import Names
 from memoire.server.timings import BOUNDS
 from memoire.wire.rows import ACCOUNT
+from namekit import Book
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 
@@ -409,21 +411,33 @@ def test_a_cursor_that_is_none_is_refused(text):
 
 
 def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_server_is_silent():
-    found = [["http://10.0.0.1:8080"], OSError("no answer"), ["http://10.0.0.1:8080", "http://10.0.0.2:8080"]]
-
-    def look_up(host, port):
-        assert (host, port) == ("servers", 8080)
-        answer = found.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    addresses = NodeAddresses(["http://fixed:1/"])
+    book = Book()
+    addresses = NodeAddresses(["http://fixed:1/", "dns:servers:8080"], Names(book, fresh=0.0))
     assert addresses.now() == ["http://fixed:1"]
-    addresses._names, addresses._look_up = ["servers:8080"], look_up
-    for expected, trouble in ((1, {}), (1, {"servers:8080": "no answer"}), (2, {})):
+    one, two = "http://10.0.0.1:8080", "http://[::2]:8080"
+    for known, expected, trouble in (
+        ({"servers": ["10.0.0.1"]}, [one], {}),
+        ({}, [one], {"servers:8080": "Name or service not known"}),
+        ({"servers": ["::2", "10.0.0.1"]}, [one, two], {}),
+    ):
+        book.known = known
         addresses.look()
-        assert len(addresses.now()) == 1 + expected and addresses.trouble == trouble
+        assert addresses.now() == ["http://fixed:1", *expected] and addresses.trouble == trouble
+
+
+def test_a_name_server_that_is_silent_for_one_name_keeps_nobody_from_the_others():
+    book = Book(here=["10.0.0.1"], late=["10.0.0.2"])
+    book.hanging.add("late")
+    addresses = NodeAddresses(["dns:late:8080", "dns:here:8080", "dns:here:http"], Names(book, fresh=0.0))
+    addresses.look(timeout=0.3)
+    assert addresses.now() == ["http://10.0.0.1:8080"]
+    assert addresses.trouble["late:8080"] == "no answer from the name server within 0.3 s"
+    assert addresses.trouble["here:http"] == "dns:here:http has no port: give its number, as in dns:NAME:8080"
+    book.released.set()
+    addresses.look(timeout=100.0)
+    assert addresses.now() == ["http://10.0.0.2:8080", "http://10.0.0.1:8080"] and list(addresses.trouble) == [
+        "here:http"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -224,14 +224,9 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
     assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
 
 
-def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "memoire.dashboard.collect.nodes._look_up", lambda host, port: urls(cluster) if host == "nodes" else []
-    )
-    monkeypatch.setattr(
-        "memoire.dashboard.collect.nodes.NodeAddresses._run", lambda self: None
-    )  # that thread may be late
-    assert top.top(["dns:nodes:8080"], once=True) == 0
+def test_names_are_looked_up_before_the_first_look(cluster, capsys):
+    names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in urls(cluster)]
+    assert top.top(names, once=True) in (0, top.INCOMPLETE)  # the latter: it has an IPv6 address, where no node listens
     assert "server-1" in capsys.readouterr().out
 
 
