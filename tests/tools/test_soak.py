@@ -1,6 +1,7 @@
 """`make soak`: each script asks a question, and the page keeps what was not run anew."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def test_a_page_keeps_the_sections_of_scripts_that_were_not_run(runner) -> None:
     assert f"`{two.stem}.py`, 5 s: **VIOLATED** (exit status 1).\n\nwords\n" in both
     assert runner.page(both, {two.stem: runner.section(two, 77, "No namespaces.", 0.1)}).count("<!-- ") == 2
     assert "gone" not in runner.page("<!-- gone -->\n## Gone?\n", {})
+
+
+def test_a_script_that_hangs_is_ended_and_said(runner, tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text('"""Does it?"""\nimport time\ntime.sleep(1000)\n')
+    assert runner.run(script, longest=0.5) == (-9, "Did not end within 0.5 s.", 0.5)
+
+
+def test_no_script_of_the_page_needs_more_than_half_of_its_time(runner) -> None:
+    text = (SOAK.parents[1] / "docs" / "soak.md").read_text(encoding="utf-8")
+    seconds = [int(number) for number in re.findall(r"^`\w+\.py`, (\d+) s: ", text, re.MULTILINE)]
+    assert len(seconds) >= 30 and max(seconds) <= runner.LONGEST / 2
 
 
 def test_a_script_that_fails_is_heard(runner, tmp_path: Path) -> None:
