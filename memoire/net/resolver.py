@@ -21,6 +21,7 @@ Lookup = Callable[[str], list[str]]
 LOOKUP_LIFETIME = 1.0
 """Seconds for which an answer is used again: sockets of one client ask for the same name at the same time."""
 MAX_KNOWN = 1024
+"""Names whose newest answers are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ class Names:
     All methods may be called from any thread, and none waits for a name server.
     """
 
-    def __init__(self, lookup: Lookup | None = None, fresh: float = LOOKUP_LIFETIME) -> None:
+    def __init__(
+        self, lookup: Lookup | None = None, fresh: float = LOOKUP_LIFETIME, max_known: int = MAX_KNOWN
+    ) -> None:
         self._lookup = lookup or look_up
-        self._fresh = fresh
+        self._fresh, self._max_known = fresh, max_known
         self._lock = threading.Lock()  # guards the two below
         self._known: dict[str, Found] = {}  # newest answers, oldest asked first
         self._asked: dict[str, tuple[float, list[Callable[[Found], None]]]] = {}  # since when, and who waits
@@ -99,7 +102,7 @@ class Names:
         with self._lock:
             self._known.pop(host, None)
             self._known[host] = found
-            while len(self._known) > MAX_KNOWN:
+            while len(self._known) > self._max_known:
                 del self._known[next(iter(self._known))]
             _, waiting = self._asked.pop(host)
         for done in waiting:

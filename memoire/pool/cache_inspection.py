@@ -22,7 +22,7 @@ from memoire.wire.parts import Part
 
 from . import picked
 from ._draw import HeldClient, HeldPool
-from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked
+from .inspection import Distribution, Histogram, Peeked
 from .queues import CacheQueues
 
 MAX_CLIENTS: Final = 512
@@ -42,14 +42,15 @@ class ChosenCaches(NamedTuple):
     clock: float
 
 
-def choose_caches(queues: CacheQueues, now: float, rng: random.Random) -> ChosenCaches:
-    """Caches to look at: those of some clients, and of each of these some."""
+def choose_caches(queues: CacheQueues, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
+    """Caches to look at: those of some clients, and of each of these some, for so many samples together."""
     held, reuse = queues.held, queues.parameters.reuse_cache
     # Over the largest: sums of what clients say could overflow.
     most = max((client.total_weight for client in queues.clients.values()), default=0.0)
     parts = math.fsum(client.total_weight / most for client in queues.clients.values()) if most > 0.0 else 0.0
+    chosen = _some_caches(queues, rng, most_samples)
     return ChosenCaches(
-        caches=[(client.total_weight / most / parts, caches) for client, caches in _some_caches(queues, rng)],
+        caches=[(client.total_weight / most / parts, caches) for client, caches in chosen],
         reuse=reuse,
         held=held.held if reuse else held.unused,
         population=float(held.entries()),
@@ -58,14 +59,16 @@ def choose_caches(queues: CacheQueues, now: float, rng: random.Random) -> Chosen
     )
 
 
-def _some_caches(queues: CacheQueues, rng: random.Random) -> list[tuple[HeldClient, list[HeldCache]]]:
-    """Caches of clients that can be drawn from, of all or of some at random, for `MAX_INSPECTED` samples together."""
+def _some_caches(
+    queues: CacheQueues, rng: random.Random, most_samples: int
+) -> list[tuple[HeldClient, list[HeldCache]]]:
+    """Caches of clients that can be drawn from, of all or of some at random, for so many samples together."""
     able = _able(queues)
     able = rng.sample(able, min(len(able), MAX_CLIENTS))
     chosen = []
     for client in able:
         caches = client.queued()
-        wanted = -(-MAX_INSPECTED // (len(able) * max(1, caches[0].samples)))
+        wanted = -(-most_samples // (len(able) * max(1, caches[0].samples)))
         chosen.append((client, rng.sample(caches, min(len(caches), wanted))))
     return chosen
 
@@ -75,9 +78,9 @@ def _able(queues: CacheQueues) -> list[HeldClient]:
     return [client for client in queues.clients.values() if client.caches and client.total_weight > 0.0]
 
 
-def distribution_of(chosen: ChosenCaches) -> Distribution:
+def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
     """How the samples of chosen caches are spread, those that can be drawn yet."""
-    each = MAX_INSPECTED // max(1, len(chosen.caches))
+    each = most_samples // max(1, len(chosen.caches))
     looked = [(share, _looked_at(caches, chosen.reuse, chosen.clock, each)) for share, caches in chosen.caches]
     shares = [(share, found) for share, found in looked if len(found.chances)]
     whole = math.fsum(share for share, _ in shares)

@@ -40,7 +40,7 @@ from memoire.wire.parts import Payload
 from . import cache_inspection, picked
 from ._draw import Picks
 from .draw import MAX_BATCH, Pooled, gathered_from
-from .inspection import Distribution, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .interface import DEFAULTS
 from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
@@ -388,11 +388,11 @@ class Pool:
 
     # Inspection
 
-    def distribution(self) -> Distribution:
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """How held samples are spread: of some clients, and of some of their caches, those that can be drawn yet."""
         with self._waiter.lock:
-            chosen = cache_inspection.choose_caches(self._queues, self._clock(), self._rng)
-        return cache_inspection.distribution_of(chosen)
+            chosen = cache_inspection.choose_caches(self._queues, self._clock(), self._rng, most)
+        return cache_inspection.distribution_of(chosen, most)
 
     def peek(self) -> Peeked | None:
         """A copy of a random held sample: of a client by its share of the weight, out of any of its caches."""

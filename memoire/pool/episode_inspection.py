@@ -18,15 +18,15 @@ from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked
 
 
 class _Seen(NamedTuple):
-    """Entries of a memory that is held, every n-th row: `MAX_INSPECTED` or fewer."""
+    """Entries of a memory that is held, every n-th row."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
     ages: NDArray[np.float32]
 
     @classmethod
-    def of(cls, memory: Memory, rng: random.Random) -> _Seen:
-        every = -(-memory.capacity // MAX_INSPECTED)
+    def of(cls, memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> _Seen:
+        every = -(-memory.capacity // most)
         rows = np.arange(rng.randrange(every), memory.capacity, every)
         rows = rows[memory.contents()["meta"]["episode"][rows] >= 0]
         ages, weights = np.empty(len(rows), np.float32), np.empty(len(rows), np.float64)
@@ -34,10 +34,10 @@ class _Seen(NamedTuple):
         return cls(rows, weights, ages)
 
 
-def distribution_of(memory: Memory, rng: random.Random) -> Distribution:
-    """How entries are spread: all of them, or evenly spaced ones."""
+def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> Distribution:
+    """How entries are spread: all of them, or at most so many that are evenly spaced."""
     with memory.held():
-        seen = _Seen.of(memory, rng)
+        seen = _Seen.of(memory, rng, most)
         total, positives, _ = memory.sums()
         entries = memory.num_entries
     is_known = len(seen.rows) > 0 and 0.0 < total < math.inf

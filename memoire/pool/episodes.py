@@ -42,7 +42,7 @@ from .draw import MAX_BATCH, Pooled
 from .episode_checks import CheckedEpisode, checked_episode
 from .episode_draw import drawn_for, sampled, sums_of, why_nothing
 from .episode_memory import EpisodeMemory, NamedMemory, Room
-from .inspection import Distribution, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .interface import DEFAULTS
 from .presence import Presence
 from .stats import PoolCounts, PoolStats
@@ -391,9 +391,9 @@ class EpisodePool:
 
     # Inspection
 
-    def distribution(self) -> Distribution:
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """How entries are spread: all of them, or evenly spaced ones."""
-        return episode_inspection.distribution_of(self.memory, self._rng)
+        return episode_inspection.distribution_of(self.memory, self._rng, most)
 
     def peek(self) -> Peeked | None:
         """A copy of a random entry's sample, by weight among evenly spaced ones."""

@@ -119,8 +119,8 @@ class Peeked:
     episode: int | None = None
     """Entries of its episode."""
 
-    def specimen(self, schema: Schema, newest: int) -> Specimen | None:
-        """What there is to see of it; None where it is too large.
+    def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> Specimen | None:
+        """What there is to see of it; None if it has more than `byte_limit` bytes.
 
         Args:
             newest: Newest version of a model; 0: there is none.
@@ -128,7 +128,7 @@ class Peeked:
         gathered, one = self.gathered, self.gathered.ids[0]
         batch = Batch(schema, gathered, np.ones(1, np.float32), _refuse)
         arrays = {name: array[0] for name, array in batch.items() if len(array) and name not in _TOLD}
-        if sum(array.nbytes for array in arrays.values()) > MAX_SPECIMEN_BYTES:
+        if sum(array.nbytes for array in arrays.values()) > byte_limit:
             return None
         version = int(gathered.model_version[0])
         return Specimen(

@@ -22,7 +22,7 @@ from memoire.wire import messages
 from memoire.wire.parts import Payload
 
 from .draw import Pooled
-from .inspection import Distribution, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .stats import PoolStats
 
 DEFAULTS: Final = Limits()
@@ -128,8 +128,8 @@ class Inspectable(Protocol):
     def stats(self) -> PoolStats:
         """A frozen picture."""
 
-    def distribution(self) -> Distribution:
-        """How what is held is spread; some of it is looked at, and nothing is changed."""
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
 
     def peek(self) -> Peeked | None:
         """A copy of a random sample, as likely as in a draw, which is not taken by that; None where nothing is held."""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dispatchkit import Asker
 from fake_store import Disk, MemoryStore
+from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.merge import merge, totals_of
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -215,12 +216,17 @@ def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, cl
     assert home.ledger.find(me.client).label == 7 and me.ask(messages.Hello(label=7)).body.since == since
 
 
-def test_guests_are_forgotten_when_they_are_silent_or_too_many(home, clock, monkeypatch):
-    monkeypatch.setattr("memoire.accounting.ledger.MAX_GUESTS", 3)
+def test_of_too_many_guests_the_oldest_is_forgotten():
+    ledger = Ledger()
+    for number in range(1, MAX_GUESTS + 3):
+        ledger.greet(number.to_bytes(16, "big"), 1.0)
+    assert [int.from_bytes(guest.client, "big") for guest in ledger.guests] == list(range(3, MAX_GUESTS + 3))
+
+
+def test_guests_are_forgotten_when_they_are_silent(home, clock):
     askers = [Asker(home.dispatcher, bytes([number]) * 16) for number in range(1, 6)]
     for asker in askers:
         asker.ask(messages.Hello())
-    assert [guest.client[0] for guest in home.ledger.guests] == [3, 4, 5]
     clock[0] += 50.0
     askers[3].ask(messages.Update())
     clock[0] += 20.0
@@ -286,18 +292,6 @@ def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
     assert (again.steps, again.lines_through, again.ended_through) == (6, 1, 1)
     home.save()
     assert len(home.lines) == 1 and home.ledger.totals().returns_count == 1 and home.ledger.folded == 0
-
-
-def test_in_a_crowd_silent_clients_leave_memory_sooner(home, clock, monkeypatch):
-    for number in range(1, 4):
-        Asker(home.dispatcher, bytes([number]) * 16).ask(messages.Update(steps=number))
-    home.save()
-    clock[0] += 100.0
-    home.dispatcher.fold()
-    assert home.ledger.folded == 0
-    monkeypatch.setattr("memoire.server.handlers.folding.CROWD", 2)
-    home.dispatcher.fold()
-    assert home.ledger.folded >= 1 and home.ledger.steps == 6
 
 
 def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole(clock):

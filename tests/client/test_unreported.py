@@ -1,6 +1,7 @@
 """What a client left is told by the next one, message by message."""
 
 import logging
+import os
 
 import msgspec
 import pytest
@@ -124,10 +125,10 @@ def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
     assert f"{path} cannot be read, and is not told" in caplog.text
 
 
-def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(unreported, "MAX_BYTES", 10)
-    unreported.save(tmp_path, whole())
-    assert unreported.found(tmp_path) == [] and "it has more than 10 bytes" in caplog.text
+def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, caplog):
+    path = unreported.save(tmp_path, whole())
+    os.truncate(path, unreported.MAX_BYTES + 1)  # sparse: it takes no room
+    assert unreported.found(tmp_path) == [] and f"it has more than {unreported.MAX_BYTES} bytes" in caplog.text
 
 
 def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):

@@ -17,7 +17,7 @@ from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import CounterSums, quantile
 from memoire.dashboard.collect.forecasts import until
-from memoire.dashboard.collect.history import LEVELS, Curves, History
+from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, Curves, History
 from memoire.dashboard.collect.ledgers import Kept
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.rates import Ring
@@ -193,10 +193,9 @@ def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(tmp_path):
     assert path.read_text() == "something else " * 100
 
 
-def test_names_beyond_the_bound_are_counted_and_not_kept(history, monkeypatch):
-    monkeypatch.setattr("memoire.dashboard.collect.history.MAX_SERIES", 3)
-    history.add("r", NOW, {f"x{n}": one(1.0) for n in range(5)})
-    assert len(history.names("r")) == 3 and history.left_out == 2
+def test_names_beyond_the_bound_are_counted_and_not_kept(history):
+    history.add("r", NOW, {f"x{n}": one(1.0) for n in range(MAX_SERIES + 2)})
+    assert len(history.names("r")) == MAX_SERIES and history.left_out == 2
 
 
 def test_an_event_file_is_read_by_the_rules_of_its_format(history):

@@ -8,7 +8,7 @@ import zmq
 from memoire.limits import Limits
 from memoire.models import model, notices
 from memoire.net import sockets
-from memoire.net.feed import Feed
+from memoire.net.feed import NOTICES_PER_TURN, Feed
 from memoire.net.poller import Poller
 from memoire.wire import messages
 from memoire.wire.frames import encode
@@ -100,11 +100,11 @@ def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
     assert len(heard.messages) == 1 and heard.refused == ["frames", "frames", "topic"]
 
 
-def test_a_flood_does_not_keep_the_thread(heard, monkeypatch):
-    monkeypatch.setattr("memoire.net.feed.NOTICES_PER_TURN", 3)
+def test_a_flood_does_not_keep_the_thread(heard):
+    flood = 2 * NOTICES_PER_TURN + 1
     heard.feed.open(heard.endpoint)
     assert heard.subscriptions()
-    for _ in range(7):
+    for _ in range(flood):
         heard.publisher.send_multipart(NEWS)
     counts = []
 
@@ -112,10 +112,10 @@ def test_a_flood_does_not_keep_the_thread(heard, monkeypatch):
         before = len(heard.messages)
         heard.turn()
         counts.append(len(heard.messages) - before)
-        return len(heard.messages) == 7
+        return len(heard.messages) == flood
 
     until(turned)
-    assert max(counts) <= 3
+    assert max(counts) <= NOTICES_PER_TURN
 
 
 def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard):

@@ -72,9 +72,8 @@ def test_a_name_that_no_name_can_be_is_trouble_too():
     assert "could not be resolved" in Names().trouble("a" * 70 + ".example", 10.0)
 
 
-def test_what_is_remembered_is_bounded(book, monkeypatch):
-    monkeypatch.setattr(resolver, "MAX_KNOWN", 3)
-    found = Names(book)
+def test_what_is_remembered_is_bounded(book):
+    found = Names(book, max_known=3)
     for k in range(10):
         found.trouble(f"host{k}", 10.0)
     assert len(found._known) == 3

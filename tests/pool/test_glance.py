@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.pool import inspection
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.inspection import PER_TEN, Histogram
@@ -88,16 +87,14 @@ def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memo
     assert pool_of([]).distribution().effective is None
 
 
-def test_of_many_caches_some_are_looked_at_and_used_samples_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_caches_some_are_looked_at_and_used_samples_are_not() -> None:
     memories = [memory_of(np.ones(100)) for _ in range(4)]
     pool = pool_of(memories, caches=4)
     pool.get(200)
     assert pool.distribution().looked == pool.distribution().held == 4 * 4 * 64 - 200
-    monkeypatch.setattr("memoire.pool.cache_inspection.MAX_INSPECTED", 512)
-    some = pool.distribution()
+    some = pool.distribution(512)
     assert 0 < some.looked <= 512 < some.held
-    monkeypatch.setattr("memoire.pool.cache_inspection.MAX_INSPECTED", 40)
-    assert pool.distribution().looked == 40  # however many samples a cache has
+    assert pool.distribution(40).looked == 40  # however many samples a cache has
     assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
 
 
@@ -174,7 +171,7 @@ def episodes_of(weights: Any, parameters: Parameters = SETTINGS) -> EpisodePool:
     return pool
 
 
-def test_the_effective_size_of_episodes_is_that_of_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_effective_size_of_episodes_is_that_of_their_entries() -> None:
     weights = np.random.default_rng(0).gamma(0.5, size=1000) + 1e-3
     pool = episodes_of(weights)
     held = pool.memory.weights(np.arange(1000))
@@ -183,8 +180,7 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries(monkeypatch: py
     assert (found.looked, found.held, found.population) == (1000, 1000, (held > 0).sum())
     assert (found.ages.least, found.ages.greatest) == (10.0, 10.0)
     assert (found.weights.zeros, found.weights.greatest) == ((held == 0).sum(), held.max())
-    monkeypatch.setattr("memoire.pool.episode_inspection.MAX_INSPECTED", 300)
-    some = pool.distribution()
+    some = pool.distribution(300)
     assert 200 <= some.looked <= 300 and some.effective == pytest.approx(effective(held), rel=0.6)
     assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None
 
@@ -203,8 +199,7 @@ def test_an_entry_of_an_episode_is_shown_and_not_counted_as_drawn() -> None:
     assert EpisodePool(SCHEMA, capacity=10).peek() is None
 
 
-def test_what_is_too_large_to_be_looked_at_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
     seen = episodes_of(np.ones(30)).peek()
     assert seen is not None and seen.specimen(SCHEMA, 0) is not None
-    monkeypatch.setattr(inspection, "MAX_SPECIMEN_BYTES", 50)
-    assert seen.specimen(SCHEMA, 0) is None
+    assert seen.specimen(SCHEMA, 0, byte_limit=50) is None

@@ -8,7 +8,7 @@ import pytest
 from memoire.errors import ParameterError, ProtocolError
 from memoire.pool import readers
 from memoire.pool.queues import CacheQueues
-from memoire.pool.readers import Readers
+from memoire.pool.readers import MAX_READERS, Readers
 from memoire.replay.parameters import Parameters
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import PLAIN, SCHEMA, cache_of, name
@@ -93,12 +93,12 @@ def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
     assert queues.clients[name(0)].between == 300.0, "what a forgotten reader drew meanwhile counts for nobody"
 
 
-def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_READERS", 1)
+def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> None:
     _, each = made(10)
-    each.reserve(ONE, 1, 0, WHOLE, 100.0)
+    for reader in (ONE, *(number.to_bytes(16, "little") for number in range(1, MAX_READERS))):
+        each.reserve(reader, int(reader == ONE), 0, WHOLE, 100.0)
     for ask in (lambda: each.reserve(OTHER, 1, 0, WHOLE, 100.0), lambda: each.take(OTHER, counts_of((0, 1)), 100.0)):
-        with pytest.raises(ProtocolError, match="1 readers draw from this server already"):
+        with pytest.raises(ProtocolError, match="1024 readers draw from this server already"):
             ask()
     assert each.take(ONE, counts_of((0, 1)), 109.0).size == 1
     each.expire(119.5)

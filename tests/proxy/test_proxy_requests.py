@@ -4,9 +4,8 @@ import pytest
 
 from memoire.errors import ProtocolError
 from memoire.models import model
-from memoire.proxy import requests as proxy_requests
-from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, ModelCache
-from memoire.proxy.requests import Forward, Requests, Respond
+from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, MAX_HELD, ModelCache
+from memoire.proxy.requests import MAX_PENDING, Forward, Requests, Respond
 from memoire.proxy.router import SETTLE_INTERVAL, START_GRACE
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
@@ -105,10 +104,9 @@ def test_a_hello_that_waits_for_the_other_servers_does_so_for_a_while():
     assert len(list(world.requests.assignable(NOW + SETTLE_INTERVAL + 0.1))) == 1
 
 
-def test_of_too_many_that_wait_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(proxy_requests, "MAX_PENDING", 2)
+def test_of_too_many_that_wait_the_oldest_goes():
     world = World(Back())
-    asked = [request(HELLO, sequence=number) for number in range(1, 4)]
+    asked = [request(HELLO, sequence=number) for number in range(1, MAX_PENDING + 2)]
     for each in asked:
         world.take(each)
     assert list(world.requests.pending) == asked[1:] and world.counts.homeless == 1
@@ -210,13 +208,12 @@ def test_a_request_is_held_no_longer_than_the_first_one_of_it():
     ) == [asked]
 
 
-def test_so_many_requests_are_held_and_no_more(monkeypatch):
-    monkeypatch.setattr("memoire.proxy.model_cache.MAX_HELD", 2)
+def test_so_many_requests_are_held_and_no_more():
     back = Back("a")
     world = World(back)
     back.topics.coming = {("policy", 3)}
-    steps = [world.take(request(fetch(3), home="a", sequence=number)) for number in range(1, 4)]
-    assert steps[:2] == [None, None] and isinstance(steps[2], Forward)
+    *held, last = [world.take(request(fetch(3), home="a", sequence=number)) for number in range(1, MAX_HELD + 2)]
+    assert held == [None] * MAX_HELD and isinstance(last, Forward)
 
 
 def test_a_request_whose_client_has_no_home_here_is_held_too():

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout
-from memoire.reader import feedback
-from memoire.reader.feedback import FeedbackRouter
+from memoire.reader.feedback import MAX_FEEDBACK_SAMPLES, FeedbackRouter
 from memoire.reader.stock import clients_of
 from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
@@ -49,10 +48,11 @@ def test_samples_of_clients_that_nobody_has_are_lost():
     assert made.route(ids_of(1), np.zeros(1, np.float32), None, []) == [] and made.lost == 3
 
 
-def test_a_long_batch_goes_in_several_messages(monkeypatch):
-    monkeypatch.setattr(feedback, "MAX_FEEDBACK_SAMPLES", 4)
-    pieces = route(FeedbackRouter(), ids_of(*[7] * 9), a=[7])
-    assert [piece.samples for piece in pieces] == [3, 3, 3] and sum(map(numbers_in, pieces), []) == list(range(9))
+def test_a_long_batch_goes_in_several_messages():
+    samples = 2 * MAX_FEEDBACK_SAMPLES + 1
+    pieces = route(FeedbackRouter(), ids_of(*[7] * samples), a=[7])
+    assert [piece.samples for piece in pieces] == [10923, 10923, 10923]
+    assert sum(map(numbers_in, pieces), []) == list(range(samples))
 
 
 def test_what_a_server_lost_or_did_not_answer_is_counted():

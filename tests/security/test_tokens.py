@@ -5,8 +5,7 @@ import os
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.security import tokens
-from memoire.security.tokens import MAX_WRONG_TOKENS, PENALTY_INTERVAL, Guesses, Tokens, read_tokens
+from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Guesses, Tokens, read_tokens
 from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
@@ -119,10 +118,11 @@ def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_f
     assert guesses.wait("10.0.0.1") > 0.0
 
 
-def test_guessers_are_remembered_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(tokens, "MAX_ADDRESSES", 3)
+def test_guessers_are_remembered_up_to_a_bound():
     guesses = Guesses(Clock(1000.0))
-    for last in range(5):
+    addresses = [f"10.0.{number // 256}.{number % 256}" for number in range(MAX_ADDRESSES + 2)]
+    for address in addresses:
         for _ in range(MAX_WRONG_TOKENS):
-            guesses.wrong(f"10.0.0.{last}")
-    assert [guesses.wait(f"10.0.0.{last}") > 0.0 for last in range(5)] == [False, False, True, True, True]
+            guesses.wrong(address)
+    waits = [guesses.wait(address) > 0.0 for address in addresses]
+    assert waits == [False, False] + [True] * MAX_ADDRESSES

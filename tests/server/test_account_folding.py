@@ -5,7 +5,6 @@ import pytest
 
 from fake_store import Disk
 from memoire.limits import Limits
-from memoire.server.handlers import folding
 from memoire.server.handlers.folding import WARN_INTERVAL, Folding
 from memoire.wire.identity import NO_CLIENT
 from serverkit import ME, NOW, YOU, Ends, save, state_of, store_of
@@ -30,9 +29,9 @@ def ends():
     return Ends(state_of(limits=LIMITS))
 
 
-def folded(ends, now):
+def folded(ends, now, **limits):
     """Clients in memory after a look at `now`."""
-    Folding(ends.state, ends.feedback).fold(now)
+    Folding(ends.state, ends.feedback, **limits).fold(now)
     return {account.client for account in ends.state.ledger}
 
 
@@ -46,12 +45,13 @@ def test_accounts_of_clients_that_are_gone_leave_before_silent_ones(ends):
     ends.state.ledger.check_invariants()
 
 
-def test_in_a_crowd_silent_ones_leave_sooner(ends, monkeypatch):
-    monkeypatch.setattr(folding, "CROWD", 1)
+def test_in_a_crowd_silent_ones_leave_sooner(ends):
     ends.update(steps=1)
-    assert folded(ends, NOW + 61.0) == {ME}
+    assert folded(ends, NOW + 61.0, crowd=1) == {ME}
     ends.update(YOU, steps=1, now=NOW + 61.0)
-    assert folded(ends, NOW + 61.0) == {YOU}
+    assert folded(ends, NOW + 61.0) == {ME, YOU}
+    assert folded(ends, NOW + 61.0, crowd=1) == {YOU}
+    assert ends.state.ledger.folded == 1 and ends.state.ledger.steps == 2
 
 
 def test_guests_are_forgotten(ends):

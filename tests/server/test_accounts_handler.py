@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from fake_store import Disk
-from memoire.accounting import runs
 from memoire.accounting.merge import key_of
 from memoire.errors import ProtocolError
-from memoire.server.handlers import accounts
 from memoire.server.handlers.accounts import MAX_ACCOUNT_READINGS, AccountsHandler
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT, unpack_accounts
@@ -62,22 +60,14 @@ def test_priorities_that_pools_applied_belong_to_the_run_that_is_counted(state):
     assert (told.stale, told.runs) == (0, ["run", "next"])
 
 
-def test_the_newest_runs_are_named(state, monkeypatch):
-    monkeypatch.setattr(accounts, "MAX_RUNS", 2)
+def test_the_newest_runs_are_named(state):
     for name in ("two", "three"):
         state.runs.begin(name, NOW)
-    assert page(AccountsHandler(state)).runs == ["two", "three"]
+    assert page(AccountsHandler(state, max_runs=2)).runs == ["two", "three"]
 
 
-@pytest.fixture
-def pages_of_two(monkeypatch):
-    page = runs.Run.page
-    monkeypatch.setattr(runs.Run, "page", lambda self, live, after, most=2: page(self, live, after, most))
-
-
-@pytest.mark.usefixtures("pages_of_two")
 def test_pages_show_the_accounts_as_they_were_with_the_first_one(state):
-    handler = AccountsHandler(state)
+    handler = AccountsHandler(state, page_rows=2)
     count(state, 5, steps=1)
     found, told = [], page(handler)
     count(state, 6, steps=9)
@@ -91,9 +81,8 @@ def test_pages_show_the_accounts_as_they_were_with_the_first_one(state):
     assert unpack_accounts(page(handler).accounts)["steps"].tolist() == [9, 9], "read anew"
 
 
-@pytest.mark.usefixtures("pages_of_two")
 def test_readings_are_bounded_and_the_oldest_is_read_anew(state):
-    handler = AccountsHandler(state)
+    handler = AccountsHandler(state, page_rows=2)
     count(state, 3, steps=1)
     first = unpack_accounts(page(handler).accounts)
     for number in range(MAX_ACCOUNT_READINGS):
@@ -125,9 +114,8 @@ def test_a_run_that_was_counted_elsewhere_is_kept_as_a_former_one():
     assert disk.runs["elsewhere"].ended == NOW and disk.saved[0].inherited[0][0] == "elsewhere"
 
 
-def test_runs_of_other_servers_are_bounded_and_have_names(state, monkeypatch):
-    monkeypatch.setattr(accounts, "MAX_FORMER_RUNS", 2)
-    handler = AccountsHandler(state)
+def test_runs_of_other_servers_are_bounded_and_have_names(state):
+    handler = AccountsHandler(state, max_former_runs=2)
     bring(handler, rows_of(1), "one")
     bring(handler, rows_of(1), "one")
     for name, code in (("two", "busy"), ("\n", "parameters")):

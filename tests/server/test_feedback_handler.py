@@ -6,8 +6,7 @@ import pytest
 from fake_store import Disk
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID
-from memoire.server.handlers import feedback
-from memoire.server.handlers.feedback import FEEDBACK_PER_REPLY, FeedbackHandler, by_client
+from memoire.server.handlers.feedback import FEEDBACK_PER_REPLY, FEEDBACK_SAMPLES, FeedbackHandler, by_client
 from memoire.wire import messages, pack, unpack
 from netkit import SCHEMA
 from serverkit import ME, NOW, READER, YOU, ask, save, state_of, store_of
@@ -73,13 +72,13 @@ def test_those_of_clients_that_are_not_here_are_lost(state):
     assert (handler.given, handler.lost) == (7, 7) and state.ledger.totals().lost_feedback == 0
 
 
-def test_the_oldest_that_nobody_fetches_are_lost_and_counted(state, monkeypatch):
-    monkeypatch.setattr(feedback, "FEEDBACK_SAMPLES", 10)
+def test_the_oldest_that_nobody_fetches_are_lost_and_counted(state):
     handler = FeedbackHandler(state)
-    assert [handler.apply([piece(samples=4)])[1] for _ in range(4)] == [0, 0, 4, 4]
-    assert handler.apply([piece(samples=100)])[1] == 8, "the newest piece stays, however large"
-    assert state.ledger.find(ME).waiting_feedback == 100 and handler.lost == 16
-    assert state.ledger.totals().lost_feedback == 16
+    part, large = FEEDBACK_SAMPLES // 2, FEEDBACK_SAMPLES + 100
+    assert [handler.apply([piece(samples=part)])[1] for _ in range(4)] == [0, 0, part, part]
+    assert handler.apply([piece(samples=large)])[1] == 2 * part, "the newest piece stays, however large"
+    assert state.ledger.find(ME).waiting_feedback == large and handler.lost == 4 * part
+    assert state.ledger.totals().lost_feedback == 4 * part
     state.ledger.check_invariants()
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
-from memoire.server import owners
-from memoire.server.owners import ClientOwners
+from memoire.server.owners import MAX_OWNERS, ClientOwners
 from memoire.wire import messages
 from memoire.wire.identity import NO_CLIENT
 from serverkit import ME, NOW, READER, YOU, save, state_of, store_of
@@ -64,10 +63,10 @@ def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
     refused(owner, ME, "actor/b")
 
 
-def test_ids_without_an_account_are_bounded_and_the_oldest_is_forgotten(state, monkeypatch):
-    monkeypatch.setattr(owners, "MAX_OWNERS", 2)
+def test_ids_without_an_account_are_bounded_and_the_oldest_is_forgotten(state):
     owner = ClientOwners(state)
-    for client in (ME, YOU, READER):
+    others = (number.to_bytes(16, "little") for number in range(1, MAX_OWNERS))
+    for client in (ME, YOU, *others):
         owner.check(client, "reader/a")
     refused(owner, YOU, "reader/b")
     owner.check(ME, "reader/b")

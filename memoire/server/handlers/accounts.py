@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from memoire import arguments
-from memoire.accounting.merge import Rows, merge
+from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
 from memoire.server.reply import Reply
@@ -25,10 +25,24 @@ MAX_ACCOUNT_READINGS = 4
 
 
 class AccountsHandler:
-    """Shows accounts, and keeps those of other servers."""
+    """Shows accounts, and keeps those of other servers.
 
-    def __init__(self, state: ServerState) -> None:
+    Args:
+        max_runs: Names of runs that one reply tells.
+        max_former_runs: Runs that are kept, those of other servers included.
+        page_rows: Accounts in a page.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        *,
+        max_runs: int = MAX_RUNS,
+        max_former_runs: int = MAX_FORMER_RUNS,
+        page_rows: int = PAGE_ROWS,
+    ) -> None:
         self._state = state
+        self._max_runs, self._max_former_runs, self._page_rows = max_runs, max_former_runs, page_rows
         # Accounts in memory when somebody began to read them, by reader and run.
         self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
 
@@ -46,7 +60,7 @@ class AccountsHandler:
                 epoch=state.epoch,
                 finished=run.finished,
                 durable=state.committer.is_durable,
-                runs=[facts.name for facts in state.runs.facts()][-MAX_RUNS:],
+                runs=[facts.name for facts in state.runs.facts()][-self._max_runs :],
                 accounts=rows.tobytes(),
                 more=more,
                 time=max(0.0, now),
@@ -61,7 +75,7 @@ class AccountsHandler:
         live = self._readings.get(key)
         if not after or live is None:
             live = self._readings[key] = run.live(self._state.home)
-        rows, more = run.page(live, after)
+        rows, more = run.page(live, after, self._page_rows)
         if not more:
             del self._readings[key]
         while len(self._readings) > MAX_ACCOUNT_READINGS:
@@ -101,8 +115,8 @@ class AccountsHandler:
             arguments.name("run", name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
-        if len(self._state.runs.facts()) >= MAX_FORMER_RUNS:
-            raise ProtocolError("busy", f"{MAX_FORMER_RUNS} runs are kept here already")
+        if len(self._state.runs.facts()) >= self._max_former_runs:
+            raise ProtocolError("busy", f"{self._max_former_runs} runs are kept here already")
         run = self._state.runs.keep(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run

@@ -18,8 +18,8 @@ CROWD = 1 << 16
 class Folding:
     """Folds accounts and lets go of former runs, now and then, and says when too many new clients have come."""
 
-    def __init__(self, state: ServerState, feedback: FeedbackHandler) -> None:
-        self._state, self._feedback = state, feedback
+    def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:
+        self._state, self._feedback, self._crowd = state, feedback, crowd
         self._warned_at = float("-inf")
 
     def fold(self, now: float) -> None:
@@ -33,7 +33,7 @@ class Folding:
 
     def _fold_run(self, run: Run, now: float) -> None:
         limits, committer = self._state.limits, self._state.committer
-        silent = limits.client_timeout if len(run.ledger) > CROWD else limits.account_timeout
+        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.account_timeout
         for account in list(run.ledger):
             patience = limits.client_timeout if account.report.leaving else silent
             if account.last_seen < now - patience:
