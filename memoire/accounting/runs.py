@@ -48,6 +48,9 @@ class Past(Protocol):
     def models(self, run: str) -> Iterable[Model]:
         """The newest of each topic."""
 
+    def versions(self) -> Mapping[str, int]:
+        """The highest version of each topic, over all runs."""
+
     def settings(self) -> Mapping[str, str]:
         """The small texts that the server wanted to find again."""
 

@@ -110,7 +110,7 @@ class ModelStore:
 
     def __init__(self, byte_limit: int, *, keep: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
-        self._passed: dict[str, int] = {}  # newest versions that a former run had
+        self._passed: dict[str, int] = {}  # newest versions that former runs had
         self._numbered: dict[str, Model] = {}  # newest that got a version and is not put in yet
         self._leases: dict[tuple[str, int], float] = {}  # until when somebody fetches this version
         self._byte_limit = byte_limit
@@ -139,7 +139,7 @@ class ModelStore:
         Raises:
             StaleVersion, ParameterError: as `publish`.
         """
-        newest = self.version(check_topic(made.topic))
+        newest = max(self.version(check_topic(made.topic)), self._passed.get(made.topic, 0))
         if made.topic in self._numbered:
             newest = max(newest, self._numbered[made.topic].version)
         if version and version <= newest:
@@ -221,7 +221,7 @@ class ModelStore:
         return model
 
     def version(self, topic: str) -> int:
-        """Newest version of the topic, also one of a former run; 0 when there is none."""
+        """Newest version of the topic, or where this run has none, of a former one; 0 when there is none."""
         versions = self._topics.get(topic)
         return next(reversed(versions)) if versions else self._passed.get(topic, 0)
 
@@ -240,18 +240,21 @@ class ModelStore:
     def renew(self) -> None:
         """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
         newest = self.versions() | {topic: model.version for topic, model in self._numbered.items()}
-        self._passed = (self._passed | newest) if len(self._passed) < MAX_TOPICS else newest
+        if len(self._passed) >= MAX_TOPICS:
+            self._passed = {topic: self._passed.get(topic, 0) for topic in newest}
+        for topic, version in newest.items():
+            self._passed[topic] = max(version, self._passed.get(topic, 0))
         self._topics.clear()
         self._numbered.clear()
         self._leases.clear()
         self.bytes = 0
 
     def go_on_from(self, versions: Mapping[str, int]) -> None:
-        """Number what is published from here on above these versions, for topics that have none here: entries that were
-        made by those models may be.
+        """Number what is published from here on above these versions: entries that were made by those models may be
+        here, and clients may hold them.
         """
         for topic, version in versions.items():
-            if topic not in self._topics and (topic in self._passed or len(self._passed) < MAX_TOPICS):
+            if topic in self._passed or len(self._passed) < MAX_TOPICS:
                 self._passed[topic] = max(version, self._passed.get(topic, 0))
 
     def __iter__(self) -> Iterator[Model]:
@@ -266,7 +269,6 @@ class ModelStore:
             free = [version for version in list(versions)[:-1] if not self._is_leased(topic, version)]
             assert len(versions) <= self._keep or not free or (len(versions) <= MAX_VERSIONS and size <= SMALL_BYTES)
             assert all(model.topic == topic and model.version == v for v, model in versions.items())
-            assert next(iter(versions)) > self._passed.get(topic, 0)
         assert all(version in self._topics.get(topic, {}) for topic, version in self._leases)
         if self.bytes > self._byte_limit:
             assert all(len(versions) == 1 for versions in self._topics.values())

@@ -112,9 +112,11 @@ def why_not_draw(parameters: Parameters, samples: int, entries: int, surplus: fl
     if tolerance is None or surplus - samples >= -tolerance - _ROUNDING:
         return ""
     missing = math.ceil((samples - tolerance - surplus) / ratio - _ROUNDING)
+    ahead = round(-surplus)
+    where = f"{ahead} samples ahead of" if ahead >= 0 else f"{-ahead} samples behind"
     return (
-        f"waits for {missing} more entries: drawing is {-surplus:.0f} samples ahead of {ratio:g} for each entry, and "
-        f"may be {tolerance:g} (samples_per_insert_tolerance)"
+        f"waits for {missing} more entries: drawing is {where} {ratio:g} for each entry, and may be "
+        f"{tolerance:g} ahead with this batch of {samples} (samples_per_insert_tolerance)"
     )
 
 

@@ -217,7 +217,10 @@ def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead
 
     Shapes that differ in more than that, and values that do not fit, are refused by `exact`.
     """
-    found = getattr(value, "shape", shape)
+    if isinstance(value, list | tuple) and not column.is_ragged and (listed := _shape(value)) is not None:
+        found = listed
+    else:
+        found = getattr(value, "shape", shape)
     if found != shape and [axis for axis in found if axis != 1] == [axis for axis in shape if axis != 1]:
         value = np.asarray(value).reshape(shape)
     return exact(name, column, value, lead)

@@ -47,6 +47,7 @@ def recover(state: ServerState, past: Past) -> None:
     """
     for model in past.models(state.run.name):
         state.models.put(model)
+    state.models.go_on_from(past.versions())  # clients may hold a model of another run: versions never go back
     settings = past.settings()
     for table in state.tables:
         _recover_parameters(table, settings.get(table.key))

@@ -125,6 +125,14 @@ def test_both_sides_say_why_they_wait():
     assert band.stats().inserts_wait.startswith("waits until 2 more samples are drawn: learners are 100 samples behind")
 
 
+@pytest.mark.parametrize(("recorded", "said"), [(0, "0 samples ahead of"), (15, "30 samples behind")])
+def test_a_batch_that_waits_says_on_which_side_drawing_is(recorded, said):
+    band = limiter(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
+    band.met(b"a" * 16, 0, next(numbers))
+    band.reported(b"a" * 16, recorded, next(numbers))
+    assert f"entries: drawing is {said} 2 for each entry" in band.why_not_draw(150)
+
+
 def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
     held = [0]
     band = SharedLimiter(
@@ -293,7 +301,7 @@ def test_a_balance_begins_with_what_was_known_of_all():
     assert balance.why_not_draw(parameters, ["a", "b"], 1, 0) == UNKNOWN and balance.band("a", ["a", "b"]) is None
     balance.heard("b", 1, Standing(4.0, False, 7, 10, 2.0, 100.0), 20, 1)
     assert balance.why_not_draw(parameters, ["a", "b"], 134, 0) == ""
-    assert "drawing is -29 samples ahead" in balance.why_not_draw(parameters, ["a", "b"], 130, 5)
+    assert "drawing is 29 samples behind" in balance.why_not_draw(parameters, ["a", "b"], 130, 5)
     band = balance.band("a", ["a", "b"])
     assert band == Band(34.0, 40, 50, 20, 4 / 6, 2.0, 100.0)
     balance.heard("c", 9, Standing(6.0, False, 3, 0, 2.0, 100.0), 1, 1)  # it comes later

@@ -77,6 +77,18 @@ def test_models_of_the_run_are_here_again_and_the_tables_hear_of_them(disk):
     assert begin(disk, "other").state.models.versions() == {}
 
 
+def test_versions_go_on_after_a_restart_into_another_run(disk):
+    ends = begin(disk, "a")
+    ends.models.publish(made("t", b"x", ends.state.limits), 4)
+    save(ends.state, disk)
+    ends = begin(disk, "b")
+    assert ends.models.publish(made("t", b"y", ends.state.limits)).version == 5
+    save(ends.state, disk)
+    ends = begin(disk, "a")
+    assert ends.state.models.newest("t").body == b"x"
+    assert ends.models.publish(made("t", b"z", ends.state.limits)).version == 6
+
+
 def test_parameters_that_were_configured_hold_on(disk):
     ends = begin(disk)
     ends.control.configure(ends.state.tables["other"], {"cache_size": 4})

@@ -95,6 +95,10 @@ class MemoryStore:
     def models(self, run):
         return list(self.disk.models.get(run, {}).values())
 
+    def versions(self):
+        kept = [model for models in self.disk.models.values() for model in models.values()]
+        return {topic: max(m.version for m in kept if m.topic == topic) for topic in {m.topic for m in kept}}
+
     def settings(self):
         return dict(self.disk.texts)
 
