@@ -56,7 +56,7 @@ from memoire.version import VERSION
 
 __version__ = VERSION
 
-__all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]  # noqa: RUF022
+__all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
 
 
 def __dir__() -> list[str]:
