@@ -22,41 +22,98 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
 `memoire.torch`, `memoire.sb3`, `memoire.minari` and `memoire.dataset` are imported by their path.
 """
 
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
 from memoire import built as built
-from memoire.classic.client import ReplayMemoryClient as ReplayMemoryClient
-from memoire.classic.memory import ReplayMemory as ReplayMemory
-from memoire.classic.notebook import PrioritizedReplayBuffer as PrioritizedReplayBuffer
-from memoire.classic.notebook import PriorityExperienceReplayBuffer as PriorityExperienceReplayBuffer
-from memoire.classic.notebook import Transition as Transition
-from memoire.classic.server import Bind as Bind
-from memoire.classic.server import Conn as Conn
-from memoire.classic.server import ReplayMemoryServer as ReplayMemoryServer
-from memoire.client.client import Client as Client
-from memoire.client.client import connect
-from memoire.errors import InsecureWarning as InsecureWarning
-from memoire.errors import MemoireError as MemoireError
-from memoire.pool.tables import Table
-from memoire.proxy.proxy import Proxy as Proxy
-from memoire.reader.reader import Reader as Reader
-from memoire.replay.batch import Batch as Batch
-from memoire.replay.buffer import Buffer
-from memoire.replay.columns import Column
-from memoire.replay.memory import Memory as Memory
-from memoire.replay.mixing import MixedBatch as MixedBatch
-from memoire.replay.parameters import Parameters as Parameters
-from memoire.replay.ragged import Ragged as Ragged
-from memoire.replay.sampling import Greedy as Greedy
-from memoire.replay.sampling import Linear as Linear
-from memoire.replay.sampling import Prioritized, Uniform
-from memoire.replay.sampling import RankBased as RankBased
-from memoire.replay.schema import Schema
-from memoire.replay.writer import Writer as Writer
-from memoire.server.server import Server
 from memoire.version import VERSION
+
+if TYPE_CHECKING:
+    from memoire.classic.client import ReplayMemoryClient as ReplayMemoryClient
+    from memoire.classic.memory import ReplayMemory as ReplayMemory
+    from memoire.classic.notebook import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+    from memoire.classic.notebook import PriorityExperienceReplayBuffer as PriorityExperienceReplayBuffer
+    from memoire.classic.notebook import Transition as Transition
+    from memoire.classic.server import Bind as Bind
+    from memoire.classic.server import Conn as Conn
+    from memoire.classic.server import ReplayMemoryServer as ReplayMemoryServer
+    from memoire.client.client import Client as Client
+    from memoire.client.client import connect as connect
+    from memoire.errors import InsecureWarning as InsecureWarning
+    from memoire.errors import MemoireError as MemoireError
+    from memoire.pool.tables import Table as Table
+    from memoire.proxy.proxy import Proxy as Proxy
+    from memoire.reader.reader import Reader as Reader
+    from memoire.replay.batch import Batch as Batch
+    from memoire.replay.buffer import Buffer as Buffer
+    from memoire.replay.columns import Column as Column
+    from memoire.replay.memory import Memory as Memory
+    from memoire.replay.mixing import MixedBatch as MixedBatch
+    from memoire.replay.parameters import Parameters as Parameters
+    from memoire.replay.ragged import Ragged as Ragged
+    from memoire.replay.sampling import Greedy as Greedy
+    from memoire.replay.sampling import Linear as Linear
+    from memoire.replay.sampling import Prioritized as Prioritized
+    from memoire.replay.sampling import RankBased as RankBased
+    from memoire.replay.sampling import Uniform as Uniform
+    from memoire.replay.schema import Schema as Schema
+    from memoire.replay.writer import Writer as Writer
+    from memoire.server.server import Server as Server
 
 __version__ = VERSION
 
 __all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
+
+_HOMES = {
+    "ReplayMemoryClient": "memoire.classic.client",
+    "ReplayMemory": "memoire.classic.memory",
+    "PrioritizedReplayBuffer": "memoire.classic.notebook",
+    "PriorityExperienceReplayBuffer": "memoire.classic.notebook",
+    "Transition": "memoire.classic.notebook",
+    "Bind": "memoire.classic.server",
+    "Conn": "memoire.classic.server",
+    "ReplayMemoryServer": "memoire.classic.server",
+    "Client": "memoire.client.client",
+    "connect": "memoire.client.client",
+    "InsecureWarning": "memoire.errors",
+    "MemoireError": "memoire.errors",
+    "Table": "memoire.pool.tables",
+    "Proxy": "memoire.proxy.proxy",
+    "Reader": "memoire.reader.reader",
+    "Batch": "memoire.replay.batch",
+    "Buffer": "memoire.replay.buffer",
+    "Column": "memoire.replay.columns",
+    "Memory": "memoire.replay.memory",
+    "MixedBatch": "memoire.replay.mixing",
+    "Parameters": "memoire.replay.parameters",
+    "Ragged": "memoire.replay.ragged",
+    "Greedy": "memoire.replay.sampling",
+    "Linear": "memoire.replay.sampling",
+    "Prioritized": "memoire.replay.sampling",
+    "Uniform": "memoire.replay.sampling",
+    "RankBased": "memoire.replay.sampling",
+    "Schema": "memoire.replay.schema",
+    "Writer": "memoire.replay.writer",
+    "Server": "memoire.server.server",
+}
+"""Where each name is made. A name is imported when it is first used: an actor has no need of the server."""
+
+
+def _imported(name: str) -> Any:
+    """Called as `__getattr__`: for a name of `_HOMES`, or a module such as `memoire.errors`, that is not here yet."""
+    if name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"memoire.{name}") is not None:
+        found = importlib.import_module(f"memoire.{name}")
+    else:
+        raise AttributeError(f"module 'memoire' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _imported  # type checkers see the imports above, and what is missing
 
 
 def __dir__() -> list[str]:
