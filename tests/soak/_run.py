@@ -48,17 +48,15 @@ def scripts(names: list[str]) -> list[Path]:
 def run(path: Path, longest: float = LONGEST) -> tuple[int, str, float]:
     """Exit status, standard output, seconds."""
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, process_group=0
-    )
-    try:
-        output, _ = process.communicate(timeout=longest)
-    except BaseException as error:
-        os.killpg(process.pid, 9)
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return -9, f"Did not end within {longest:g} s.", longest
+    command = [sys.executable, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            output, _ = process.communicate(timeout=longest)
+        except BaseException as error:
+            os.killpg(process.pid, 9)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return -9, f"Did not end within {longest:g} s.", longest
     return process.returncode, output.strip(), time.monotonic() - began
 
 

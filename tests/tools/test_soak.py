@@ -13,7 +13,7 @@ SCRIPTS = sorted(path for path in SOAK.glob("*.py") if not path.name.startswith(
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", [str(SOAK), *sys.path])
+    monkeypatch.syspath_prepend(str(SOAK))
     import _run
 
     return _run
