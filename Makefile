@@ -18,11 +18,12 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
+	@echo "make test-quick    the quick half, in a minute and a half: without sockets of whole clusters, without processes"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
@@ -53,6 +54,9 @@ demo: setup
 test: setup-checked
 	@$(MAKE) --no-print-directory test-plain
 	@$(MAKE) --no-print-directory test-checked
+
+test-quick: setup-dev
+	$(BIN)/pytest $(PYTEST_WORKERS) -m "not slow" $(PYTEST_ARGS)
 
 test-plain: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)

@@ -5,13 +5,18 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from memoire import _core
+from memoire.net import resolver
+from memoire.net.resolver import Names
+from memoire.server import build
 
 # Timings say nothing on a shared machine. CI tries the same cases each time: new ones are found by whoever can mend them.
 settings.register_profile("here", deadline=None)
@@ -26,6 +31,14 @@ ABOUT_ARRAYS = ("replay", "wire", "pool", "accounting", "classic", "reader", "sa
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
+SLOW = ("integration", "samples", "processes", "browser", "chart", "kubernetes")
+"""Folders whose tests are marked `slow`: over real sockets, several folders together, or other programs. `make
+test-quick` leaves them out. A test of another folder that takes longer than `QUICK_SECONDS` has the mark itself.
+"""
+QUICK_SECONDS = 1.5
+"""Seconds that a quick test takes at most on two idle cores. A summary names those that took longer, and no test fails
+for it: seconds say little on a busy machine.
+"""
 APART = ("browser", "chart", "kubernetes")
 """Marks of tests that need a browser, Helm or a cluster: they run only for who names the mark (`-m`) or their file."""
 
@@ -45,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if folder_of(item) in MARKED:
             item.add_marker(folder_of(item))
+        if folder_of(item) in SLOW:
+            item.add_marker("slow")
     if any("::" in given or given.endswith(".py") for given in config.args):
         return  # who asks for some tests gets them
     elsewhere = {item for item in items if runs_elsewhere(item, config.option.markexpr, config.option.keyword)}
@@ -79,6 +94,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which quick tests were slow, and where the threads of workers that crashed were."""
+    if "not slow" in terminalreporter.config.option.markexpr:
+        name_slow_tests(terminalreporter)
+    name_crashes(terminalreporter)
+
+
+def slow_ones(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """A line for each test that took longer than a quick one may, the slowest first."""
+    took: Counter[str] = Counter()
+    for report in reports:
+        took[report.nodeid] += report.duration
+    return [f"{seconds:.1f} s: {name}" for name, seconds in took.most_common() if seconds > QUICK_SECONDS]
+
+
+def name_slow_tests(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [each for found in terminalreporter.stats.values() for each in found if hasattr(each, "duration")]
+    if lines := slow_ones(reports):
+        terminalreporter.section(f"took longer than {QUICK_SECONDS:g} s: mark these `slow`, or make them faster")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
+
+
+def name_crashes(terminalreporter: pytest.TerminalReporter) -> None:
     """Say where the threads of workers that crashed were."""
     workers = getattr(terminalreporter.config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
     if workers is None:
@@ -101,6 +138,18 @@ def without_io() -> Iterator[None]:
         patch.setattr(socket, "socket", _refused)
         patch.setattr(time, "sleep", _refused)
         yield
+
+
+@pytest.fixture
+def resolve_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Names], None]:
+    """Gives this process other look-ups of names, for the test: those of a book instead of a name server's."""
+    return lambda names: monkeypatch.setattr(resolver, "_names", names)
+
+
+@pytest.fixture
+def store_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Has servers open their state folders by another function, for the test: one that keeps them, or needs no disk."""
+    return lambda open_store: monkeypatch.setattr(build, "open_store", open_store)
 
 
 def allowed_skips() -> list[str]:

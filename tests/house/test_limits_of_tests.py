@@ -4,6 +4,9 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+from conftest import QUICK_SECONDS, slow_ones
 
 TESTS = Path(__file__).resolve().parents[1]
 LONGER = ("kubernetes", "soak", "mutants", "fuzz")
@@ -11,6 +14,13 @@ LONGER = ("kubernetes", "soak", "mutants", "fuzz")
 MOST = 120.0
 """Seconds that a test may take here, however busy the machine; what runs on a whole cluster has limits of its own."""
 NAMES = {"timeout", "patience", "seconds"}
+
+
+class Took(NamedTuple):
+    """What is asked of a test's report."""
+
+    nodeid: str
+    duration: float
 
 
 def limits(source: str) -> list[float]:
@@ -57,3 +67,15 @@ def test_a_worker_that_crashes_says_where_it_was(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     said = done.stdout.partition("gw0 crashed")[2]
     assert "Fatal Python error: Aborted" in said and "in test_crashes" in said
+
+
+def test_quick_tests_that_took_long_are_named_the_slowest_first():
+    reports = [Took("a", 0.9), Took("b", 0.1), Took("a", 0.9), Took("c", 3.0), Took("d", QUICK_SECONDS)]
+    assert slow_ones(reports) == ["3.0 s: c", "1.8 s: a"]  # a's setup and call together
+
+
+def test_the_quick_half_has_no_test_of_a_slow_folder():
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-m", "not slow"]
+    files = ["integration/test_bounds.py", "wire/test_wire.py"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
+    assert "wire/test_wire.py" in done.stdout and "test_bounds.py" not in done.stdout, done.stdout + done.stderr

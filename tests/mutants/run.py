@@ -369,7 +369,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, choices=(1, 2, 3, 4))
     parser.add_argument("--again", action="store_true", help="try anew what was not found")
     parser.add_argument("--only", default="", metavar="WORD", help="only places whose file or line has this in it")
-    parser.add_argument("--quick", action="store_true", help="leave out tests that start processes or take long")
+    parser.add_argument("--quick", action="store_true", help="leave out tests that start processes")
     parser.add_argument("--write", type=Path, help="page to write the results to")
     given = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ LOOKING = "tests/house/test_signatures.py"
 """A test file that looks at functions and does not call them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"
-QUICK = " and not processes and not slow"
+QUICK = " and not processes"
 
 
 def digest(path: Path) -> str:
