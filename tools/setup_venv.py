@@ -51,16 +51,16 @@ def install_hint(debian, fedora, alpine, mac):
     return "Install it with one of:\n    " + "\n    ".join(fitting[:1] or [command for _, command in hints])
 
 
-def check_python():
+def check_python(oldest=OLDEST, names=NAMES):
     """Go on under a Python that is new enough, whichever name it has."""
-    if sys.version_info >= OLDEST:
+    if sys.version_info >= oldest:
         return
-    for name in NAMES:
+    for name in names:
         path = shutil.which(name)
         if path:
             os.execv(path, [path] + sys.argv)
     give_up(
-        "python3 is %s, and %d.%d or newer is needed." % ((platform.python_version(),) + OLDEST),
+        "python3 is %s, and %d.%d or newer is needed." % ((platform.python_version(),) + oldest),
         "If one is installed under another name, say so: make PYTHON=/path/to/python3.12 ...\n"
         + install_hint(
             "python3.11 python3.11-venv python3.11-dev", "python3.12-devel", "python3-dev", "brew install python"

@@ -47,7 +47,9 @@ class Shown:
         self.keys = keys
         self._made, self._endpoint = made, endpoint
         self._own, self._servers = keys.own, keys.servers
-        self._expected, self._address = b"", ""
+        self.expected = b""
+        """The key that the other side has to show."""
+        self._address = ""
         self._wrong: set[bytes] = set()  # keys that the other side does not have
         self._refusals = 0  # since it was let in last
         self._is_in_doubt = False  # whether the key that was found there before has failed once
@@ -80,9 +82,9 @@ class Shown:
         known = [key.public for key in self._servers]
         met = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
         order = [public for public in (*met, *known) if public in known and public not in self._wrong]
-        self._expected = order[0] if order else known[0]
+        self.expected = order[0] if order else known[0]
         assert self._own.secret is not None
-        sockets.use_keys(self._made, self._own.public, self._own.secret, self._expected)
+        sockets.use_keys(self._made, self._own.public, self._own.secret, self.expected)
 
     def succeeded(self) -> None:
         """The other side let this process in."""
@@ -106,10 +108,10 @@ class Shown:
             return AuthError(self._endpoint, "it asks for no key, so nobody knows who it is", advice)
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
             return None
-        if self._expected == self.keys.met.get(self._address) and not self._is_in_doubt:
+        if self.expected == self.keys.met.get(self._address) and not self._is_in_doubt:
             self._is_in_doubt = True  # a process that begins or ends hangs up, too: ZeroMQ dials it again
             return None
-        self._wrong.add(self._expected)
+        self._wrong.add(self.expected)
         if any(key.public not in self._wrong for key in self.keys.servers):
             self._dial_at = now
             return None
@@ -123,7 +125,7 @@ class Shown:
 
     def _found(self) -> None:
         """The other side has the key that is expected of it."""
-        self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self._expected)
+        self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self.expected)
 
     def _pause(self, now: float) -> None:
         seconds = min(MAX_PAUSE, PAUSE * 2.0 ** min(self._refusals, 30))

@@ -416,11 +416,11 @@ class _Authenticator:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            answer = self._answer(frames)
+            answer = self.answer(frames)
             if answer:
                 self._socket.send_multipart(answer, zmq.NOBLOCK)
 
-    def _answer(self, frames: list[bytes]) -> list[bytes]:
+    def answer(self, frames: list[bytes]) -> list[bytes]:
         """The reply to a question, whatever it is: a question without one keeps its peer waiting for ever."""
         if len(frames) < 4 or frames[1]:
             return []

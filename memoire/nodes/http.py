@@ -56,7 +56,7 @@ ACCEPTED_AT_ONCE = 16
 LISTEN_BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted: it drops what comes beyond, and that costs a second."""
 REQUEST_TIMEOUT = 5.0
-"""Seconds that a connection has in all: to send its request, and to take the answer."""
+"""The usual `request_timeout`, in seconds."""
 AT_ONCE = tuple(path.encode() for path in PROBES)
 """Pages that are not waited for."""
 MAX_WAITING = 16
@@ -78,6 +78,7 @@ class NodePages:
         probes: Another "HOST:PORT", where only /livez, /readyz and /metrics are answered, to everybody; /metrics asks
             for the token at the first one then.
         pages: All that there are, by path.
+        request_timeout: Seconds that a connection has in all: to send its request, and to take the answer.
 
     Whoever gives wrong tokens has to wait, by address (`Guesses`). On a loopback address only requests for a loopback
     name are answered: a page of a browser on this machine that has its own name point here learns nothing.
@@ -94,7 +95,9 @@ class NodePages:
         token: Tokens | str | None = None,
         probes: str | None = None,
         pages: Mapping[str, Handler] = PAGES,
+        request_timeout: float = REQUEST_TIMEOUT,
     ) -> None:
+        self.request_timeout = request_timeout
         self.refused: Counter[str] = Counter()
         """Requests that were refused for who asked, by reason."""
         self._node, self._pages = node, pages
@@ -176,7 +179,7 @@ class NodePages:
                 loop.call_soon_threadsafe(ended.set)
             self._asked.put(None)
             for thread in self._threads:
-                thread.join(REQUEST_TIMEOUT)
+                thread.join(self.request_timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +213,7 @@ class NodePages:
         # server closed, and never hangs up on him.
         for door in self._doors:
             self._loop.remove_reader(door.listener)
-        until = self._loop.time() + REQUEST_TIMEOUT
+        until = self._loop.time() + self.request_timeout
         while (self._connections or len(asyncio.all_tasks()) > 1) and self._loop.time() < until:
             for connection in list(self._connections):
                 connection.abort()
@@ -351,7 +354,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = str((transport.get_extra_info("peername") or ("",))[0])
-        self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, transport.abort)
+        self._deadline = asyncio.get_running_loop().call_later(self._pages.request_timeout, transport.abort)
         self._pages.joined(self)
 
     def data_received(self, data: bytes) -> None:

@@ -132,7 +132,7 @@ class Dispatcher:
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
         }
-        self._handlers: dict[type[messages.Body], Handler] = {
+        self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,
             messages.Update: self._clients.update,
             messages.Fetch: self._models.fetch,
@@ -142,6 +142,7 @@ class Dispatcher:
             messages.Ledger: self._accounts.page,
             messages.Inherit: self._accounts.bring,
         }
+        """What answers each type of message, called with the lock held."""
         if store is not None:
             recovery.recover(state, store)
 
@@ -210,7 +211,7 @@ class Dispatcher:
 
     def _check(self, message: Message) -> None:
         header, kind = message.header, type(message.body)
-        if kind not in self._handlers and kind not in self._unlocked:
+        if kind not in self.handlers and kind not in self._unlocked:
             raise ProtocolError("unexpected", f"{header.type.name} is no request")
         if header.client == NO_CLIENT:
             raise ProtocolError("client", "a request needs a client id")
@@ -223,7 +224,7 @@ class Dispatcher:
         if unlocked is not None:
             return unlocked(self._clock(), header, body, payload)
         with self.lock:
-            return self._handlers[type(body)](self._clock(), header, body, payload)
+            return self.handlers[type(body)](self._clock(), header, body, payload)
 
     def _handle_once(self, message: Message, most: int) -> Reply:
         """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""

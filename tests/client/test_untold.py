@@ -10,7 +10,6 @@ from memoire.client import home_watch, schedule, unreported
 from memoire.client.unreported import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
-from memoire.server import build
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
@@ -194,11 +193,9 @@ def test_a_folder_that_cannot_be_used_is_refused_at_once(cluster, tmp_path):
         cluster.client(cluster.server(), state_dir=tmp_path / "file")
 
 
-def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatch, caplog, soon):
+def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, caplog, soon):
     disk = Disk(tmp_path)
-    monkeypatch.setattr(
-        build, "open_store", lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name)
-    )
+    store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
     server = cluster.server(state_dir="here")
     client = cluster.client(server, limits=Limits(resend_after=0.05, resend_most=0.1, update_every=0.02))
     disk.is_full = True

@@ -4,6 +4,7 @@ import errno
 import re
 import socket
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
@@ -58,7 +60,7 @@ def server(keys, context):
 
 def refused(node):
     """Who was refused there."""
-    return dict(node._gate.refused)
+    return Counter(node.stats().security.refused)
 
 
 def push(client):
@@ -146,7 +148,7 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, mon
         with connect(proxy.endpoint, timeout=100.0, **options) as actor:
             push(actor)
             until(lambda: server.total_caches == 1)
-            before = [node._gate.refused.total() for node in (server, proxy)]
+            before = [refused(node).total() for node in (server, proxy)]
             tried = [(at, name) for node in (server, proxy) for at in ports_of(node) for name in STRANGERS]
             waiting = [in_thread(raw, at, STRANGERS[name]) for at, name in tried]
             for (thread, box), (at, name) in zip(waiting, tried, strict=True):
@@ -154,7 +156,7 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, mon
                 # The greeting, which says that keys are asked for; a stranger's own words are never answered.
                 assert len(box["value"]) <= 64, f"{name} heard {box['value']!r} at {at}"
             for node, count in zip((server, proxy), before, strict=True):
-                until(lambda: node._gate.refused.total() >= count + 3 * len(STRANGERS))  # noqa: B023
+                until(lambda: refused(node).total() >= count + 3 * len(STRANGERS))  # noqa: B023
                 assert node.stats().security.refused["plain"] >= 6
                 assert node.stats().security.refused["silent"] + node.stats().security.refused["protocol"] >= 12
             push(actor)
@@ -165,14 +167,14 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, m
     monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 0.05)
     with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
         connect(server.endpoint, keys=another_key(keys), context=context, timeout=100.0)
-    assert server._gate.refused["unknown"] >= 1
+    assert refused(server)["unknown"] >= 1
     with pytest.raises(AuthError, match="asks for a key, and this process has none"):
         connect(server.endpoint, context=context, timeout=100.0)
-    until(lambda: server._gate.refused.get("plain"))
+    until(lambda: refused(server).get("plain"))
     key_writer.write_cluster(keys.parent / "elsewhere")
     with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
-    until(lambda: server._gate.refused["server_key"] >= 2)
+    until(lambda: refused(server)["server_key"] >= 2)
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless,
         pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
@@ -224,17 +226,17 @@ def test_the_key_that_was_found_before_is_tried_first_and_again_where_its_proces
     proxies, servers = (key.public for key in known.servers)
     one, two = (Shown(known, context.socket(zmq.DEALER), "tcp://node:5560") for _ in range(2))
     one.apply("tcp://10.0.0.1:5560")
-    assert one._expected == proxies and hang_up(one) is None and one.is_due(time.monotonic())
+    assert one.expected == proxies and hang_up(one) is None and one.is_due(time.monotonic())
     one.apply("tcp://10.0.0.1:5560")
-    assert one._expected == servers
+    assert one.expected == servers
     one.failed(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400, time.monotonic())  # it has this key, and knows us not yet
     two.apply("tcp://10.0.0.2:5560")
-    assert two._expected == servers
+    assert two.expected == servers
     two.succeeded()
     assert hang_up(two) is None and two._dial_at == float("inf")  # ZeroMQ dials again by itself
     assert hang_up(two) is None and two.is_due(time.monotonic())
     two.apply("tcp://10.0.0.2:5560")
-    assert two._expected == proxies
+    assert two.expected == proxies
 
 
 def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, caplog):
@@ -314,7 +316,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         with pytest.raises(AuthError, match="any more"):
             leaving.update(1.0)
         assert leaving.model("policy").newest().body == b"1"
-        assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3 and not server.stats().faults
+        assert server.total_episodes == 2 and refused(server)["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
         key_writer.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
@@ -404,7 +406,7 @@ class Sender:
 
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
-        facts = {"run": self.server._dispatcher.run, "home": self.server._dispatcher.home}
+        facts = {"run": name_hash(self.server.run), "home": name_hash(self.server.name)}
         sent = encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
         made = self.open(zmq.DEALER, self.server.endpoint)
         made.send_multipart([*extra, b"", *sent])
@@ -437,19 +439,17 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # or its close would wait until everybody knows
-    assert server._gate.refused["role"] == sum(len(set(BODIES) - permissions.MAY[role]) for role in permissions.MAY) + 3
+    assert refused(server)["role"] == sum(len(set(BODIES) - permissions.MAY[role]) for role in permissions.MAY) + 3
 
 
 def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):
     for role, is_taken in (("reader", False), ("proxy", False), ("actor", True)):
         sender = Sender(context, server, keys / role)
         made = sender.open(zmq.PUSH, server.push_endpoint)
-        before = server._gate.refused.get("role", 0), server.stats().refused.get("schema", 0)
+        before = refused(server).get("role", 0), server.stats().refused.get("schema", 0)
         made.send_multipart(encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
         counted = (
-            (lambda: server.stats().refused.get("schema", 0))
-            if is_taken
-            else (lambda: server._gate.refused.get("role", 0))
+            (lambda: server.stats().refused.get("schema", 0)) if is_taken else (lambda: refused(server).get("role", 0))
         )
         until(lambda: counted() > before[is_taken])  # noqa: B023
     with pytest.raises(Refused, match="'actors' is an actor's, and was used by a reader"):
@@ -470,7 +470,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
         assert said.code == "owner" and "belongs to the key actor/actors, not actor/other" in said.text
         made = other.open(zmq.PUSH, server.push_endpoint)
         made.send_multipart(encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
-        until(lambda: server._gate.refused.get("owner", 0) == 2)
+        until(lambda: refused(server).get("owner", 0) == 2)
         assert server.total_episodes == 1
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine.server = other.server = server
@@ -484,18 +484,18 @@ def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
     assert isinstance(said, messages.Taken)
     for role in ("actor", "reader"):
         sender = Sender(context, server, keys / role)
-        before = server._gate.refused.get("passport", 0)
+        before = refused(server).get("passport", 0)
         with pytest.raises(zmq.Again):
             sender.open(zmq.DEALER, server.endpoint)
             sender.sockets[-1].rcvtimeo = 300
             sent = encode(messages.Control(finish=True), client=sender.client, sequence=1)
             sender.sockets[-1].send_multipart([forged, b"", *sent])
-            until(lambda: server._gate.refused.get("passport", 0) > before)  # noqa: B023
+            until(lambda: refused(server).get("passport", 0) > before)  # noqa: B023
             sender.sockets[-1].recv_multipart()
     damaged = Sender(context, server, keys / "proxy")
     made = damaged.open(zmq.DEALER, server.endpoint)
     made.send_multipart([b"MEMP\x01\x09x", b"", *encode(messages.Hello(), client=damaged.client, sequence=1)])
-    until(lambda: server._gate.refused["passport"] == 3)
+    until(lambda: refused(server)["passport"] == 3)
 
 
 def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, keys, context):
@@ -520,7 +520,7 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     dialler = recorded[0][0]
     server.begin_run("third")
     raw(server.endpoint, b"".join(data for end, data in recorded if end is dialler))
-    until(lambda: sum(server._gate.refused.values()) >= 1)
+    until(lambda: refused(server).total() >= 1)
     assert server.run == "third"
 
 
@@ -564,7 +564,7 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
             watching.close(0)
             made.close(0)
         assert got_in == {role: role == "server" for role in permissions.ROLES}
-        assert server._gate.refused["role"] >= 4
+        assert refused(server)["role"] >= 4
 
 
 # ----------------------------------------------------------------------------------------------- who decides
@@ -593,14 +593,14 @@ def test_a_question_that_is_none_is_answered_or_passed_over(server, keys, contex
     deciding = server._gate._authenticator
     own = Keys(keys / "actor").own.public
     asked = [b"who", b"", b"1.0", b"7", f"{server._gate.domain}:".encode(), b"127.0.0.1", b"", b"CURVE", own]
-    assert deciding._answer(asked)[4:7] == [b"200", b"OK", own.hex().encode()]
+    assert deciding.answer(asked)[4:7] == [b"200", b"OK", own.hex().encode()]
     for place, value in ((4, b"memoire-99:"), (4, b""), (7, b"NULL"), (7, b"PLAIN"), (8, bytes(32)), (8, b"")):
-        assert deciding._answer([*asked[:place], value, *asked[place + 1 :]])[4] == b"400"
+        assert deciding.answer([*asked[:place], value, *asked[place + 1 :]])[4] == b"400"
     for count in range(4, len(asked)):
-        assert deciding._answer(asked[:count])[4] in (b"400", b"500")
-    assert [deciding._answer(asked[:count]) for count in range(4)] == [[]] * 4
-    assert deciding._answer([*asked[:4], b"\xff", *asked[5:]])[4] == b"400"
-    assert deciding._answer([*asked[:-1], b"\xff" * 100_000])[4] == b"400"
+        assert deciding.answer(asked[:count])[4] in (b"400", b"500")
+    assert [deciding.answer(asked[:count]) for count in range(4)] == [[]] * 4
+    assert deciding.answer([*asked[:4], b"\xff", *asked[5:]])[4] == b"400"
+    assert deciding.answer([*asked[:-1], b"\xff" * 100_000])[4] == b"400"
 
 
 def test_options_of_sockets_are_as_the_page_says(server, keys, context):

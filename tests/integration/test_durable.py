@@ -12,7 +12,6 @@ from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
-from memoire.server import build
 from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, parse_notice
@@ -30,7 +29,7 @@ def cluster():
 class Durable:
     """A server on a fake disk that is killed and started again at the same addresses."""
 
-    def __init__(self, cluster, monkeypatch, folder):
+    def __init__(self, cluster, store_by, folder):
         self.cluster, self.disk, self.stores = cluster, Disk(folder), []
         self.places = {}
 
@@ -38,7 +37,7 @@ class Durable:
             self.stores.append(MemoryStore(self.disk, name or default_name))
             return self.stores[-1]
 
-        monkeypatch.setattr(build, "open_store", opened)
+        store_by(opened)
 
     def start(self, **options):
         asked = {"name": "home", "state_dir": "here"} | self.places | options
@@ -59,8 +58,8 @@ class Durable:
 
 
 @pytest.fixture
-def durable(cluster, monkeypatch, tmp_path):
-    return Durable(cluster, monkeypatch, tmp_path)
+def durable(cluster, store_by, tmp_path):
+    return Durable(cluster, store_by, tmp_path)
 
 
 def told(client):

@@ -47,7 +47,7 @@ def number_of(body):
 
 def count_fetches(server):
     """Bytes of bodies that a server hands out from now on, by version."""
-    handlers, served = server._dispatcher._handlers, Counter()
+    handlers, served = server._dispatcher.handlers, Counter()
     answer = handlers[messages.Fetch]
 
     def counted(now, header, asked, payload):
@@ -114,14 +114,14 @@ def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(clu
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
-    answer = server._dispatcher._handlers[messages.Fetch]
+    answer = server._dispatcher.handlers[messages.Fetch]
 
     def to_the_client_alone(now, header, asked, payload):
         if header.client != client.client_id:
             raise ProtocolError("busy", "not now")
         return answer(now, header, asked, payload)
 
-    monkeypatch.setitem(server._dispatcher._handlers, messages.Fetch, to_the_client_alone)
+    monkeypatch.setitem(server._dispatcher.handlers, messages.Fetch, to_the_client_alone)
     model, body = client.model("policy"), body_of(1)
     server.publish("policy", body)
     assert model.wait(100.0).body == body

@@ -13,7 +13,6 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.cli.drain import clients_here, drain, drain_above
 from memoire.cli.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
-from memoire.net import resolver as names
 from memoire.net.resolver import Names
 from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
@@ -236,10 +235,10 @@ class Hosts(Names):
         raise OSError(-2, "Name or service not known")
 
 
-def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, monkeypatch):
+def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, resolve_by):
     port = cluster.ports.enter_context(held(3))
     known = {f"s-{number}.test": [f"127.0.0.1{number}"] for number in (0, 1, 3)}  # number 2 has never been there
-    monkeypatch.setattr(names, "_names", Hosts(known))
+    resolve_by(Hosts(known))
     servers = {number: cluster.server(f"tcp://127.0.0.1{number}:{port}", name=f"s-{number}") for number in (0, 1, 3)}
     clients = [cluster.client(server, limits=QUICK) for server in servers.values()]
     for client in clients:
@@ -551,7 +550,7 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
 def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monkeypatch):
     server = cluster.server(name="one")
     client = cluster.client(server, limits=QUICK)
-    answer, refused = server._dispatcher._handlers[messages.Hello], []
+    answer, refused = server._dispatcher.handlers[messages.Hello], []
 
     def hello(now, header, body, payload):
         if header.client == client.client_id and len(refused) < 3:
@@ -559,7 +558,7 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
             raise ProtocolError("busy", "not now")
         return answer(now, header, body, payload)
 
-    monkeypatch.setitem(server._dispatcher._handlers, messages.Hello, hello)
+    monkeypatch.setitem(server._dispatcher.handlers, messages.Hello, hello)
     client.sync(timeout=100.0)
     record(client)
     client.update(100.0)

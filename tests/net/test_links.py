@@ -14,7 +14,7 @@ from history.ports import address, block
 from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net import link as links
-from memoire.net import resolver, sockets
+from memoire.net import sockets
 from memoire.net.channel import Channel
 from memoire.net.poller import Poller
 from memoire.net.resolver import Names
@@ -379,24 +379,24 @@ def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
     assert {cluster.client(proxy).home for _ in range(5)} == {"a"}
 
 
-def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
+def test_a_client_finds_everything_behind_a_name(cluster, book, resolve_by):
     """Also caches and notices, which have no name of their own, go to the host that answered."""
     server = cluster.server(f"tcp://127.0.0.2:{block(3)}")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
-    monkeypatch.setattr(resolver, "_names", Names(book))
+    resolve_by(Names(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
     assert client._io.channel.address == server.endpoint
     server.publish("policy", b"weights")
     assert client.model("policy").wait(100.0).body == b"weights"
 
 
-def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkeypatch):
+def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, resolve_by):
     """A service that moves: requests, caches and notices all go where the name leads now."""
     port = block(3)
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
     book.known["service"] = ["127.0.0.1"]
-    monkeypatch.setattr(resolver, "_names", Names(book, fresh=0.0))
+    resolve_by(Names(book, fresh=0.0))
     client = cluster.client(f"tcp://service:{port}")
     client.update()
     book.known["service"] = ["127.0.0.2"]
@@ -416,9 +416,9 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkey
         ("tcp://dead:5560", "no answer from the name server"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, monkeypatch, endpoint, reason):
+def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, resolve_by, endpoint, reason):
     book.hanging.add("dead")
-    monkeypatch.setattr(resolver, "_names", Names(book))
+    resolve_by(Names(book))
     began = time.monotonic()
     with pytest.raises(MemoireTimeout) as caught:
         cluster.client(endpoint, timeout=0.3)
@@ -426,17 +426,17 @@ def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book,
     assert reason in str(caught.value) and endpoint in str(caught.value)
 
 
-def test_readers_say_what_is_wrong_with_a_name(cluster, book, monkeypatch):
-    monkeypatch.setattr(resolver, "_names", Names(book))
+def test_readers_say_what_is_wrong_with_a_name(cluster, book, resolve_by):
+    resolve_by(Names(book))
     with pytest.raises(MemoireTimeout, match="'nobody' could not be resolved"):
         cluster.reader(["tcp://nobody:5560"], timeout=0.3)
 
 
-def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
+def test_workers_of_a_server_may_connect_to_a_name(cluster, book, resolve_by):
     server = cluster.server()
     front, back = address(), address()
     book.known["back"] = ["127.0.0.1"]
-    monkeypatch.setattr(resolver, "_names", Names(book))
+    resolve_by(Names(book))
     proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
     proxying.start()
     server.add_request_worker(f"tcp://back:{back.rpartition(':')[2]}", bind=False)

@@ -580,17 +580,16 @@ def test_a_page_that_hangs_holds_up_no_probe(server, pages, monkeypatch):
 # ------------------------------------------------------------------------------------- nobody can keep others out
 
 
-def test_silent_connections_do_not_keep_anybody_out(pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 300.0)  # nobody waits for their end
-    with contextlib.ExitStack() as stack:
+def test_silent_connections_do_not_keep_anybody_out(server):
+    # Closed before they are out of time: nobody waits for their end.
+    with NodePages("127.0.0.1:0", server, request_timeout=60.0) as pages, contextlib.ExitStack() as stack:
         for _ in range(3 * node.MAX_CONNECTIONS):
             stack.enter_context(dial(pages)).sendall(b"GET /livez")
         assert ask(pages, "/livez")[0] == 200
 
 
-def test_a_request_that_drips_is_ended_in_time(pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 0.3)
-    with dial(pages) as connection:
+def test_a_request_that_drips_is_ended_in_time(server):
+    with NodePages("127.0.0.1:0", server, request_timeout=0.3) as pages, dial(pages) as connection:
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
             while time.monotonic() - began < DEADLINE:
@@ -615,10 +614,9 @@ def test_a_request_in_pieces_is_answered_once(pages):
         assert hear(connection).count(b"HTTP/1.1 ") == 1
 
 
-def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server, pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 0.5)
-    monkeypatch.setitem(about.PAGES, "/", lambda node, request: about.Page(200, bytes(32 << 20)))
-    with dial(pages) as connection:
+def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server):
+    large = {**about.PAGES, "/": lambda node, request: about.Page(200, bytes(32 << 20))}
+    with NodePages("127.0.0.1:0", server, pages=large, request_timeout=0.5) as pages, dial(pages) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert ask(pages, "/livez")[0] == 200
         until(lambda: not pages._connections)

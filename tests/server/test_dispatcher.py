@@ -102,13 +102,13 @@ def test_requests_of_one_kind_may_be_answered_elsewhere(dispatcher):
 
 def test_what_would_change_something_twice_is_granted_once(dispatcher):
     assert set(ONCE) == {messages.Publish, messages.Draw, messages.Feedback, messages.Control}
-    handler, granted = dispatcher._handlers[messages.Control], []
+    handler, granted = dispatcher.handlers[messages.Control], []
 
     def control(*request):
         granted.append(is_free(dispatcher._granting))
         return handler(*request)
 
-    dispatcher._handlers[messages.Control] = control
+    dispatcher.handlers[messages.Control] = control
     first, again = (dispatcher.answer(message(messages.Control(finish=True), number=4)) for _ in range(2))
     assert first is again and granted == [False]
     dispatcher.answer(message(messages.Control(finish=True), number=5))
@@ -139,7 +139,7 @@ def test_reports_are_counted_each_time_they_come(dispatcher):
     ],
 )
 def test_handlers_are_called_with_the_lock(dispatcher, body):
-    seen = watched(dispatcher, dispatcher._handlers, type(body))
+    seen = watched(dispatcher, dispatcher.handlers, type(body))
     dispatcher.answer(message(body, payload=b"x" if isinstance(body, messages.Publish) else None))
     assert seen == [False] and is_free(dispatcher.lock)
 

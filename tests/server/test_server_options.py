@@ -130,9 +130,9 @@ class Folder:
         self.closed = True
 
 
-def test_a_server_without_a_state_folder_has_no_store(monkeypatch):
+def test_a_server_without_a_state_folder_has_no_store(store_by):
     asked = []
-    monkeypatch.setattr(build, "open_store", lambda *given: asked.append(given) or Folder())
+    store_by(lambda *given: asked.append(given) or Folder())
     assert build.make_store(options(), "host") is None and asked == []
     made = options(state_dir="x", name="mine")
     assert isinstance(build.make_store(made, "host"), Folder)

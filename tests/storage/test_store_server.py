@@ -6,7 +6,6 @@ import pytest
 
 from memoire.accounting.logbook import Wanted
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
-from memoire.server import build
 from memoire.storage.state_folder import Store
 from netkit import QUICK, Cluster, until
 
@@ -21,7 +20,7 @@ def cluster():
 class OnDisk:
     """A server with a folder, that is cut off and started again at the same addresses."""
 
-    def __init__(self, cluster, folder, monkeypatch):
+    def __init__(self, cluster, folder, store_by):
         self.cluster, self.folder, self.places = cluster, folder, {}
         self.store = None
 
@@ -29,7 +28,7 @@ class OnDisk:
             self.store = Store(folder, name, default_name=default_name, limits=limits, clock=clock)
             return self.store
 
-        monkeypatch.setattr(build, "open_store", opened)
+        store_by(opened)
 
     def start(self, **options):
         asked = {"name": "home", "state_dir": self.folder, "limits": QUICK} | self.places | options
@@ -48,8 +47,8 @@ class OnDisk:
 
 
 @pytest.fixture
-def on_disk(cluster, tmp_path, monkeypatch):
-    return OnDisk(cluster, tmp_path / "state", monkeypatch)
+def on_disk(cluster, tmp_path, store_by):
+    return OnDisk(cluster, tmp_path / "state", store_by)
 
 
 def test_a_server_goes_on_where_it_ended(cluster, on_disk):

@@ -19,11 +19,13 @@ from memoire.nodes.tables_file import parameters_from, read_tables
 from memoire.pool.readers import MAX_READERS
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.server.handlers.accounts import AccountsHandler
 from memoire.storage import records, snapshot
 from memoire.storage.snapshot_file import ClientRecord, EpisodeRecord, Record
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MAX_RETURN, MAX_RETURNS, unpack_accounts
+from serverkit import NOW, state_of
 
 ROUNDS = {
     "wire_message": 4000,
@@ -104,15 +106,14 @@ def test_readers_that_make_their_names_up_are_bounded():
     pool.reserve(bytes(16), 5)  # one that is known goes on
 
 
-def test_runs_of_other_servers_are_bounded(monkeypatch):
-    dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
-    monkeypatch.setattr("memoire.server.handlers.accounts.MAX_FORMER_RUNS", 3)
+def test_runs_of_other_servers_are_bounded():
+    handler = AccountsHandler(state_of(), max_former_runs=3)
     nothing = unpack_accounts(b"")
     for number in range(2):
-        dispatcher.inherit(f"run {number}", False, nothing)
-    dispatcher.inherit("run 1", False, nothing)
+        handler.inherit(f"run {number}", False, nothing, NOW)
+    handler.inherit("run 1", False, nothing, NOW)
     with pytest.raises(ProtocolError, match="3 runs are kept"):
-        dispatcher.inherit("run 2", False, nothing)
+        handler.inherit("run 2", False, nothing, NOW)
 
 
 def schema_of(*columns):

@@ -1,7 +1,6 @@
 """`make mutants`: the mistakes that it plants are mistakes, and the same ones after a change elsewhere."""
 
 import ast
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
 
 @pytest.fixture
 def tool(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(MUTANTS), *sys.path])
+    monkeypatch.syspath_prepend(str(MUTANTS))
     import run
 
     return run

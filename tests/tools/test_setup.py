@@ -20,21 +20,17 @@ def setup() -> ModuleType:
     return module
 
 
-def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "OLDEST", (3, 99))
-    monkeypatch.setattr(setup, "NAMES", [])
+def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType) -> None:
     with pytest.raises(SystemExit, match=r"python3 is 3\.\d+\.\d+, and 3\.99 or newer is needed"):
-        setup.check_python()
+        setup.check_python((3, 99), [])
 
 
 def test_a_newer_python_of_another_name_is_used(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[str] = []
-    monkeypatch.setattr(setup, "OLDEST", (3, 99))
-    monkeypatch.setattr(setup, "NAMES", ["python3.99"])
     monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(setup.os, "execv", lambda path, arguments: run.append(path))
     with pytest.raises(SystemExit):
-        setup.check_python()
+        setup.check_python((3, 99), ["python3.99"])
     assert run == ["/usr/bin/python3.99"]
 
 
