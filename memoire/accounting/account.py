@@ -62,6 +62,16 @@ class Account:
         """The account as it is now, which nobody changes any more."""
         return replace(self, rejected=dict(self.rejected))
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError where its numbers disagree."""
+        assert not self.report.lines and not self.report.ended
+        received = self.accepted_caches + sum(self.rejected.values())
+        assert self.received_caches == received
+        assert self.pushed_caches == received + self.lost_caches + self.in_flight_caches
+        assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
+        assert self.received_bytes >= self.accepted_bytes
+        assert self.waiting_feedback >= 0
+
     @property
     def lost_caches(self) -> int:
         """Caches that a later one overtook and that have not arrived."""

@@ -37,7 +37,7 @@ from memoire.replay.writer import Writer
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
-from . import unreported
+from . import io, unreported
 from .episodes import OpenEpisodes
 from .io import Connection
 from .io_waiting import Waiting
@@ -432,8 +432,7 @@ class Client(Node):
         self._check_open()
         outbox, schedule = self._session.outbox, self._session.schedule
         with self._waiting.changed:
-            line = outbox.newest
-            ticket = schedule.ask(line)
+            ticket = schedule.ask(line := outbox.newest)
         self._waiting.wake()
         self._await(
             lambda: schedule.answered >= ticket and outbox.oldest > line,
@@ -524,19 +523,8 @@ class Client(Node):
 
     def stats(self) -> ClientStats:
         """All figures at this moment."""
-        channel, topics = self._io.channel, self._io.topics
         with self._waiting.changed:
-            return ClientStats(
-                models=topics.versions(),
-                skipped_models=topics.skipped,
-                fetched_bytes=topics.fetched_bytes,
-                resubscribed=topics.resubscribed,
-                resends=channel.resends,
-                refused=dict(channel.refused) | self._session.refused | dict(topics.refused),
-                silent=self._io.silent,
-                faults=self._io.worker.errors,
-                **figures_of(self._session, self._pusher),
-            )
+            return ClientStats(**io.figures_of(self._io, self._session), **figures_of(self._session, self._pusher))
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""

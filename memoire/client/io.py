@@ -351,3 +351,18 @@ class Connection:
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
             self.topics.noticed(message.body, message.payload, message.header.home)
+
+
+def figures_of(connection: Connection, session: Session) -> dict[str, Any]:
+    """What a connection knows of `ClientStats`, by its names there. Under the lock."""
+    channel, topics = connection.channel, connection.topics
+    return {
+        "models": topics.versions(),
+        "skipped_models": topics.skipped,
+        "fetched_bytes": topics.fetched_bytes,
+        "resubscribed": topics.resubscribed,
+        "resends": channel.resends,
+        "refused": dict(channel.refused) | session.refused | dict(topics.refused),
+        "silent": connection.silent,
+        "faults": connection.worker.errors,
+    }

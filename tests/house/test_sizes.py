@@ -10,12 +10,12 @@ import house
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS, FLOORS, ARROWS = 33, 13, 180
 CLASS_LINES, LONG_CLASSES = 400, 3
-METHODS, FACE_LINES, LONGER_METHODS = 25, 10, 30
+METHODS, FACE_LINES, LONGER_METHODS = 25, 10, 24
 """A class may have more than METHODS methods if it is a face, whose methods have at most FACE_LINES lines of code; so many
 methods of all faces are longer, and may only become fewer.
 """
 FILE_LINES, LONG_FILES = 500, 8
-PRIVATE_ACCESSES, PATCHES = 365, 170
+PRIVATE_ACCESSES, PATCHES = 325, 125
 """How often tests reach into another object's private parts, and replace something for a while; they may only become
 fewer.
 """
