@@ -24,6 +24,8 @@ from memoire.wire import pack, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.parts import Part
 
+pytestmark = pytest.mark.slow
+
 
 def arguments_of(function):
     return [

@@ -19,6 +19,8 @@ from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from wirekit import changed, golden, with_tail
 
+pytestmark = pytest.mark.slow
+
 
 def local(max_step, **parameters):
     rem = ReplayMemory(*templates(), max_step, seed=1)

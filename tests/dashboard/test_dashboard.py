@@ -28,6 +28,8 @@ from memoire.replay.parameters import Parameters
 from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Guesses, Tokens
 from netkit import DEADLINE, SCHEMA, Cluster, record, until
 
+pytestmark = pytest.mark.slow
+
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 api = pytest.importorskip("memoire.dashboard.web.api")

@@ -157,6 +157,7 @@ def test_nothing_is_pickled() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_the_client_library_imports_only_what_it_declares() -> None:
     allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
     optional = {"lz4", "gymnasium"}  # imported where they are used, inside functions

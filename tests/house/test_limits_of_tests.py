@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from conftest import QUICK_SECONDS, slow_ones
+
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).resolve().parents[1]
 LONGER = ("kubernetes", "soak", "mutants", "fuzz")

@@ -20,6 +20,8 @@ from memoire.net import descriptors
 from netkit import DEADLINE, SCHEMA, Cluster, until
 from rawpeer import GREETING, ready
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster():

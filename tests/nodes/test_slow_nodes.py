@@ -13,6 +13,8 @@ import pytest
 from memoire.cli import doctor, main
 from netkit import until
 
+pytestmark = pytest.mark.slow
+
 nodes = pytest.importorskip("memoire.dashboard.collect.nodes")
 aggregator = pytest.importorskip("memoire.dashboard.collect.aggregator")
 top = pytest.importorskip("memoire.dashboard.terminal.top")

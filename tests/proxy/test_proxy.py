@@ -23,6 +23,8 @@ from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"server-{number}" for number in range(4)]
 MANY = 20
 """Clients that have both of two homes, but for one time in half a million."""

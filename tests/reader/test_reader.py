@@ -25,6 +25,8 @@ from memoire.replay.schema import Schema
 from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"server-{number}" for number in range(3)]
 
 

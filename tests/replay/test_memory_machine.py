@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from memoire import _core
 from memory_walk import Walk
 
+pytestmark = pytest.mark.slow
+
 
 class MemoryMachine(RuleBasedStateMachine):
     @initialize(data=st.data())

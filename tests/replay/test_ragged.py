@@ -355,6 +355,7 @@ def filled(count: int, capacity: int = 100) -> memoire.Buffer:
     return buffer
 
 
+@pytest.mark.slow
 def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more_room() -> None:
     """Four lanes, one of them with an episode that never ends: it would pin every segment if none were tidied up."""
     rng = np.random.default_rng(3)
@@ -414,6 +415,7 @@ def test_what_leaves_the_memory_leaves_the_heap() -> None:
     memory.check_invariants()
 
 
+@pytest.mark.slow
 def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None:
     rng = np.random.default_rng(5)
     memory = Memory(Schema({"obs": POINTS, "words": Column(np.int16, (None,))}), 1000, ragged_limit=4000)
@@ -468,6 +470,7 @@ def test_values_that_do_not_fit_beside_open_episodes_are_refused_and_nothing_is_
     memory.check_invariants()
 
 
+@pytest.mark.slow
 def test_a_writer_cuts_open_episodes_whose_values_have_no_more_room() -> None:
     schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32})
     buffer = memoire.Buffer(schema, 1000, ragged_limit=3000)

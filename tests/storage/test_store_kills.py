@@ -16,6 +16,8 @@ from memoire.storage.state_folder import Store
 from statekit import folder_in_memory
 from store_child import HITS, STEPS
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).resolve().parents[1]
 POINTS = [
     "before create",

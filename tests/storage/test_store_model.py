@@ -88,6 +88,7 @@ def maybe(values):
 @example("one", "\ud800" * 4096, None, -1, None, None, 0, None, 10, False)
 @example("one", "a" * 100_000, None, None, None, None, 0, None, 10, False)
 @example("one", "", None, None, None, None, 1 << 50, None, 10, False)
+@pytest.mark.slow
 def test_search_finds_what_a_slow_model_finds(
     logged, run, text, client, label, since, until, after, before, most, newest_first
 ):

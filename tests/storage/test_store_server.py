@@ -9,6 +9,8 @@ from memoire.errors import StateCorrupt, StateForeign, StateLocked
 from memoire.storage.state_folder import Store
 from netkit import QUICK, Cluster, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster():
