@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -96,6 +98,30 @@ def table_name(value: Any) -> str:
         WrongType, ParameterError: it is none.
     """
     return "" if text("table", value) == "" else name("table", value)
+
+
+NAME_OF_PROCESS = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+"""What a Pod, a host or a person calls a process: it stands in log lines, labels and addresses as it is."""
+
+
+def process_name(value: Any, surroundings: Mapping[str, str] = os.environ) -> str:
+    """The name that people see in place of the id of a client, reader or proxy; "" if nobody gave one.
+
+    Args:
+        value: As the caller gave it. None takes $MEMOIRE_NAME, and in a Pod of Kubernetes the name of the Pod.
+
+    Raises:
+        ParameterError: it is no such name.
+    """
+    what = "name"
+    if value is None:
+        what, value = "$MEMOIRE_NAME", surroundings.get("MEMOIRE_NAME", "")
+        if not value and "KUBERNETES_SERVICE_HOST" in surroundings:
+            what, value = "$HOSTNAME", surroundings.get("HOSTNAME", "")
+    if value != "" and (not isinstance(value, str) or not re.fullmatch(NAME_OF_PROCESS, value)):
+        expected = "1 to 253 letters, digits, dots, hyphens and underscores, first a letter or digit"
+        raise ParameterError(what, value[:80] if isinstance(value, str) else value, expected)
+    return str(value)
 
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:

@@ -172,7 +172,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
     digest = bytes(range(32))
     sums = sums_row(CLIENT) + sums_row(OTHER)
     return {
-        "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
+        "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="node-7", name="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
         "hello_reader": (
             wire.Hello(role="reader", table="demo", software="memoire 0.1.0", scalars={"loss": 0.25}, figures={"batches": 3.0}), b"",
         ),

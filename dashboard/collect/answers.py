@@ -166,6 +166,8 @@ class LearnerRow:
     waited: float
     waiting_share: float | None
     scalars: dict[str, float]
+    name: str = ""
+    """That a person or Kubernetes gave it, in place of the id for people; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +367,8 @@ class LogRow:
     label: str
     text: str
     """As the actor sent it: never to be taken for markup."""
+    name: str = ""
+    """That a person or Kubernetes gave to the actor; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ def learners_of(
         for each in stats.get("learners") or ():
             name, seen = each["learner"], each["last_seen"]
             if name not in found or seen > found[name].last_seen:
-                found[name] = _row(name, each["host"], seen, each["figures"], each["scalars"], gained)
+                found[name] = _row(
+                    name, each["host"], seen, each["figures"], each["scalars"], gained, each.get("name", "")
+                )
     return list(found.values())
 
 
@@ -48,6 +50,7 @@ def _row(
     figures: Mapping[str, float],
     scalars: dict[str, float],
     gained: Callable[[str, float], tuple[float, float]],
+    given: str = "",
 ) -> LearnerRow:
     more, seconds = gained(waited(name), WINDOW)
     return LearnerRow(
@@ -59,4 +62,5 @@ def _row(
         waited=float(figures.get("waited", 0.0)),
         waiting_share=min(1.0, max(0.0, more / seconds)) if seconds > 0.0 else None,
         scalars=scalars,
+        name=given,
     )

@@ -206,7 +206,7 @@ def tail(
 
 def _write(rows: list[LogRow], say: Callable[[str], object]) -> None:
     for row in rows:
-        say(format_line(row.received, int(row.label, 16), row.text)[:-1])
+        say(format_line(row.received, int(row.label, 16), row.text, row.name)[:-1])
     if rows:
         sys.stdout.flush()
 

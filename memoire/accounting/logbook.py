@@ -61,9 +61,9 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def format_line(received: float, uuid: int, text: str) -> str:
-    """The line of the log file, with its line break."""
-    return f"{timestamp(received)},{uuid & 0xFFFFFFFF:08x},{escape(text)}\n"
+def format_line(received: float, uuid: int, text: str, name: str = "") -> str:
+    """The line of the log file, with its line break. `name` is that of the client, in place of its label."""
+    return f"{timestamp(received)},{escape(name) or f'{uuid & 0xFFFFFFFF:08x}'},{escape(text)}\n"
 
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)

@@ -97,6 +97,7 @@ def add_proxies(commands: Commands) -> None:
         )
         add_beside(one)
         add_insecure(one)
+        one.add_argument("--name", help="name that pages, logs and metrics show (default: a part of its id)")
         add_http(one)
         one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
         one.add_argument(
@@ -218,6 +219,7 @@ def _proxy(given: argparse.Namespace) -> int:
         given.endpoint,
         given.servers,
         role=given.role,
+        name=given.name,
         servers_file=given.servers_file,
         limits=given.limit,
         beside=given.beside,

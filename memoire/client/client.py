@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from memoire import arguments
-from memoire.arguments import mapping, seconds, table_name, whole
+from memoire.arguments import mapping, process_name, seconds, table_name, whole
 from memoire.clock import wall_clock
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
@@ -68,6 +68,7 @@ def connect(
     table: str = "",
     seed: int | None = None,
     timeout: float = 10.0,
+    name: str | None = None,
     input_uuid: int = 0,
     capacity: int | None = None,
     when_full: WhenFull = "skip",
@@ -83,6 +84,9 @@ def connect(
         table: Name of the table that it fills; "" is the server's first.
         seed: Of the memory's draws; None takes entropy from the system.
         timeout: Seconds to wait for the other side.
+        name: What people see in place of its id on pages, in logs and metrics, such as "actor-3": 1 to 253 letters,
+            digits, dots, hyphens and underscores. Several may have the same. None takes $MEMOIRE_NAME, and in a Pod
+            of Kubernetes the name of the Pod; "" gives none.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
         capacity: Entries that the memory has room for; by default as the server says, or what fits 256 MiB.
         when_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
@@ -106,6 +110,7 @@ def connect(
         table=table,
         seed=seed,
         timeout=timeout,
+        name=name,
         input_uuid=input_uuid,
         capacity=capacity,
         when_full=when_full,
@@ -138,6 +143,7 @@ class Client(Node):
         push: str | None = None,
         subscribe: str | None = None,
         table: str = "",
+        name: str | None = None,
         input_uuid: int = 0,
         timeout: float = 10.0,
         seed: int | None = None,
@@ -154,6 +160,8 @@ class Client(Node):
         if not 0 <= input_uuid < 1 << 32:
             raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
         self.endpoint = request
+        self.name = process_name(name)
+        """What people call it; "" if nobody gave it a name."""
         self.client_id = secrets.token_bytes(16)
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
@@ -185,7 +193,7 @@ class Client(Node):
         given: tuple[str | None, str | None],
     ) -> None:
         limits, rng, numbers = self._limits, random.Random(secrets.randbits(64)), itertools.count(1)
-        facts: dict[str, Any] = {"table": table, "label": self.uuid, "limits": limits, "rng": rng}
+        facts: dict[str, Any] = {"table": table, "name": self.name, "label": self.uuid, "limits": limits, "rng": rng}
         self._session = Session(self.client_id, self.endpoint, now=time.monotonic(), **facts)
         self._waiting = Waiting(limits.request_timeout)
         self._pusher = Pusher(
@@ -505,7 +513,7 @@ class Client(Node):
         self._check_open()
         sizes = sizes_of(batch_size) if isinstance(batch_size, Mapping) else whole("batch_size", batch_size, 1)
         patience, table = seconds(timeout), self.table if isinstance(sizes, int) else next(iter(sizes))
-        own: dict[str, Any] = {"context": self._context, "limits": self._limits, "keys": self._keys}
+        own: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
         options = own | {"seed": self._seed, "table": table} | options
         with Reader([self.endpoint], timeout=None, **options) as reader:
             with self._waiting.changed:
@@ -618,10 +626,10 @@ class Client(Node):
     @property
     def _name(self) -> str:
         """As the log calls it."""
-        return f"client {self.client_id.hex()[:8]}"
+        return f"client {self._session.shown}"
 
     def __repr__(self) -> str:
-        return f"<memoire.Client {self.client_id.hex()[:8]} of {self.endpoint}>"
+        return f"<memoire.Client {self._session.shown} of {self.endpoint}>"
 
 
 def _check_credit(credit: object) -> None:

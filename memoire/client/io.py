@@ -190,7 +190,7 @@ class Connection:
     def _say(self, change: Change) -> None:
         """One warning when the home is away, and one when it is back."""
         session = self._session
-        who = f"client {session.client.hex()[:8]}"
+        who = f"client {session.shown}"
         if change == "back":
             home = session.told.home_name
             _log.warning("%s: server %r is back; what was recorded meanwhile is counted", who, home)
@@ -297,7 +297,7 @@ class Connection:
             with self._waiting.changed:
                 step = self._session.update_refused(answer, time.monotonic())
             if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY_TIMEOUT:
-                _log.warning("client %s: %s", self._session.client.hex()[:8], answer)
+                _log.warning("client %s: %s", self._session.shown, answer)
         if step != "update":
             self.hello(home=0 if step == "move" else None)
 
@@ -320,7 +320,7 @@ class Connection:
             parameters = Parameters.from_wire(given)
         except MemoireError as error:
             self._session.refuse("parameters")
-            who = self._session.client.hex()[:8]
+            who = self._session.shown
             _log.warning("client %s: parameters of the server were refused: %s", who, error)
             return
         self._local.configure(parameters, version)

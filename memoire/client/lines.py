@@ -64,7 +64,7 @@ class LogLines:
         session = self._session
         _log.warning(
             "client %s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
-            session.client.hex()[:8],
+            session.shown,
             dropped,
             len(session.outbox),
             session.told.home_name,

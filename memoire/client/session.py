@@ -79,12 +79,22 @@ class Session:
         endpoint: For errors.
         table: Name of the table that it asks for; "" takes the first.
         now: The time, as all other times here are counted.
+        name: That a person gave to it; "" for none.
     """
 
     def __init__(
-        self, client: bytes, endpoint: str, *, table: str, label: int, limits: Limits, rng: random.Random, now: float
+        self,
+        client: bytes,
+        endpoint: str,
+        *,
+        table: str,
+        label: int,
+        limits: Limits,
+        rng: random.Random,
+        now: float,
+        name: str = "",
     ) -> None:
-        self.client, self.endpoint, self.label = client, endpoint, label
+        self.client, self.endpoint, self.label, self.name = client, endpoint, label, name
         self.counts = RunCounts()
         self.inserts = Inserts(self.counts, limits.update_every)
         self.windows = AccountWindows(limits.credit)
@@ -122,6 +132,11 @@ class Session:
         self._is_over = False  # the client cannot go on
         self._is_moving = False  # while HELLO is to bring another home
         self._move_at = 0.0  # when to ask for another home again
+
+    @property
+    def shown(self) -> str:
+        """What people call it: its name, or else the beginning of its id."""
+        return self.name or self.client.hex()[:8]
 
     @property
     def schema(self) -> Schema:
@@ -204,6 +219,7 @@ class Session:
             label=self.label,
             software=SOFTWARE,
             host=host,
+            name=self.name,
             pid=pid,
             codecs=codecs(),
         )
@@ -224,7 +240,7 @@ class Session:
         return self._read(welcome_of(answer, self.endpoint))
 
     def _read(self, answer: HelloAnswer) -> Welcomed:
-        told, who = answer.told, self.client.hex()[:8]
+        told, who = answer.told, self.shown
         schema = Schema.from_json(told.schema)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(who, "schema", str(schema), f"memory of {self._schema}")

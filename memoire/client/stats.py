@@ -15,6 +15,8 @@ class ClientStats:
 
     client: str
     """Its id in hex."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
     label: int
     endpoint: str
     home: str
@@ -92,6 +94,7 @@ def _identity(session: Session) -> dict[str, Any]:
     told = session.told
     return {
         "client": session.client.hex(),
+        "name": session.name,
         "label": session.label,
         "endpoint": session.endpoint,
         "home": told.home_name,

@@ -43,7 +43,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, with the values of this moment."""
         role, stats, stuck, reasons, found_open, refused, hung_up = self._look()
-        yield build_info(role)
+        yield build_info(role, str(getattr(stats, "name", "")))
         yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
         yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
         yield open_endpoints(len(found_open))
@@ -71,9 +71,9 @@ def refused_peers(counts: Mapping[str, int]) -> Metric:
     return family  # type: ignore[no-any-return]
 
 
-def build_info(role: str) -> Metric:
-    """What this process is made of."""
-    labels = {"version": VERSION, "python": platform.python_version(), "libzmq": library_version(), "role": role}
+def build_info(role: str, name: str = "") -> Metric:
+    """What this process is made of, and what people call it."""
+    labels = {"version": VERSION, "python": platform.python_version(), "libzmq": library_version(), "role": role, "name": name}
     info = GaugeMetricFamily("memoire_build_info", NODE["memoire_build_info"], labels=list(labels))
     info.add_metric(list(labels.values()), 1)
     return info

@@ -292,6 +292,7 @@ def logs(node: Node | None, request: PageRequest) -> Page:
                 "time": timestamp(entry.received),
                 "client": entry.client.hex(),
                 "label": f"{entry.line.label:08x}",
+                "name": server.client_name(entry.client),
                 "text": entry.line.text,
             }
         )

@@ -199,7 +199,7 @@ class BackendLink(Backend):
     def _say_hello(self, now: float) -> None:
         if self.hello.is_due(now):
             self.hello.begin(now + HELLO_INTERVAL)
-            self.channel.ask(messages.Hello(role="proxy", host=self._common.name[:256]), self._welcomed)
+            self.channel.ask(messages.Hello(role="proxy", name=self._common.name), self._welcomed)
 
     def _welcomed(self, answer: Answer) -> None:
         self.answered(answer)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memoire.arguments import seconds
+from memoire.arguments import process_name, seconds
 from memoire.errors import Closed, EndpointError
 from memoire.limits import Limits, MiB
 from memoire.net import addresses, descriptors, process, sockets
@@ -78,7 +78,8 @@ class Proxy(Node):
             not.
         push_front, pub_front: Addresses for caches and notices, if they are not beside `front`.
         queue_bytes: Bytes of caches that wait for each server.
-        name: For whoever watches.
+        name: What people call it on pages and in logs. None takes $MEMOIRE_NAME, in a Pod of Kubernetes the name of
+            the Pod, and else a part of its id.
         keys: This process' keys folder (or a cluster's), for both sides: see docs/operations.md. None takes
             $MEMOIRE_KEYS, and without it lets everybody in.
         tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
@@ -117,7 +118,7 @@ class Proxy(Node):
         self._closing = threading.Event()
         self._close_lock = threading.Lock()
         client = secrets.token_bytes(16)
-        self.name = name or f"proxy-{client.hex()[:8]}"
+        self.name = process_name(name) or f"proxy-{client.hex()[:8]}"
         try:
             self._thread = ProxyThread(
                 (front, push_front, pub_front),

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from memoire import arguments
 from memoire.accounting.merge import ClusterTotals, ServerAccounts
-from memoire.arguments import seconds, table_name, whole
+from memoire.arguments import process_name, seconds, table_name, whole
 from memoire.errors import EndpointError, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
@@ -70,6 +70,7 @@ class Reader(Node):
     Args:
         urls: Addresses of servers, proxies or both.
         table: Name of the table that it draws from; "" is the servers' first.
+        name: What people see in place of its id, as in `connect`.
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
         ahead: Batches that are drawn before they are asked for.
@@ -99,6 +100,7 @@ class Reader(Node):
         urls: Sequence[str],
         *,
         table: str = "",
+        name: str | None = None,
         timeout: float | None = 10.0,
         seed: int | None = None,
         ahead: int = BATCHES_AHEAD,
@@ -114,8 +116,16 @@ class Reader(Node):
             process.tune()
         self.urls = _addresses(urls)
         self.reader_id = secrets.token_bytes(16)
+        self.name = process_name(name)
+        """What people call it; "" if nobody gave it a name."""
         self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
-        self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
+        self._options: dict[str, Any] = {
+            "name": self.name,
+            "seed": seed,
+            "ahead": ahead,
+            "partition": partition,
+            "context": context,
+        }
         self._options |= {"limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
@@ -126,7 +136,10 @@ class Reader(Node):
             self.urls,
             reader_id=self.reader_id,
             hello=lambda: _hello(
-                self._asked_table or self.table, self._scalars, self._handed_out.figures(self._prefetch.samples)
+                self.name,
+                self._asked_table or self.table,
+                self._scalars,
+                self._handed_out.figures(self._prefetch.samples),
             ),
             prefetch=self._prefetch,
             partition=Partition(partition),
@@ -424,7 +437,7 @@ class Reader(Node):
 
     def stats(self) -> ReaderStats:
         """All figures at this moment."""
-        return stats_of(self.reader_id.hex(), self._thread, self._handed_out, self._scalars)
+        return stats_of(self.reader_id.hex(), self.name, self._thread, self._handed_out, self._scalars)
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""
@@ -471,13 +484,14 @@ def _addresses(urls: Sequence[str]) -> tuple[str, ...]:
     return urls
 
 
-def _hello(table: str, scalars: dict[str, float], figures: dict[str, float]) -> messages.Hello:
+def _hello(name: str, table: str, scalars: dict[str, float], figures: dict[str, float]) -> messages.Hello:
     """What a reader says of itself to servers. Called inside of its thread."""
     return messages.Hello(
         role="reader",
         table=table,
         software=SOFTWARE,
         host=socket.gethostname()[:256],
+        name=name,
         pid=os.getpid(),
         codecs=codecs(),
         scalars=scalars,

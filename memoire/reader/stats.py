@@ -21,6 +21,8 @@ class ReaderStats:
 
     reader: str
     """Its id in hex."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
     servers: tuple[str, ...]
     """Names of the servers that answer."""
     away: tuple[str, ...]
@@ -74,12 +76,15 @@ class HandedOut:
         return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
 
-def stats_of(reader: str, thread: ReaderThread, handed_out: HandedOut, scalars: Mapping[str, float]) -> ReaderStats:
+def stats_of(
+    reader: str, name: str, thread: ReaderThread, handed_out: HandedOut, scalars: Mapping[str, float]
+) -> ReaderStats:
     """All figures at this moment. From any thread."""
     directory, rounds, channels = thread.directory, thread.rounds, thread.channels
     terms, known = directory.terms, directory.known
     return ReaderStats(
         reader=reader,
+        name=name,
         servers=tuple(server.name for server in known if not server.is_away),
         away=tuple(server.name for server in known if server.is_away),
         batches=handed_out.batches,

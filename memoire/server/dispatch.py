@@ -117,6 +117,7 @@ class Dispatcher:
         self.home, self.epoch = state.home, state.epoch
         self.runs, self.models = state.runs, state.models
         self.learners, self.newcomers = state.learners, state.newcomers
+        self.client_names = state.client_names
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)

@@ -23,6 +23,8 @@ class LearnerStats:
     """Its id in hex."""
     table: str
     """Name of the table that it draws from."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
     host: str
     pid: int
     software: str
@@ -54,6 +56,7 @@ class Learners:
         self._learners[learner] = LearnerStats(
             learner=learner.hex(),
             table=table,
+            name=said.name,
             host=said.host,
             pid=said.pid,
             software=said.software,

@@ -106,6 +106,11 @@ class Queries:
             accounts = heapq.nsmallest(len(everybody) if most is None else most, found, key=_id_of)
             return [client_stats(self._dispatcher, account) for account in accounts]
 
+    def client_name(self, client: bytes) -> str:
+        """See `Server.client_name`."""
+        with self._dispatcher.lock:
+            return self._dispatcher.client_names.of(client)
+
     # What clients told
 
     def episodes(self, most: int) -> list[tuple[str, messages.Ended]]:

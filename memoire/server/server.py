@@ -426,6 +426,12 @@ class Server(Node):
         """
         return self._queries.clients(after, most)
 
+    def client_name(self, client: bytes) -> str:
+        """The name that a person or Kubernetes gave to a client, by the 16 bytes of its id; "" if it has none. Those of
+        clients that have ended are remembered for as long as the server runs.
+        """
+        return self._queries.client_name(client)
+
     def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
         """The newest closed episodes, oldest first, each with its client's id in hex."""
         return self._queries.episodes(most)

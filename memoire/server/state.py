@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memoire.accounting.ledger import Ledger
+from collections import OrderedDict
+
+from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.runs import Past, Run, Runs
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -13,6 +15,27 @@ from memoire.wire.identity import name_hash
 
 from .durability import Committer
 from .learners import Learners
+
+
+class ClientNames:
+    """The names that people gave to clients, also to those that have ended: log lines outlive them. Only in memory:
+    clients say their names again to a server that was restarted.
+    """
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[bytes, str] = OrderedDict()  # who said it last is last
+
+    def note(self, client: bytes, name: str) -> None:
+        """A client says its name; "" says nothing."""
+        if name:
+            self._names[client] = name
+            self._names.move_to_end(client)
+            while len(self._names) > MAX_GUESTS:
+                self._names.popitem(last=False)
+
+    def of(self, client: bytes) -> str:
+        """The name of a client; "" if it has none, or it is forgotten."""
+        return self._names.get(client, "")
 
 
 class ServerState:
@@ -44,6 +67,7 @@ class ServerState:
         self.tables, self.limits, self.committer = tables, limits, committer
         self.models = ModelStore(limits.model_bytes)
         self.learners = Learners()
+        self.client_names = ClientNames()
         self.informed: set[bytes] = set()
         """Clients that have said that they know that the run is over."""
         self.leaving = False

@@ -27,6 +27,8 @@ class ClientStats:
 
     client: str
     """Its id in hex."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
     table: str
     """Name of the table that it fills; "" where this server does not have it any more."""
     label: int
@@ -184,6 +186,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
     report = account.report
     return ClientStats(
         client=account.client.hex(),
+        name=dispatcher.client_names.of(account.client),
         table=dispatcher.tables.name_of(account.table),
         label=account.label,
         host=account.host,

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from memoire.arguments import NAME_OF_PROCESS
 from memoire.replay.limiter import NO_LIMIT
 
 from .rows import ACCOUNT_KEY_BYTES, unpack_accounts, unpack_counts, unpack_sums
@@ -71,6 +72,7 @@ Word: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Hash: TypeAlias = Annotated[int, Meta(ge=0)]  # of 64 bits, which is all that msgpack has
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16384)]
+ProcessName: TypeAlias = Annotated[str, Meta(max_length=253, pattern=rf"\A({NAME_OF_PROCESS})?\Z")]
 Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern="^[^\x00]*$")]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Versions: TypeAlias = Annotated[dict[Name, Count], Meta(max_length=1024)]
@@ -123,6 +125,7 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     label: Small = 0  # the 32-bit uuid of log lines
     software: Name = ""  # "memoire 0.1.0"
     host: Name = ""
+    name: ProcessName = ""  # that a person or Kubernetes gave to the process; several may have the same
     pid: Count = 0
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # compressions it can undo and make
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # of a reader: what its learner shows

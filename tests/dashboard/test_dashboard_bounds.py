@@ -58,7 +58,7 @@ def test_lines_are_followed_with_a_pause_and_a_deadline(every, timeout):
 def test_lines_go_out_at_once(monkeypatch):
     flushed = []
     monkeypatch.setattr(sys, "stdout", type("Out", (), {"flush": lambda self: flushed.append(1)})())
-    row = type("Row", (), {"received": 0.0, "label": "ff", "text": "words"})()
+    row = type("Row", (), {"received": 0.0, "label": "ff", "text": "words", "name": ""})()
     said = []
     _write([], said.append)
     assert not flushed

@@ -156,7 +156,7 @@ class Logs {
     const link = address("logs", {line: id, server: row.server});
     return h(id === this.state.line ? "li.here" : "li",
       h("a", {href: link, title: `${row.server}, line ${row.index}: what is around it`}, h("time", clock(row.received))),
-      h("a.label", {href: address("actors", {id: row.client}), title: "The actor"}, row.label),
+      h("a.label", {href: address("actors", {id: row.client}), title: `The actor ${row.label}`}, row.name || row.label),
       h("span.text", highlighted(row.text, this.state.text)));
   }
 

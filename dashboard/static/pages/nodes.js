@@ -30,7 +30,7 @@ const COLUMNS = [
   {title: "Software", value: (row) => row.software},
 ];
 const LEARNERS = [
-  {title: "Learner", value: (row) => h("span.mono", row.learner.slice(0, 24))},
+  {title: "Learner", value: (row) => h("span.mono", row.name || row.learner.slice(0, 24))},
   {title: "At", value: (row) => row.where},
   {title: "Last seen", value: (row) => ago(row.last_seen, now()), number: true},
   {title: "Batches", value: (row) => count(row.batches), number: true},

@@ -69,6 +69,7 @@ class ClientsHandler:
         account = ledger.greet(client, now, table.number)
         self._owners.move_to(account)
         account.host = body.host
+        self._state.client_names.note(client, body.name)
         if (account.label, account.table) != (body.label, table.number):
             account.label = body.label
             ledger.move(account, table.number)

@@ -117,7 +117,7 @@ command: [sleep, infinity]
 args: [{{ .role }}]
 {{- end }}
 {{- $env := list (dict "name" "MEMOIRE_SETTINGS" "value" "/etc/memoire/settings/memoire.json") }}
-{{- if eq .role "server" }}
+{{- if has .role (list "server" "proxy" "relay") }}
 {{- $env = append $env (dict "name" "MEMOIRE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) }}
 {{- end }}
 {{- if and (ne .role "dashboard") (include "memoire.keys" $root) }}

@@ -17,7 +17,7 @@ command:
 args:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- $env := list (dict "name" "MEMOIRE_ENDPOINT" "value" .endpoint) }}
+{{- $env := list (dict "name" "MEMOIRE_ENDPOINT" "value" .endpoint) (dict "name" "MEMOIRE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) }}
 {{- if (include "memoire.keys" $root) }}
 {{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
 {{- end }}
