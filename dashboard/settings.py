@@ -43,6 +43,14 @@ class Settings:
     """Seconds without a word after which an actor is shown as silent; each says something every 5."""
     expected_actors: int = 0
     """How many actors there should be; 0: nobody knows."""
+    expected_servers: int = 0
+    """The same of servers, embedded ones among them."""
+    expected_proxies: int = 0
+    """The same of proxies."""
+    lost_after: float = 300.0
+    """Seconds without a word after which a silent actor is shown as lost; never before `silent_after`."""
+    stale_after: float = 1800.0
+    """Seconds: if one in ten samples of recent batches is older, the dashboard calls them old."""
     goal_steps: int = 0
     """Steps after which the run is done, for the forecast; 0: none."""
     goal_episodes: int = 0
@@ -56,6 +64,11 @@ class Settings:
                 raise ParameterError("--node", node, "http://HOST:PORT, or dns:NAME:PORT")
         if not self.poll_every > 0.0 or not self.silent_after > 0.0:
             raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
+        if not self.lost_after > 0.0 or not self.stale_after > 0.0:
+            raise ParameterError("lost_after, stale_after", (self.lost_after, self.stale_after), "seconds above 0")
+        for name in ("expected_actors", "expected_servers", "expected_proxies"):
+            if getattr(self, name) < 0:
+                raise ParameterError(f"--{name.replace('_', '-')}", getattr(self, name), "0 (nobody knows) or more")
         if self.root_path and not self.root_path.startswith("/"):
             raise ParameterError("--root-path", self.root_path, "a path that begins with /")
         if self.token is None and not self.insecure:

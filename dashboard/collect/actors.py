@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from .rates import WINDOW
 
 ACTORS_INTERVAL = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
+OUTDATED_AFTER = 75.0
+"""Seconds after which an actor should have a model and have said so: a minute, and the time until it is read here."""
 _OF_ACTOR = (
     "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
     "rejected_caches", "lost_caches", "received_bytes", "dropped_lines",
@@ -26,14 +28,34 @@ _OF_ACTOR = (
 _MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
 
 
+class NewestModels:
+    """Which versions of models were the newest a while ago: by now every actor should have them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, dict[str, int]]] = deque()  # when, newest version of each topic
+
+    def replaced(self, now: float, newest: Mapping[str, int]) -> dict[str, int]:
+        """The versions that were the newest `OUTDATED_AFTER` seconds ago; of topics that are as new again or newer."""
+        seen = self._seen
+        if not seen or now >= seen[-1][0] + ACTORS_INTERVAL:
+            seen.append((now, dict(newest)))
+        while len(seen) > 1 and seen[1][0] <= now - OUTDATED_AFTER:
+            seen.popleft()
+        then, former = seen[0]
+        is_old = then <= now - OUTDATED_AFTER
+        return {topic: min(former[topic], newest[topic]) for topic in former.keys() & newest.keys()} if is_old else {}
+
+
 class ActorList:
     """What is known of actors beside their accounts, which `Kept` has."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._lost_after = max(settings.lost_after, settings.silent_after)
         self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a node, client in hex -> as this home says it
         self._homes: dict[int, str] = {}  # hash of its name in accounts -> name
         self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # when, steps of each actor
+        self._names: dict[str, str] = {}  # client in hex -> what people call it; also of those that no home lists
         self._listed: tuple[tuple[int, int], list[ActorRow]] | None = None
 
     def name_home(self, name: str) -> None:
@@ -42,7 +64,8 @@ class ActorList:
 
     def take_facts(self, url: str, clients: Iterable[dict[str, Any]]) -> None:
         """What a server says of its clients, in place of what it said before."""
-        self._facts[url] = {row["client"]: row for row in clients}
+        self._facts[url] = facts = {row["client"]: row for row in clients}
+        self._names |= {client: str(row["name"]) for client, row in facts.items() if row.get("name")}
 
     def forget(self, url: str) -> None:
         """A node is not there any more."""
@@ -51,6 +74,7 @@ class ActorList:
     def clear(self) -> None:
         """Another run is counted."""
         self._ring.clear()
+        self._names = {client: name for client, name in self._names.items() if self.facts_of(client)}
         self._listed = None  # ledgers of two runs may have the same version
 
     def remember(self, now: float, kept: Kept) -> None:
@@ -65,13 +89,22 @@ class ActorList:
 
     def presence(self, kept: Kept, servers: Iterable[NodeState], now: float) -> Actors:
         """How many there are, by state."""
-        rows = kept.clients()
-        gone = int((rows["flags"] & 1).sum())
-        heard = rows["last_seen"] >= now - self._settings.silent_after
-        counted = int((heard & (rows["flags"] & 1 == 0)).sum())
+        rows, settings = kept.clients(), self._settings
+        is_gone = rows["flags"] & 1 == 1
+        is_heard = ~is_gone & (rows["last_seen"] >= now - settings.silent_after)
+        is_lost = ~is_gone & (rows["last_seen"] < now - self._lost_after)
+        gone, counted, lost = (int(each.sum()) for each in (is_gone, is_heard, is_lost))
         idle = sum(node.stats.get("guests", 0) for node in servers if node.is_up)
-        active, expected = counted + idle, self._settings.expected_actors
-        return Actors(active, len(rows) - gone - counted, gone, expected, max(0, expected - active), idle)
+        active, expected = counted + idle, settings.expected_actors
+        return Actors(
+            active=active,
+            silent=len(rows) - gone - counted - lost,
+            lost=lost,
+            gone=gone,
+            expected=expected,
+            missing=max(0, expected - active),
+            idle=idle,
+        )
 
     def rows(self, kept: Kept, now: float) -> list[ActorRow]:
         """Every actor with an account, as of `now`. Made once a second at most."""
@@ -86,21 +119,21 @@ class ActorList:
         columns = {name: clients[name].tolist() for name in (*_OF_ACTOR, *_MADE_OF)}
         ids = ids_of(clients)
         then, before = self._ring[0] if self._ring else (now, {})
-        homes, heard = self._newest_homes(kept), now - self._settings.silent_after
+        homes = self._newest_homes(kept)
         rows = []
         for place, client in enumerate(ids):
             facts = self.facts_of(client.hex())
             label, flags, count, total, skipped = (columns[name][place] for name in _MADE_OF)
             gained = columns["steps"][place] - before.get(client, 0) if now > then else 0
-            is_heard = columns["last_seen"][place] >= heard
             rows.append(
                 ActorRow(
                     client=client.hex(),
+                    name=self.name_of(client.hex()),
                     label=f"{label:08x}",
                     host=str(facts.get("host", "")),
                     table=str(facts.get("table", "")),
                     home=homes.get(client, ""),
-                    state="gone" if flags & 1 else "active" if is_heard else "silent",
+                    state=self._state(flags, now - columns["last_seen"][place]),
                     steps_per_second=gained / max(now - then, 1e-9),
                     return_mean=total / count if count else None,
                     skipped_caches=skipped,
@@ -108,6 +141,28 @@ class ActorList:
                 )
             )
         return rows
+
+    def _state(self, flags: int, silence: float) -> str:
+        if flags & 1:
+            return "gone"
+        if silence <= self._settings.silent_after:
+            return "active"
+        return "silent" if silence <= self._lost_after else "lost"
+
+    def outdated(self, kept: Kept, versions: Mapping[str, int], now: float) -> int:
+        """How many active actors say that they use an older model than these.
+
+        Args:
+            versions: Of each topic, one that every actor should have by now.
+        """
+        rows = kept.clients()
+        is_active = (rows["flags"] & 1 == 0) & (rows["last_seen"] >= now - self._settings.silent_after)
+        said = (self.facts_of(client.hex()).get("models") or {} for client in ids_of(rows[is_active]))
+        return sum(any(models.get(topic, version) < version for topic, version in versions.items()) for models in said)
+
+    def name_of(self, client: str) -> str:
+        """What people call an actor; "" if nobody gave it a name."""
+        return self._names.get(client, "")
 
     def _newest_homes(self, kept: Kept) -> dict[bytes, str]:
         rows = kept.rows[np.argsort(kept.rows["last_seen"], kind="stable")]

@@ -93,6 +93,7 @@ class Aggregator:
         history: Where curves are kept; it belongs to the aggregator from now on.
         on_look: Called on the thread with each new overview.
         clock: Seconds since 1970.
+        cluster: What takes the answers; None makes one.
     """
 
     def __init__(
@@ -101,12 +102,13 @@ class Aggregator:
         history: History,
         on_look: Callable[[Overview], None] = lambda overview: None,
         clock: Callable[[], float] = wall_clock,
+        cluster: Cluster | None = None,
     ) -> None:
         self.settings, self.history = settings, history
         self._on_look, self._clock = on_look, clock
         self._addresses = NodeAddresses(settings.nodes)
         self._lock = threading.RLock()  # the cluster's
-        self._cluster = Cluster(settings, history.ledger)
+        self._cluster = Cluster(settings, history.ledger) if cluster is None else cluster
         self._known: dict[str, _Known] = {}
         self._asked: dict[str, Future[Answer]] = {}
         self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
@@ -186,6 +188,11 @@ class Aggregator:
         began = next((row.began for row in self.history.runs() if row.name == run), now - 3600.0)
         until = max(min(until, now + 1.0), 0.0)
         return self.history.curves(run, names, max(min(since or began, until), 0.0), until, points, now)
+
+    def counted(self) -> dict[str, float]:
+        """What all servers counted in all of their lives since this dashboard met them: samples, overwritten, ..."""
+        with self._lock:
+            return self._cluster.counted()
 
     def runs(self) -> list[RunInfo]:
         """Every run that was ever seen, the newest last."""

@@ -37,6 +37,8 @@ class Actors:
     active: int = 0
     silent: int = 0
     """Not heard for a while, and they did not say goodbye."""
+    lost: int = 0
+    """The same, for so long that they will hardly come back: killed, or cut off."""
     gone: int = 0
     """They said goodbye."""
     expected: int = 0
@@ -45,6 +47,19 @@ class Actors:
     """Of those expected, those that are not active."""
     idle: int = 0
     """Of the active ones, those that are connected and have recorded nothing yet; no list has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCount:
+    """How many nodes of one role there are, of those that this dashboard asks."""
+
+    role: str
+    up: int
+    """They answer."""
+    expected: int
+    """As the dashboard was told; 0: nobody knows."""
+    missing: int
+    """Of those expected, those that do not answer, or are not there to be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,8 @@ class TableRow:
     """Share of its room that is taken, of bytes or of that number, whichever is more; None: there is no limit."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What else its servers say, server by server."""
+    samples_per_insert: float | None = None
+    """Samples drawn for each step recorded, over the newest minute; None: nothing was recorded, or nobody knows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +212,12 @@ class Overview:
     verdicts: list[Verdict]
     nodes: list[NodeRow]
     learners: list[LearnerRow]
+    roles: list[RoleCount] = field(default_factory=list)
+    """Of each role that there is, or that there should be."""
+    models: dict[str, int] = field(default_factory=dict)
+    """Newest version of each topic, over all servers."""
+    outdated: int = 0
+    """Active actors whose model was replaced more than a minute ago."""
     open: list[str] = field(default_factory=list)
     """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
 
@@ -212,7 +235,7 @@ class ActorRow:
     home: str
     """Name of the server that counts it now."""
     state: str
-    """active, silent or gone."""
+    """active, silent, lost or gone."""
     first_seen: float
     last_seen: float
     episodes: int
@@ -228,6 +251,8 @@ class ActorRow:
     skipped_caches: int
     received_bytes: int
     dropped_lines: int
+    name: str = ""
+    """That a person or Kubernetes gave it, in place of the id for people; "" for none. Several may have the same."""
 
 
 @dataclass(frozen=True, slots=True)

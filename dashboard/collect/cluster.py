@@ -16,7 +16,7 @@ from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
-from .actors import ActorList
+from .actors import ActorList, NewestModels
 from .answers import ActorRow, EpisodeRow, Overview
 from .counters import Counters
 from .forecasts import Forecasts
@@ -24,7 +24,17 @@ from .history import Point
 from .learners import learners_of
 from .ledgers import Kept, RunLedgers
 from .node_state import NOT_ASKED, Answer, NodeState
-from .overview import figures_of, freshness_of, learning_of, node_row, open_addresses, signs_of, tables_of
+from .overview import (
+    figures_of,
+    freshness_of,
+    learning_of,
+    models_of,
+    node_row,
+    open_addresses,
+    roles_of,
+    signs_of,
+    tables_of,
+)
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000
@@ -50,6 +60,7 @@ class Cluster:
         self._counters = Counters()
         self._forecasts = Forecasts(settings)
         self._actors = ActorList(settings)
+        self._models = NewestModels()
         self._number = 0  # of the next overview
         self._time = 0.0  # of the newest one
 
@@ -108,7 +119,8 @@ class Cluster:
         self._counters.remember(now, totals, up, learners)
         self._forecasts.remember(now, totals, up)
         self._actors.remember(now, kept)
-        nodes, tables = [node_row(node) for node in self.nodes.values()], tables_of(up)
+        nodes = [node_row(node) for node in self.nodes.values()]
+        tables, models = tables_of(up, self._counters.ratio), models_of(up)
         overview = Overview(
             number=self._number,
             time=now,
@@ -128,9 +140,12 @@ class Cluster:
             verdicts=[],
             nodes=nodes,
             learners=learners,
+            roles=roles_of(nodes, self._settings),
+            models=models,
+            outdated=self._actors.outdated(kept, self._models.replaced(now, models), now),
             open=open_addresses(nodes, self._settings),
         )
-        overview.verdicts.extend(verdicts(signs_of(overview, up, is_idle=self._counters.is_idle)))
+        overview.verdicts.extend(verdicts(signs_of(overview, up, self._counters, self._settings)))
         self._number += 1
         return overview, figures_of(overview) | self._episode_figures()
 
@@ -158,6 +173,10 @@ class Cluster:
             return {}
         lengths = [float(row.length) for row in fresh]
         return {"return": Point.of([row.returned for row in fresh]), "length": Point.of(lengths)}
+
+    def counted(self) -> dict[str, float]:
+        """What all servers counted in all of their lives since this dashboard met them."""
+        return dict(self._counters.totals)
 
     # ----------------------------------------------------------------------------------------------------- actors
 

@@ -19,6 +19,10 @@ HARMLESS = ("missing",)
 """Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
 
 
+FEW_CACHES = 3
+"""Caches that may be on their way without a word."""
+
+
 class CounterSums:
     """Counters of many nodes as one: what each gained is added up, and what began anew counts from zero."""
 
@@ -62,6 +66,10 @@ class Counters:
                 counted[f"request {place}"] = counted.get(f"request {place}", 0) + count
         for name, value in counted.items():
             self._sums.saw(node.url, life, name, value)
+        for name, table in tables.items():
+            self._sums.saw(node.url, life, f"samples of {name}", table["samples"])
+            # Clients tell a server that was restarted the same steps again.
+            self._sums.saw(node.url, None, f"steps of {name}", table.get("steps", 0))
 
     def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:
         """Keep what there is now. `up`: the servers that answer."""
@@ -79,6 +87,7 @@ class Counters:
             "received": totals.received_bytes,
             "skipped": totals.skipped_caches,
             "pushed": totals.pushed_caches,
+            "rejected": totals.rejected_caches,
         }
         values |= {waited(row.learner): self._waits.values[row.learner] for row in learners}
         self._ring.add(now, values)
@@ -96,6 +105,37 @@ class Counters:
         """Whether nobody has drawn for a minute."""
         drawn, seconds = self._ring.gained("samples", LONG_WINDOW)
         return drawn == 0 and seconds > LONG_WINDOW / 2
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no step was recorded for a minute."""
+        recorded, seconds = self._ring.gained("steps", LONG_WINDOW)
+        return recorded == 0 and seconds > LONG_WINDOW / 2
+
+    @property
+    def nothing_arrives(self) -> bool:
+        """Whether actors drew caches for a minute, and servers got none of them."""
+        drawn = sum(self._ring.gained(name, LONG_WINDOW)[0] for name in ("pushed", "skipped"))
+        came = sum(self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
+        return drawn >= FEW_CACHES and came == 0 and self._ring.gained("caches", LONG_WINDOW)[1] > LONG_WINDOW / 2
+
+    @property
+    def rejected_share(self) -> float:
+        """Of the caches that arrived in the newest minute, those that were rejected."""
+        accepted, rejected = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
+        return rejected / (accepted + rejected) if rejected > 0 else 0.0
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What all servers counted in all of their lives since this dashboard met them: samples, overwritten, ..."""
+        return self._sums.values
+
+    def ratio(self, table: str) -> float | None:
+        """Samples drawn from a table for each step recorded, over the newest minute; None if that is not known."""
+        drawn, seconds = self._ring.gained(f"samples of {table}", LONG_WINDOW)
+        # A client that moves tells its new home all its steps: no table gets more than the run.
+        steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
+        return drawn / steps if steps > 0 and seconds > LONG_WINDOW / 2 else None
 
     def rates(self, learners: Iterable[LearnerRow]) -> Rates:
         """How much more there is each second."""

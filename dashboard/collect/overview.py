@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from memoire.dashboard.settings import Settings
 
-from .answers import Fresh, Learning, NodeRow, Overview, TableRow
+from .answers import Fresh, Learning, NodeRow, Overview, RoleCount, TableRow
+from .counters import Counters
 from .history import Point
 from .node_state import NodeState
-from .verdict import Signs
+from .verdict import Signs, TableRatio
 
 _RATES = (
     "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
@@ -49,13 +51,26 @@ def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
     return [*(f"{node.name or node.url} {address}" for node in nodes for address in node.open), *own]
 
 
-def tables_of(up: list[NodeState]) -> list[TableRow]:
-    """Each table over all servers that answer."""
+def roles_of(nodes: Iterable[NodeRow], settings: Settings) -> list[RoleCount]:
+    """How many nodes of each role answer, beside how many should."""
+    expected = {"server": settings.expected_servers, "proxy": settings.expected_proxies}
+    up = Counter({role: 0 for role, number in expected.items() if number})
+    up.update(node.role for node in nodes if node.role and node.state != "down")
+    return [RoleCount(role, up[role], expected.get(role, 0), max(0, expected.get(role, 0) - up[role])) for role in up]
+
+
+def tables_of(up: list[NodeState], ratio: Callable[[str], float | None] = lambda table: None) -> list[TableRow]:
+    """Each table over all servers that answer.
+
+    Args:
+        ratio: Samples drawn from a table for each step recorded.
+    """
     names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
-    return [_table(name, {node.name: (node.stats.get("tables") or {}).get(name) for node in up}) for name in names]
+    told = {name: {node.name: (node.stats.get("tables") or {}).get(name) for node in up} for name in names}
+    return [_table(name, rows, ratio(name)) for name, rows in told.items()]
 
 
-def _table(name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
+def _table(name: str, told: Mapping[str, dict[str, Any] | None], ratio: float | None) -> TableRow:
     rows = [row for row in told.values() if row is not None]
     sums = {
         key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
@@ -72,10 +87,20 @@ def _table(name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
         samples_per_insert_target=rows[0]["samples_per_insert"],
         draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
         inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
+        samples_per_insert=ratio,
         full=max((held / limit for held, limit in limits if limit), default=None),
         facts={server: row for server, row in told.items() if row is not None},
         **sums,
     )
+
+
+def models_of(up: Iterable[NodeState]) -> dict[str, int]:
+    """The newest version of each topic."""
+    newest: dict[str, int] = {}
+    for node in up:
+        for topic, version in (node.stats.get("models") or {}).items():
+            newest[topic] = max(version, newest.get(topic, version))
+    return newest
 
 
 def learning_of(up: list[NodeState]) -> Learning:
@@ -115,7 +140,7 @@ def freshness_of(up: list[NodeState]) -> Fresh:
     return Fresh(**{name: worst(name) for name in names})
 
 
-def signs_of(overview: Overview, up: list[NodeState], *, is_idle: bool) -> Signs:
+def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> Signs:
     """What the verdicts on an overview are made of."""
     folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
     rates, actors = overview.rates, overview.actors
@@ -135,7 +160,23 @@ def signs_of(overview: Overview, up: list[NodeState], *, is_idle: bool) -> Signs
         waiting_share=rates.waiting_share,
         skipped_share=rates.skipped_share,
         left_out=overview.freshness.left_out,
-        is_idle=is_idle,
+        is_idle=counters.is_idle,
+        lost=actors.lost,
+        gone=actors.gone,
+        proxies_up=sum(each.up for each in overview.roles if each.role == "proxy"),
+        expected_servers=settings.expected_servers,
+        expected_proxies=settings.expected_proxies,
+        is_still=counters.is_still,
+        nothing_arrives=counters.nothing_arrives,
+        rejected_share=counters.rejected_share,
+        ratios=tuple(
+            TableRatio(table.name, table.samples_per_insert, table.samples_per_insert_target)
+            for table in overview.tables
+            if table.samples_per_insert is not None
+        ),
+        sample_age=overview.freshness.age_p90,
+        stale_after=settings.stale_after,
+        outdated=overview.outdated,
         disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
         refused_per_second=rates.refused,
         draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
@@ -152,6 +193,7 @@ def figures_of(overview: Overview) -> dict[str, Point]:
         "caches": totals.accepted_caches,
         "actors_active": actors.active,
         "actors_silent": actors.silent,
+        "actors_lost": actors.lost,
         "learners": len(overview.learners),
         "skipped_caches": totals.skipped_caches,
         "rejected_caches": totals.rejected_caches,

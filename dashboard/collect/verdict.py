@@ -1,4 +1,4 @@
-"""What holds a cluster up, in a sentence. Pure."""
+"""What is wrong with a cluster, in a sentence that names what to turn. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Level = Literal["good", "notice", "bad"]
 
 MUCH_WAITING = 0.3
-"""Share of its time that a learner waits, above which that is what holds the run up."""
+"""Share of its time that a learner waits, above which that limits the run."""
 MUCH_SKIPPED = 0.1
 """Share of the caches that clients could not push, above which actors are ahead."""
 LITTLE = 0.02
@@ -16,6 +16,19 @@ LITTLE = 0.02
 MUCH_LEFT_OUT = 0.2
 """Share of the weight that a draw had to leave out, above which batches are not what they should be."""
 NEARLY_FULL = 0.95
+FAR_BEHIND = 0.5
+"""Share of the samples that were asked for, below which a learner does not keep up."""
+MUCH_REJECTED = 0.01
+"""Share of the caches that arrived, above which rejected ones are worth a word."""
+
+
+CODES = (
+    "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "finished", "no_actors",
+    "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent", "no_inserts", "no_caches",
+    "inserts_limited", "draws_limited", "learner_waits", "actors_ahead", "no_learner", "learner_behind", "balanced",
+    "left_out", "samples_old", "models_behind", "caches_rejected", "disk_full", "refused",
+)  # fmt: skip
+"""All that a verdict can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +39,18 @@ class Verdict:
     code: str
     """For programs: the same whatever the figures."""
     text: str
-    """What it is, and what to look at."""
+    """What it is, and what to do about it."""
+    knob: str = ""
+    """What to turn: a parameter, flag, command or method that the text names; "" where all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRatio:
+    """How many samples are drawn from a table for each step, beside how many should be."""
+
+    table: str
+    drawn: float
+    asked: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,98 +83,269 @@ class Signs:
     """Whether nobody has drawn for a minute."""
     left_out: float | None = None
     """Share of all weight that a recent draw could not draw from."""
+    lost: int = 0
+    """Actors that have been silent for so long that they will not come back."""
+    gone: int = 0
+    """Actors that said goodbye."""
+    proxies_up: int = 0
+    expected_servers: int = 0
+    expected_proxies: int = 0
+    is_still: bool = False
+    """Whether no step was recorded for a minute."""
+    nothing_arrives: bool = False
+    """Whether actors drew caches for a minute, and none of them arrived."""
+    rejected_share: float = 0.0
+    """Of the caches that arrived in the newest minute."""
+    ratios: tuple[TableRatio, ...] = ()
+    """Over the newest minute; tables without one are not among them."""
+    sample_age: float | None = None
+    """Seconds that nine in ten samples of recent batches are younger than."""
+    stale_after: float = float("inf")
+    """Age from which samples are called old."""
+    outdated: int = 0
+    """Active actors whose model was no longer the newest one more than a minute ago."""
 
 
 def verdicts(signs: Signs) -> list[Verdict]:
     """All findings, the worst first; the first one is the headline."""
-    found = [*_nodes(signs), *_actors(signs), *_flow(signs), *_bias(signs), *_room(signs)]
+    found = [*_nodes(signs), *_attendance(signs), *_actors(signs), *_flow(signs), *_quality(signs), *_room(signs)]
     order = {"bad": 0, "notice": 1, "good": 2}
     return sorted(found, key=lambda verdict: order[verdict.level])
 
 
 def _nodes(signs: Signs) -> list[Verdict]:
     if signs.nodes and len(signs.nodes_down) == signs.nodes:
-        return [Verdict("bad", "no_node", "No node answers. Are they running, and is their --http address right?")]
+        text = "No node answers. Start the nodes, or correct the addresses of their pages (--http)."
+        return [Verdict("bad", "no_node", text, "--http")]
     found = []
     if not signs.servers_up:
-        found.append(Verdict("bad", "no_server", "No server answers: nothing is counted, and nothing can be drawn."))
+        text = (
+            "No server answers: nothing is counted, and nothing can be drawn. Start one with `memoire server`, or "
+            "name its pages (--http) to this dashboard."
+        )
+        found.append(Verdict("bad", "no_server", text, "memoire server"))
     if signs.nodes_down:
-        found.append(Verdict("bad", "node_down", f"{_listed(signs.nodes_down)} does not answer."))
+        does, it, its = _agree(len(signs.nodes_down), "does it its", "do them their")
+        text = f"{_listed(signs.nodes_down)} {does} not answer. Start {it} again, or correct {its} address (--http)."
+        found.append(Verdict("bad", "node_down", text, "--http"))
     if signs.unready:
-        found.append(Verdict("notice", "node_unready", f"{_listed(signs.unready)} is not ready: see its reasons."))
+        (be,) = _agree(len(signs.unready), "is", "are")
+        text = f"{_listed(signs.unready)} {be} not ready for new clients: /readyz gives the reasons."
+        found.append(Verdict("notice", "node_unready", text, "/readyz"))
+    return found
+
+
+def _attendance(signs: Signs) -> list[Verdict]:
+    """Servers and proxies that should be there."""
+    found = []
+    for role, plural, up, expected in (
+        ("server", "servers", signs.servers_up, signs.expected_servers),
+        ("proxy", "proxies", signs.proxies_up, signs.expected_proxies),
+    ):
+        missing = expected - up
+        if missing > 0 and not signs.finished:
+            (be,) = _agree(missing, "is", "are")
+            text = (
+                f"{missing} of {expected} {plural if expected > 1 else role} {be} missing. Start what is missing, or "
+                f"correct --expected-{plural}."
+            )
+            is_bad = role == "server" or not up
+            found.append(Verdict("bad" if is_bad else "notice", f"{plural}_missing", text, f"--expected-{plural}"))
     return found
 
 
 def _actors(signs: Signs) -> list[Verdict]:
     if signs.finished:
         return [Verdict("good", "finished", "The run is over.")]
-    found = []
-    missing = signs.expected - signs.active
-    if not signs.active and signs.servers_up:
-        found.append(Verdict("bad", "no_actors", "No actor is active: nothing new comes in."))
-    elif missing > 0:
-        found.append(Verdict("notice", "actors_missing", f"{missing} of {signs.expected} actors are missing."))
+    found = [*_absent(signs)] if signs.servers_up else []
     if signs.idle:
-        text = f"{signs.idle} actor{'s are' if signs.idle != 1 else ' is'} connected and recorded nothing yet."
-        found.append(Verdict("notice", "actors_idle", text))
+        actors, be = _agree(signs.idle, "actor is", "actors are")
+        text = (
+            f"{signs.idle} {actors} {be} connected and recorded nothing yet. An environment may not start, or no model "
+            "may come: `memoire logs` shows what actors report."
+        )
+        found.append(Verdict("notice", "actors_idle", text, "memoire logs"))
     if signs.silent:
-        text = f"{signs.silent} actor{'s' * (signs.silent != 1)} fell silent without saying goodbye."
-        found.append(Verdict("notice", "actors_silent", text))
+        actors, its, it, counts = _agree(signs.silent, "actor its it counts", "actors their they count")
+        text = (
+            f"{signs.silent} {actors} fell silent without a goodbye. Look at {its} machine and network; after "
+            f"--lost-after seconds {it} {counts} as lost."
+        )
+        found.append(Verdict("notice", "actors_silent", text, "--lost-after"))
     return found
 
 
+def _absent(signs: Signs) -> list[Verdict]:
+    """Actors that should be there."""
+    missing = signs.expected - signs.active
+    if signs.active:
+        if missing <= 0:
+            return []
+        (be,) = _agree(missing, "is", "are")
+        text = (
+            f"{missing} of {signs.expected} actors {be} missing. Start what is missing, or correct --expected-actors."
+        )
+        return [Verdict("notice", "actors_missing", text, "--expected-actors")]
+    if signs.silent or signs.lost:
+        number = signs.silent + signs.lost
+        ended = "the only one" if number == 1 else f"all {number}"
+        text = f"No actor is active: {ended} fell silent without a goodbye. Start actors again (memoire.connect)."
+        return [Verdict("bad", "no_actors", text, "memoire.connect")]
+    if signs.gone:
+        text = (
+            f"No actor is active: {'the only one' if signs.gone == 1 else f'all {signs.gone}'} said goodbye. Start "
+            "others (memoire.connect), or end the run with finish()."
+        )
+        return [Verdict("notice", "actors_gone", text, "finish()")]
+    text = "No actor has connected yet. Start one that calls memoire.connect with the address of a proxy or server."
+    return [Verdict("notice", "waiting_for_actors", text, "memoire.connect")]
+
+
 def _flow(signs: Signs) -> list[Verdict]:
+    """What limits the run: who waits for whom. The line of figures if nobody does."""
     if signs.finished or not signs.active:
         return []
+    found = _stopped(signs) or _limited(signs) or _waiting(signs) or _behind(signs)
+    return found or _balanced(signs)
+
+
+def _stopped(signs: Signs) -> list[Verdict]:
+    if signs.is_still and signs.active > signs.idle and not signs.inserts_wait:
+        many = signs.active - signs.idle
+        text = (
+            f"Nothing comes in: {'the active actor has' if many == 1 else f'{many} active actors have'} not recorded a "
+            "step for a minute. An environment may hang, or no model may come: see `memoire logs`, then start the "
+            "actors again."
+        )
+        return [Verdict("bad", "no_inserts", text, "memoire logs")]
+    if signs.nothing_arrives:
+        text = (
+            "Actors record, but none of their caches has arrived for a minute. Open the port for caches (--beside) "
+            "between actors and servers; `memoire doctor --roundtrip` tries it."
+        )
+        return [Verdict("bad", "no_caches", text, "--beside")]
+    return []
+
+
+def _limited(signs: Signs) -> list[Verdict]:
     if signs.inserts_wait:
-        text = f"Actors are held back, as the limits of the table say ({_listed(signs.inserts_wait)})."
-        return [Verdict("notice", "inserts_limited", text)]
+        text = (
+            f"Actors wait for the learner, as the limits of the table say ({_listed(signs.inserts_wait)}). A faster "
+            "learner, fewer actors or a larger samples_per_insert_tolerance lets them go on."
+        )
+        return [Verdict("notice", "inserts_limited", text, "samples_per_insert_tolerance")]
     if signs.draws_wait and signs.waiting_share:
-        text = f"Learners are held back, as the limits of the table say ({_listed(signs.draws_wait)})."
-        return [Verdict("notice", "draws_limited", text)]
+        text = (
+            f"Learners wait for entries, as the limits of the table say ({_listed(signs.draws_wait)}). More actors, a "
+            "smaller min_size or a larger samples_per_insert lets them go on."
+        )
+        return [Verdict("notice", "draws_limited", text, "samples_per_insert")]
+    return []
+
+
+def _waiting(signs: Signs) -> list[Verdict]:
     if signs.waiting_share is not None and signs.waiting_share > MUCH_WAITING:
         text = (
-            f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors are what holds the run up. "
-            "More actors, or more samples_per_insert, make it quicker."
+            f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors limit the run. More actors "
+            "or a larger samples_per_insert make it faster."
         )
-        return [Verdict("notice", "learner_waits", text)]
+        return [Verdict("notice", "learner_waits", text, "samples_per_insert")]
     if signs.skipped_share > MUCH_SKIPPED:
         text = (
-            f"Actors skip {signs.skipped_share:.0%} of their caches for want of room: the server or the way to it is "
-            "what holds the run up. More servers, a larger credit, or compression help."
+            f"Actors skip {signs.skipped_share:.0%} of their caches, because there is no room on the way: the server "
+            "or the network limits the run. More servers, a larger credit or compression (lz4) helps."
         )
-        return [Verdict("notice", "actors_ahead", text)]
+        return [Verdict("notice", "actors_ahead", text, "credit")]
     if signs.is_idle or (signs.waiting_share is None and not signs.samples_per_second):
-        return [Verdict("notice", "no_learner", "Nobody draws samples: is a learner running?")]
+        text = "Nobody draws samples. Start a learner that calls get_batch of a memoire.Reader or memoire.Server."
+        return [Verdict("notice", "no_learner", text, "get_batch")]
+    return []
+
+
+def _behind(signs: Signs) -> list[Verdict]:
+    """The learner does not keep up with its actors."""
+    behind = [each for each in signs.ratios if each.drawn < FAR_BEHIND * each.asked]
+    if not behind:
+        return []
+    worst = min(behind, key=lambda each: each.drawn / each.asked)
+    text = (
+        f"The learner does not keep up: it draws {worst.drawn:.2g} samples for each step, and samples_per_insert of "
+        f"table {worst.table} asks for {worst.asked:g}. Make the learner faster, use fewer actors, lower "
+        "samples_per_insert, or set samples_per_insert_tolerance: then actors wait for it."
+    )
+    return [Verdict("notice", "learner_behind", text, "samples_per_insert")]
+
+
+def _balanced(signs: Signs) -> list[Verdict]:
     come, go = f"{signs.steps_per_second:,.0f} steps/s come in", f"{signs.samples_per_second:,.0f} samples/s go out"
     waiting, skipped = signs.waiting_share or 0.0, signs.skipped_share
     waits = [f"the learner waits {waiting:.0%} of its time"] * (waiting > LITTLE)
     waits += [f"actors skip {skipped:.0%} of their caches"] * (skipped > LITTLE)
-    text = f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}."
-    return [Verdict("good", "balanced", text)]
+    return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}.")]
 
 
-def _bias(signs: Signs) -> list[Verdict]:
-    if signs.finished or not signs.active or signs.left_out is None or signs.left_out <= MUCH_LEFT_OUT:
+def _quality(signs: Signs) -> list[Verdict]:
+    """Whether what is learned from is what it should be."""
+    if signs.finished or not signs.active:
         return []
-    text = (
-        f"Draws leave out {signs.left_out:.0%} of all weight: its actors had no unused sample. More samples_per_insert "
-        "or smaller batches make draws whole again."
-    )
-    return [Verdict("notice", "left_out", text)]
+    found = []
+    if signs.left_out is not None and signs.left_out > MUCH_LEFT_OUT:
+        text = (
+            f"Draws leave out {signs.left_out:.0%} of all weight, because its actors had no unused sample. A larger "
+            "samples_per_insert or smaller batches make draws whole again."
+        )
+        found.append(Verdict("notice", "left_out", text, "samples_per_insert"))
+    if signs.sample_age is not None and signs.sample_age > signs.stale_after and not signs.is_idle:
+        text = (
+            f"Samples are old: one in ten was recorded more than {_duration(signs.sample_age)} before it was drawn. "
+            "max_age keeps old ones out; if they are wanted, raise --stale-after."
+        )
+        found.append(Verdict("notice", "samples_old", text, "max_age"))
+    if signs.outdated:
+        (use,) = _agree(signs.outdated, "uses", "use")
+        text = (
+            f"{signs.outdated} of {signs.active} actors still {use} a model that was replaced more than a minute "
+            "ago. Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
+        )
+        found.append(Verdict("notice", "models_behind", text, "--beside"))
+    if signs.rejected_share > MUCH_REJECTED:
+        text = (
+            f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
+            "and schema of the servers; the page of each actor has the reasons."
+        )
+        found.append(Verdict("notice", "caches_rejected", text, "schema"))
+    return found
 
 
 def _room(signs: Signs) -> list[Verdict]:
     found = []
     if signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
-        text = f"The disk of a state folder is {signs.disk_used:.0%} full: when it is full, nothing is acknowledged."
-        found.append(Verdict("bad", "disk_full", text))
+        text = (
+            f"The disk of a state folder is {signs.disk_used:.0%} full: if it is full, nothing is acknowledged. "
+            "Enlarge the disk of --state-dir, or delete old snapshots there."
+        )
+        found.append(Verdict("bad", "disk_full", text, "--state-dir"))
     if signs.refused_per_second > 1.0:
-        text = f"{signs.refused_per_second:.0f} messages a second are refused: see the reasons at the nodes."
-        found.append(Verdict("notice", "refused", text))
+        text = (
+            f"{signs.refused_per_second:.0f} messages a second are refused. The page of each node has the reasons: "
+            "bring their senders to the same version and schema."
+        )
+        found.append(Verdict("notice", "refused", text, "schema"))
     return found
 
 
 def _listed(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:3])
     return shown + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
+def _agree(number: int, one: str, many: str) -> list[str]:
+    """Words that agree with a number."""
+    return (one if number == 1 else many).split()
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s"

@@ -45,7 +45,9 @@ def top(
     every: float = 2.0,
     once: bool = False,
     actors: int = 5,
-    expected: int = 0,
+    expected_actors: int = 0,
+    expected_servers: int = 0,
+    expected_proxies: int = 0,
     say: Callable[[str], object] = print,
 ) -> int:
     """Show how a cluster stands, until Ctrl-C: in place on a terminal where rich is installed, as lines elsewhere.
@@ -56,7 +58,7 @@ def top(
         every: Seconds between two looks.
         once: Look once, and return.
         actors: How many of the busiest and of the silent are named.
-        expected: How many actors there should be; 0: nobody knows.
+        expected_actors, expected_servers, expected_proxies: How many there should be; 0: nobody knows.
         say: Takes each line.
 
     Returns:
@@ -67,7 +69,12 @@ def top(
         ParameterError: a node's address is none, or `every` is not above 0.
     """
     settings = Settings(
-        nodes=tuple(map(node_address, nodes)), node_token=node_token, poll_every=every, expected_actors=expected
+        nodes=tuple(map(node_address, nodes)),
+        node_token=node_token,
+        poll_every=every,
+        expected_actors=expected_actors,
+        expected_servers=expected_servers,
+        expected_proxies=expected_proxies,
     )
     watch = Aggregator(settings, History(None))
     try:
@@ -205,14 +212,15 @@ def _table(row: TableRow) -> tuple[str, ...]:
 
 def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[StyledLine]:
     counts = seen.actors
-    said = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.gone} gone"]
+    said = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.lost} lost", f"{counts.gone} gone"]
     said += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
     busiest = sorted((row for row in actors if row.state == "active"), key=lambda row: -row.steps_per_second)
     silent = sorted((row for row in actors if row.state == "silent"), key=lambda row: -row.last_seen)
     found = _section(f"actors: {', '.join(said)}", [_actor(row) for row in busiest[:most]], _ACTORS)
     for row in silent[:most]:
         heard = _duration(seen.time - row.last_seen)
-        text = f"silent: {row.client} label {row.label} host {escape(row.host) or '-'} home {escape(row.home) or '-'}"
+        where = f"host {escape(row.host) or '-'} home {escape(row.home) or '-'}"
+        text = f"silent: {escape(row.name) or row.client} label {row.label} {where}"
         found.append(StyledLine(f"{text}, heard {heard} ago", "yellow"))
     if len(silent) > most:
         found.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
@@ -221,7 +229,7 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
 
 def _actor(row: ActorRow) -> tuple[str, ...]:
     return (
-        row.client[:12],
+        row.name or row.client[:12],
         row.label,
         row.host,
         row.table,
@@ -236,7 +244,7 @@ def _actor(row: ActorRow) -> tuple[str, ...]:
 
 
 def _learner(row: LearnerRow, now: float) -> tuple[str, ...]:
-    who = row.learner if row.learner.startswith("server:") else row.learner[:12]
+    who = row.name or (row.learner if row.learner.startswith("server:") else row.learner[:12])
     heard = f"{_duration(max(0.0, now - row.last_seen))} ago"
     return who, row.where, f"{row.batches:,.0f}", f"{row.samples:,.0f}", _share(row.waiting_share), heard
 

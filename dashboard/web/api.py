@@ -61,7 +61,7 @@ WRONG_TOKEN_DELAY = 0.5
 YEAR_9999 = 253_402_300_799.0
 
 Sort = Literal[
-    "client", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
+    "client", "name", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
     "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches", "rejected_caches",
     "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
 ]  # fmt: skip
@@ -69,7 +69,7 @@ Figure = Literal[
     "episodes", "steps", "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
     "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
 ]  # fmt: skip
-State = Literal["active", "silent", "gone"]
+State = Literal["active", "silent", "lost", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
 Text = Annotated[str, Query(max_length=256)]
 Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
@@ -458,7 +458,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
 def _matches(row: ActorRow, state: str | None, text: str, home: str, table: str) -> bool:
     if state not in (None, row.state) or home not in ("", row.home) or table not in ("", row.table):
         return False
-    return not text or text in row.client or text in row.label or text in row.host.lower()
+    return not text or any(text in each for each in (row.name.lower(), row.client, row.label, row.host.lower()))
 
 
 def _json(value: Any, status: int = 200) -> Response:

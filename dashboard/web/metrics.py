@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.dashboard.collect.answers import Overview
+from memoire.dashboard.collect.verdict import CODES
 from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
 from memoire.nodes.metrics import NODE
 
@@ -26,25 +28,53 @@ COUNTERS = {
     "dropped_log_lines": ("dropped_lines", "Log lines that clients did not take: too many waited."),
 }
 """Name without "memoire_cluster_": the field of `Totals`, and its meaning."""
+COUNTED = {
+    "samples": ("samples", "Samples that all servers handed out since this dashboard met them, in all of their lives."),
+    "overwritten_caches": ("overwritten", "Caches that were overwritten unused; the same."),
+    "refused": ("refused", "Messages that servers refused; the same."),
+}
+"""Name without "memoire_cluster_": what all servers count, and its meaning."""
 GAUGES = {
     "lost_caches": "Caches that later ones overtook; fewer when they arrive after all.",
     "run_finished": "1 once the run was declared over, 0 before.",
     "expected_actors": "Actors that there should be, as the dashboard was told; 0: nobody knows.",
     "missing_actors": "Of these, those that are not active.",
     "learners": "Learners that were heard from lately.",
+    "outdated_actors": "Active actors whose model was replaced more than a minute ago.",
     "samples_per_insert_ratio": "Samples drawn for each step recorded, over the newest minute.",
     "learner_waiting_ratio": "Share of its time that the learner that waits most waits for samples.",
     "skipped_ratio": "Share of the caches that clients could not push, over the newest ten seconds.",
     "episode_return_mean": "Mean return of the newest episodes of all servers.",
+    "episode_return_min": "Least return of these.",
+    "episode_return_max": "Greatest return of these.",
+    "episode_length_mean_steps": "Mean length of these, in entries.",
+    "sample_age_median_seconds": "Median age of the samples of recent batches; of several learners the oldest.",
+    "sample_age_p90_seconds": "Age that nine in ten of these samples are below; the same.",
+    "sample_model_lag_mean": "Mean number of model versions between acting and learning; of several learners the most.",
+    "sample_effective_ratio": "Effective size of recent batches as a share of their samples; the least.",
+    "sample_left_out_ratio": "Share of all weight that recent draws could not draw from; the most.",
     "memory_full_seconds": "Seconds until what is held reaches its limit, if it goes on like this.",
     "disk_full_seconds": "Seconds until the disk of a state folder is full, if it goes on like this.",
     "goal_seconds": "Seconds until the goal is reached, if it goes on like this.",
 }
 LABELLED = {
-    "cluster_actors": ("state", "Actors of this run: active, silent, or gone."),
-    "dashboard_node_up": ("url", "1 where the node answers, 0 where not."),
-    "dashboard_node_seconds": ("url", "Seconds that the newest answer of the node took."),
+    "cluster_actors": ("state", "Actors of this run: active, silent, lost, or gone."),
+    "cluster_nodes": ("role", "Nodes that answer the dashboard."),
+    "cluster_expected_nodes": ("role", "Nodes that there should be, as the dashboard was told."),
+    "cluster_missing_nodes": ("role", "Of these, those that do not answer."),
+    "cluster_table_samples_per_insert_ratio": (
+        "table",
+        "Samples drawn from a table for each step recorded, over the newest minute.",
+    ),
+    "cluster_table_samples_per_insert_target": ("table", "The same as it should be: samples_per_insert."),
+    "cluster_table_full_ratio": ("table", "Share of its room that is taken: of bytes, or of caches or entries."),
+    "cluster_model_version": ("topic", "Newest version of each topic."),
+    "cluster_verdict": ("code", "1 for each finding that the overview shows now; 0 for all others."),
+    "dashboard_node_up": ("url", "1 where the node answers, 0 where not; `name` is what people call it."),
+    "dashboard_node_seconds": ("url", "Seconds that the newest answer of the node took; the same."),
 }
+NAMED = ("dashboard_node_up", "dashboard_node_seconds")
+"""Those that have a second label, `name`."""
 OWN = {
     "dashboard_listeners": "Browsers and programs that follow the stream.",
     "dashboard_history_failed": "1 while the history cannot be written, 0 otherwise.",
@@ -54,7 +84,7 @@ OWN = {
 
 def names() -> set[str]:
     """What a scrape shows, without what every Python process has."""
-    counters = {f"memoire_cluster_{name}_total" for name in COUNTERS}
+    counters = {f"memoire_cluster_{name}_total" for name in (*COUNTERS, *COUNTED)}
     gauges = {f"memoire_cluster_{name}" for name in GAUGES} | {f"memoire_{name}" for name in (*LABELLED, *OWN)}
     return {"memoire_build_info", "memoire_open_endpoints", "memoire_refused_peers_total", *counters, *gauges}
 
@@ -63,6 +93,7 @@ def table() -> str:
     """The catalogue as docs/dashboard.md has it."""
     rows = [(f"cluster_{name}_total", "", text) for name, (_, text) in COUNTERS.items()]
     rows += [(f"cluster_{name}", "", text) for name, text in GAUGES.items()]
+    rows += [(f"cluster_{name}_total", "", text) for name, (_, text) in COUNTED.items()]
     rows += [(name, f" by `{label}`", text) for name, (label, text) in LABELLED.items()]
     rows += [(name, "", text) for name, text in OWN.items()]
     shared = [("open_endpoints", ""), ("refused_peers_total", " by `reason`")]
@@ -89,34 +120,19 @@ class DashboardCollector(Collector):
         for name, (field, text) in COUNTERS.items():
             value = None if overview is None else getattr(overview.totals, field)
             yield _filled(CounterMetricFamily(f"memoire_cluster_{name}", text), value)
-        values: dict[str, float | None] = {}
-        if overview is not None:
-            values = {
-                "lost_caches": overview.totals.lost_caches,
-                "run_finished": float(overview.finished),
-                "expected_actors": overview.actors.expected,
-                "missing_actors": overview.actors.missing,
-                "learners": len(overview.learners),
-                "samples_per_insert_ratio": overview.rates.samples_per_insert,
-                "learner_waiting_ratio": overview.rates.waiting_share,
-                "skipped_ratio": overview.rates.skipped_share,
-                "episode_return_mean": overview.learning.return_mean,
-                "memory_full_seconds": overview.forecast.memory_full,
-                "disk_full_seconds": overview.forecast.disk_full,
-                "goal_seconds": overview.forecast.goal,
-            }
+        counted = self._aggregator.counted()
+        for name, (key, text) in COUNTED.items():
+            value = None if overview is None else counted.get(key, 0.0)
+            yield _filled(CounterMetricFamily(f"memoire_cluster_{name}", text), value)
+        values = {} if overview is None else _gauges(overview)
         for name, text in GAUGES.items():
             yield _filled(GaugeMetricFamily(f"memoire_cluster_{name}", text), values.get(name))
-        states, nodes = {}, []
-        if overview is not None:
-            states = {state: getattr(overview.actors, state) for state in ("active", "silent", "gone")}
-            nodes = overview.nodes
-        up = {node.url: float(node.state != "down") for node in nodes}
-        took = {node.url: node.took for node in nodes}
-        for (name, (label, text)), found in zip(LABELLED.items(), (states, up, took), strict=True):
-            family = GaugeMetricFamily(f"memoire_{name}", text, labels=[label])
-            for key, number in found.items():
-                family.add_metric([key], number)
+        labelled = {} if overview is None else _labelled(overview)
+        for name, (label, text) in LABELLED.items():
+            names_of_labels = [label, "name"] if name in NAMED else [label]
+            family = GaugeMetricFamily(f"memoire_{name}", text, labels=names_of_labels)
+            for number, *labels in labelled.get(name, ()):
+                family.add_metric(labels, number)
             yield family
         own = (
             float(self._hub.listeners),
@@ -125,6 +141,56 @@ class DashboardCollector(Collector):
         )
         for (name, text), value in zip(OWN.items(), own, strict=True):
             yield _filled(GaugeMetricFamily(f"memoire_{name}", text), value)
+
+
+def _gauges(overview: Overview) -> dict[str, float | None]:
+    """Values of `GAUGES`; None for those that nobody knows."""
+    actors, rates, learning = overview.actors, overview.rates, overview.learning
+    fresh, forecast = overview.freshness, overview.forecast
+    return {
+        "lost_caches": overview.totals.lost_caches,
+        "run_finished": float(overview.finished),
+        "expected_actors": actors.expected,
+        "missing_actors": actors.missing,
+        "learners": len(overview.learners),
+        "outdated_actors": overview.outdated,
+        "samples_per_insert_ratio": rates.samples_per_insert,
+        "learner_waiting_ratio": rates.waiting_share,
+        "skipped_ratio": rates.skipped_share,
+        "episode_return_mean": learning.return_mean,
+        "episode_return_min": learning.return_min,
+        "episode_return_max": learning.return_max,
+        "episode_length_mean_steps": learning.length_mean,
+        "sample_age_median_seconds": fresh.age_median,
+        "sample_age_p90_seconds": fresh.age_p90,
+        "sample_model_lag_mean": fresh.lag_mean,
+        "sample_effective_ratio": fresh.effective,
+        "sample_left_out_ratio": fresh.left_out,
+        "memory_full_seconds": forecast.memory_full,
+        "disk_full_seconds": forecast.disk_full,
+        "goal_seconds": forecast.goal,
+    }
+
+
+def _labelled(overview: Overview) -> dict[str, list[tuple[float, str] | tuple[float, str, str]]]:
+    """Values of `LABELLED`, each with its labels behind it."""
+    tables, nodes, actors = overview.tables, overview.nodes, overview.actors
+    awaited = [each for each in overview.roles if each.expected]
+    ratios = [(each.samples_per_insert, each.name) for each in tables]
+    found = {each.code for each in overview.verdicts}
+    return {
+        "cluster_actors": [(getattr(actors, state), state) for state in ("active", "silent", "lost", "gone")],
+        "cluster_nodes": [(each.up, each.role) for each in overview.roles],
+        "cluster_expected_nodes": [(each.expected, each.role) for each in awaited],
+        "cluster_missing_nodes": [(each.missing, each.role) for each in awaited],
+        "cluster_table_samples_per_insert_ratio": [(ratio, name) for ratio, name in ratios if ratio is not None],
+        "cluster_table_samples_per_insert_target": [(each.samples_per_insert_target, each.name) for each in tables],
+        "cluster_table_full_ratio": [(each.full, each.name) for each in tables if each.full is not None],
+        "cluster_model_version": [(version, topic) for topic, version in overview.models.items()],
+        "cluster_verdict": [(float(code in found), code) for code in CODES],
+        "dashboard_node_up": [(float(each.state != "down"), each.url, each.name) for each in nodes],
+        "dashboard_node_seconds": [(each.took, each.url, each.name) for each in nodes],
+    }
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, value: float | None) -> Metric:

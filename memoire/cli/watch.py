@@ -44,12 +44,30 @@ def add_dashboard(commands: Commands) -> None:
     )
     board.add_argument("--insecure", action="store_true", help="serve other machines without a token")
     board.add_argument("--root-path", default="", metavar="PATH", help="path under which a reverse proxy shows it")
+    _add_expected(board)
     board.add_argument(
-        "--expected-actors", type=int, default=0, metavar="N", help="how many there should be (default: nobody knows)"
+        "--lost-after",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="silence after which an actor is lost, and no longer a finding (default: %(default)s)",
+    )
+    board.add_argument(
+        "--stale-after",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="age of one in ten drawn samples from which they are called old (default: %(default)s)",
     )
     board.add_argument("--goal-steps", type=int, default=0, metavar="N", help="steps after which the run is done")
     board.add_argument("--goal-episodes", type=int, default=0, metavar="N", help="episodes after which the run is done")
     board.set_defaults(command=_dashboard)
+
+
+def _add_expected(parser: argparse.ArgumentParser) -> None:
+    for plural in ("actors", "servers", "proxies"):
+        help_ = f"{plural} that there should be; the overview names missing ones (default: nobody knows)"
+        parser.add_argument(f"--expected-{plural}", type=int, default=0, metavar="N", help=help_)
 
 
 def _dashboard(given: argparse.Namespace) -> int:
@@ -68,6 +86,10 @@ def _dashboard(given: argparse.Namespace) -> int:
             insecure=given.insecure,
             root_path=given.root_path.rstrip("/"),
             expected_actors=given.expected_actors,
+            expected_servers=given.expected_servers,
+            expected_proxies=given.expected_proxies,
+            lost_after=given.lost_after,
+            stale_after=given.stale_after,
             goal_steps=given.goal_steps,
             goal_episodes=given.goal_episodes,
         )
@@ -87,7 +109,7 @@ def add_top(commands: Commands) -> None:
     top.add_argument("--once", action="store_true", help="look once, print lines, and end")
     top.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="(default: %(default)s)")
     top.add_argument("--actors", type=int, default=5, metavar="N", help="actors that are named (default: %(default)s)")
-    top.add_argument("--expected-actors", type=int, default=0, metavar="N", help="how many there should be")
+    _add_expected(top)
     top.set_defaults(command=_top)
 
 
@@ -124,7 +146,9 @@ def _top(given: argparse.Namespace) -> int:
         every=given.every,
         once=given.once,
         actors=given.actors,
-        expected=given.expected_actors,
+        expected_actors=given.expected_actors,
+        expected_servers=given.expected_servers,
+        expected_proxies=given.expected_proxies,
     )
 
 

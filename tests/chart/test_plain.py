@@ -80,6 +80,7 @@ def test_there_are_a_server_a_proxy_the_dashboard_and_a_demo_that_learns():
     assert of(render(), "Deployment", "memoire-actor")["spec"]["replicas"] == 2
     said = settings()
     assert said["dashboard"]["expected-actors"] == 2 and "insecure" not in said
+    assert (said["dashboard"]["expected-servers"], said["dashboard"]["expected-proxies"]) == (1, 1)
     assert schema_of(json.dumps(said["server"]["schema"]), None) == schema_of(None, "CartPole-v1")
 
 
@@ -150,6 +151,25 @@ def test_what_is_said_of_the_demo_holds():
     server = settings(sets=said)["server"]
     assert server["set"]["multi_step"] == 5 and server["set"]["cache_size"] == 1024 and server["cache-limit"] == 8
     assert settings(sets=said)["dashboard"]["expected-actors"] == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "servers", "proxies"),
+    [
+        (("server.replicas=3", "proxy.replicas=2"), 3, 2),
+        (("proxy.autoscaling.enabled=true", "proxy.autoscaling.minReplicas=4"), 1, 4),
+        (("dashboard.expectedServers=7", "dashboard.expectedProxies=0"), 7, None),
+    ],
+)
+def test_the_dashboard_knows_how_many_servers_and_proxies_there_should_be(said, servers, proxies):
+    found = settings(sets=said)["dashboard"]
+    assert (found["expected-servers"], found.get("expected-proxies")) == (servers, proxies)
+
+
+def test_every_process_that_people_look_for_is_called_after_its_pod():
+    for name in ("server", "proxy", "learner", "actor"):
+        (said,) = [each for each in container(name)["env"] if each["name"] == "MEMOIRE_NAME"]
+        assert said["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
 # -------------------------------------------------------------------------------------------------------- keys and tokens

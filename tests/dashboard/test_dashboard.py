@@ -91,7 +91,7 @@ def test_an_overview_shows_the_whole_cluster(small):
     seen = until(lambda: (found := get(board, "/api/overview"))["actors"]["active"] == 3 and found)
     assert (seen["run"], seen["finished"], seen["missing"]) == ("r-1", False, [])
     assert (seen["totals"]["episodes"], seen["totals"]["steps"], seen["totals"]["accepted_caches"]) == (6, 120, 3)
-    assert seen["actors"] == {"active": 3, "silent": 0, "gone": 0, "expected": 5, "missing": 2, "idle": 0}
+    assert seen["actors"] == {"active": 3, "silent": 0, "lost": 0, "gone": 0, "expected": 5, "missing": 2, "idle": 0}
     assert seen["learning"]["return_mean"] == 20.0 and seen["learning"]["learner_scalars"] == {"loss": 0.5}
     assert seen["learning"]["client_scalars"]["epsilon"] == pytest.approx(0.2)
     (table,) = seen["tables"]

@@ -21,7 +21,7 @@ from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, Curves, Histor
 from memoire.dashboard.collect.ledgers import Kept
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.rates import Ring
-from memoire.dashboard.collect.verdict import Signs, verdicts
+from memoire.dashboard.collect.verdict import Signs, TableRatio, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
@@ -283,7 +283,18 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
         ({"servers_up": 0, "nodes_down": ("a",)}, "no_server"),
         ({"nodes_down": ("a",)}, "node_down"),
         ({"unready": ("a",)}, "node_unready"),
-        ({"active": 0}, "no_actors"),
+        ({"active": 0}, "waiting_for_actors"),
+        ({"active": 0, "gone": 2}, "actors_gone"),
+        ({"active": 0, "gone": 2, "lost": 1}, "no_actors"),
+        ({"expected_servers": 2}, "servers_missing"),
+        ({"expected_proxies": 2, "proxies_up": 1}, "proxies_missing"),
+        ({"is_still": True}, "no_inserts"),
+        ({"nothing_arrives": True}, "no_caches"),
+        ({"ratios": (TableRatio("t", 0.49, 1.0),)}, "learner_behind"),
+        ({"ratios": (TableRatio("t", 0.5, 1.0),)}, "balanced"),
+        ({"sample_age": 60.0, "stale_after": 59.0}, "samples_old"),
+        ({"outdated": 1}, "models_behind"),
+        ({"rejected_share": 0.5}, "caches_rejected"),
         ({"expected": 6}, "actors_missing"),
         ({"silent": 2}, "actors_silent"),
         ({"idle": 2}, "actors_idle"),

@@ -216,7 +216,7 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
     assert main.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
     out = capsys.readouterr().out
     assert "run 'r-1' (not finished), in memory" in out
-    assert "notice: 1 of 3 actors are missing." in out
+    assert "notice: 1 of 3 actors is missing." in out
     assert re.search(r"^steps +80 +[\d,]+/s    return +20\.00$", out, re.M)
     assert re.search(r"^default +caches +2 +2 ", out, re.M)
     assert "actors: 2 active, 0 silent, 0 gone, 1 of 3 missing" in out

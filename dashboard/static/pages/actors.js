@@ -12,7 +12,7 @@ const MOST_EPISODES = 1000; // in the curves of one actor
 const NEWEST = 20; // of them in words
 const now = () => Date.now() / 1000;
 const COLUMNS = [
-  {name: "label", title: "Actor", value: (row) => actorLink(row.client, row.label)},
+  {name: "label", title: "Actor", value: (row) => actorLink(row.client, row.name || row.label)},
   {name: "client", title: "Id", value: (row) => h("span.mono", row.client), isExtra: true},
   {name: "state", title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
   {name: "host", title: "Host", value: (row) => row.host},
@@ -69,8 +69,8 @@ function openAll(root, parameters, stream, signal) {
   const after = h("button", {type: "button", click: () => change({offset: Number(state.offset) + LIMIT})}, "After →");
   const pager = h("span.pager", before, after);
   const bar = h("div.bar",
-    searchField("Id, label or host", state.text, (text) => change({text, offset: "0"})),
-    choice("State", [["", "every state"], ["active", "active"], ["silent", "silent"], ["gone", "gone"]], state.state,
+    searchField("Name, id, label or host", state.text, (text) => change({text, offset: "0"})),
+    choice("State", [["", "every state"], ["active", "active"], ["silent", "silent"], ["lost", "lost"], ["gone", "gone"]], state.state,
       (chosen) => change({state: chosen, offset: "0"})),
     columnMenu(state.columns, (columns) => change({columns})), message, pager);
   fill(root, spread, bar, h("div.scroll.tall", {tabindex: "0", role: "region", "aria-label": "Actors"},
@@ -196,7 +196,7 @@ function about({actor, facts: told}) {
     ["log lines dropped", count(actor.dropped_lines)],
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
-  return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.label)), main, h("p", logs)),
+  return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),
     h("section.card", h("h2", "What it sent"), ways),
     h("section.card", h("h2", "What its server knows"), plainFacts(told)));
 }

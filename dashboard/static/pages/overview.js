@@ -96,7 +96,9 @@ const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went
 /** The page that says more of a finding, with its state. */
 const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
-  no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
+  servers_missing: ["nodes"], proxies_missing: ["nodes"], no_inserts: ["actors", {sort: "last_seen"}], no_caches: ["nodes"],
+  learner_behind: ["live"], samples_old: ["live"], models_behind: ["actors"], caches_rejected: ["actors", {sort: "rejected_caches"}],
+  actors_gone: ["actors"], no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
   learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
 };
 
@@ -151,6 +153,7 @@ function actors({actors: found, nodes}) {
     ["active", link("active")],
     ...(found.idle ? [["of these, recorded nothing yet", count(found.idle)]] : []),
     ["silent", link("silent")],
+    ...(found.lost ? [["lost", link("lost")]] : []),
     ["said goodbye", link("gone")],
     ["nodes that answer", `${nodes.length - down.length} of ${nodes.length}`],
     ...down.map((node) => [node.name || node.url, h(`span.state.${node.state}`, node.state)]),

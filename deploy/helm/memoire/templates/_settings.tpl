@@ -80,6 +80,12 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- $expected := $v.expectedActors -}}
 {{- if kindIs "invalid" $expected }}{{ $actors := include "memoire.actors" . | fromYaml }}{{ $expected = ternary (mul $actors.replicas $actors.processes) 0 $actors.enabled }}{{ end -}}
 {{- if $expected }}{{ $_ := set $said "expected-actors" (int64 $expected) }}{{ end -}}
+{{- $servers := $v.expectedServers -}}
+{{- if kindIs "invalid" $servers }}{{ $servers = ternary $learner.replicas (ternary .Values.server.replicas 0 .Values.server.enabled) $learner.embedsServer }}{{ end -}}
+{{- if $servers }}{{ $_ := set $said "expected-servers" (int64 $servers) }}{{ end -}}
+{{- $proxies := $v.expectedProxies -}}
+{{- if kindIs "invalid" $proxies }}{{ $proxies = ternary .Values.proxy.autoscaling.minReplicas .Values.proxy.replicas .Values.proxy.autoscaling.enabled }}{{ end -}}
+{{- if $proxies }}{{ $_ := set $said "expected-proxies" (int64 $proxies) }}{{ end -}}
 {{- if $v.goalSteps }}{{ $_ := set $said "goal-steps" (int64 $v.goalSteps) }}{{ end -}}
 {{- if $v.goalEpisodes }}{{ $_ := set $said "goal-episodes" (int64 $v.goalEpisodes) }}{{ end -}}
 {{- mergeOverwrite $said $v.settings | toYaml -}}
