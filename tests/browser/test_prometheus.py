@@ -4,9 +4,11 @@ and every panel of the boards has an answer."""
 import contextlib
 import http.client
 import json
+import math
 import re
 import shutil
 import subprocess
+import threading
 import urllib.parse
 import urllib.request
 
@@ -30,40 +32,84 @@ rule_files: [{rules}]
 scrape_configs:
 {jobs}
 """
-JOB = "  - {{job_name: memoire-{role}, static_configs: [{{targets: ['{target}'], labels: {labels}}}]}}"
-LABELS = {"namespace": "rl", "release": "ant", "pod": "pod-0"}
+JOB = "  - {{job_name: {job}, static_configs: [{targets}]}}"
+TARGET = "{{targets: ['{target}'], labels: {labels}}}"
 PATIENCE = 100.0
-SILENT = {"Refused messages"}
+LAYOUTS = ("near", "far")
+"""The learner in the server's process, and one that draws through a proxy and that nobody scrapes: also releases."""
+PER_NODE = {"memoire:held_bytes:ratio"}
+"""Records of single nodes."""
+SILENT = {"Refused messages", "Findings"}
 """Panels that have nothing to show where all is well."""
+
+
+def labels(release):
+    return {"namespace": "rl", "release": release, "pod": "pod-0"}
+
+
+class Life:
+    """Actor and learner of one cluster, which go on until the end."""
+
+    def __init__(self, layout, server, client, reader):
+        self.layout, self.server, self.client, self.reader = layout, server, client, reader
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.run, name=f"life-{layout}")
+
+    def turn(self):
+        """An episode comes in, and a batch goes out; the learner of each layout waits a little."""
+        played(self.client, episodes=1, length=50, version=1)
+        assert self.client.push_cache(PATIENCE)
+        self.client.update(PATIENCE)
+        learner = self.server if self.layout == "near" else self.reader
+        learner.get_batch(32, timeout=PATIENCE).update_priorities(np.ones(32))
+
+    def run(self):
+        while not self.ended.wait(0.25):
+            self.turn()
+
+    def __enter__(self):
+        self.turn()
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join(PATIENCE)
+
+
+def cluster_of(layout, keep, folder):
+    """The pages of the nodes of a living cluster, by role, with something in every figure."""
+    many = memoire.Parameters(reuse_cache=True)
+    server = keep(
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state_dir=folder, parameters=many)
+    )
+    proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint], name="front"))
+    client = keep(memoire.connect(proxy.endpoint, seed=0, name="actor-0"))
+    reader = keep(memoire.Reader([proxy.endpoint], seed=0, name="learner-0")) if layout == "far" else None
+    server.publish("policy", b"weights")
+    client.scalars({"loss": 1.5})
+    server.scalars({"grad_norm": 2.0})
+    keep(Life(layout, server, client, reader))
+    made = {"server": server, "proxy": proxy, "actor": client} | ({"learner": reader} if reader else {})
+    pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
+    watched = tuple(pages[role].url for role in ("server", "proxy"))
+    told = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
+    pages["dashboard"] = keep(serving.Dashboard(Settings(**told, expected_servers=1, expected_proxies=1)))
+    return pages
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    """One node of each role, with something in every figure, and the pages of each."""
+    """Two clusters, of both layouts, by (release, role). The far learner's own page belongs to none."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
-        folder = tmp_path_factory.mktemp("state")
-        server = keep(memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state_dir=folder))
-        proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]))
-        client = keep(memoire.connect(proxy.endpoint, seed=0))
-        reader = keep(memoire.Reader([server.endpoint], seed=0))
-        server.publish("policy", b"weights")
-        played(client, episodes=3, length=50, version=1)
-        client.scalars({"loss": 1.5})
-        server.scalars({"grad_norm": 2.0})
-        assert client.push_cache(100.0) and client.push_cache(100.0)
-        until(lambda: server.total_caches == 2)
-        client.update(100.0)
-        server.get_batch(32, timeout=100.0).update_priorities(np.ones(32))
-        reader.get_batch(32)
-        until(lambda: server.stats().learners)
-        made = {"server": server, "proxy": proxy, "actor": client, "learner": reader}
-        pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
-        watched = tuple(pages[role].url for role in ("server", "proxy"))
-        pages["dashboard"] = keep(serving.Dashboard(Settings(nodes=watched, listen="127.0.0.1:0", poll_every=0.2)))
-        pages["server-that-ends"] = keep(NodePages("127.0.0.1:0"))
+        pages = {}
+        for layout in LAYOUTS:
+            made = cluster_of(layout, keep, tmp_path_factory.mktemp("state"))
+            pages |= {(layout, role): page for role, page in made.items()}
+        pages["elsewhere", "learner"] = pages.pop(("far", "learner"))
+        pages["elsewhere", "server-that-ends"] = keep(NodePages("127.0.0.1:0"))
         yield pages
 
 
@@ -78,13 +124,19 @@ def played(client, episodes, length, version):
         client.on_episode(0, length, float(length))
 
 
+def targets_of(pages, role):
+    """Those of one role, as its configuration has them."""
+    found = {release: urllib.parse.urlsplit(page.url).netloc for (release, each), page in pages.items() if each == role}
+    return ", ".join(TARGET.format(target=at, labels=json.dumps(labels(release))) for release, at in found.items())
+
+
 class Prometheus:
     """The real one, in a process of its own, that watches these pages."""
 
     def __init__(self, folder, pages):
         self.address = f"127.0.0.1:{block(1)}"
-        targets = {role: urllib.parse.urlsplit(each.url).netloc for role, each in pages.items()}
-        jobs = "\n".join(JOB.format(role=role, target=at, labels=json.dumps(LABELS)) for role, at in targets.items())
+        roles = dict.fromkeys(role for _, role in pages)
+        jobs = "\n".join(JOB.format(job=f"memoire-{role}", targets=targets_of(pages, role)) for role in roles)
         config = folder / "prometheus.yaml"
         config.write_text(CONFIG.format(rules=FOLDER / "memoire.rules.yaml", jobs=jobs), encoding="utf-8")
         self.log = open(folder / "log", "wb")  # noqa: SIM115  closed with it
@@ -162,19 +214,44 @@ def panels():
     ]
 
 
-def asked(panel):
-    """The queries of a panel, as Grafana sends them with all variables at All."""
+def asked(panel, release):
+    """(legend, query) of a panel, as Grafana sends it for one release, with all other variables at All."""
     for target in panel["targets"]:
-        query = target["expr"].replace("$__rate_interval", "1m")
-        yield re.sub(r"\$(namespace|release|pod)\b", ".*", query)
+        query = target["expr"].replace("$__rate_interval", "1m").replace("$release", release)
+        yield target["legendFormat"], re.sub(r"\$(namespace|pod)\b", ".*", query)
 
 
+def numbers(prometheus, query):
+    """What a query answers now, without what is no number."""
+    found = [float(each["value"][1]) for each in prometheus.ask("query", query=query)["result"]]
+    return [number for number in found if not math.isnan(number)]
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
 @pytest.mark.parametrize(("file", "panel"), panels())
-def test_every_panel_of_the_boards_has_an_answer(prometheus, file, panel):
-    assert all("$" not in query for query in asked(panel))
-    answers = [prometheus.ask("query", query=query)["result"] for query in asked(panel)]
-    if not any(answers) and panel["title"] not in SILENT:  # a rate takes two scrapes with something between them
-        until(lambda: any(prometheus.ask("query", query=query)["result"] for query in asked(panel)), PATIENCE)
+def test_every_query_of_every_panel_has_an_answer(prometheus, file, panel, release):
+    for _, query in asked(panel, release):
+        assert "$" not in query
+        if panel["title"] in SILENT:
+            assert numbers(prometheus, query) == [], query
+        else:  # a rate takes two scrapes, and a ratio half a minute of the dashboard's
+            assert until(lambda: numbers(prometheus, query), PATIENCE), query  # noqa: B023  it is asked at once
+
+
+def test_the_overview_shows_what_the_dashboards_merged(prometheus, nodes):
+    (panel,) = [each for each in board("overview.json")["panels"] if each["title"] == "Steps"]
+    totals = {release: nodes[release, "dashboard"].aggregator for release in LAYOUTS}
+    for release, aggregator in totals.items():
+        (query,) = [query for _, query in asked(panel, release)]
+        before = aggregator.newest.totals.steps
+        until(lambda: numbers(prometheus, query)[0] >= before, PATIENCE)  # noqa: B023
+        assert numbers(prometheus, query)[0] <= aggregator.newest.totals.steps
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
+@pytest.mark.parametrize("record", sorted({rule["record"] for rule in rules() if "record" in rule} - PER_NODE))
+def test_every_record_of_a_cluster_is_there_wherever_the_learner_is(prometheus, record, release):
+    until(lambda: numbers(prometheus, f'{record}{{release="{release}"}}'), PATIENCE)
 
 
 def test_variables_of_the_boards_find_what_is_there(prometheus):
@@ -185,12 +262,15 @@ def test_variables_of_the_boards_find_what_is_there(prometheus):
             query = variable["query"] if isinstance(variable["query"], str) else variable["query"]["query"]
             matched, label = re.fullmatch(r"label_values\((.*), ?(\w+)\)", query).groups()
             matched = re.sub(r"\$(namespace|release)\b", ".*", matched)
-            assert prometheus.ask(f"label/{label}/values", **{"match[]": matched}) == [LABELS[label]]
+            assert (
+                prometheus.ask(f"label/{label}/values", **{"match[]": matched})
+                == {"namespace": ["rl"], "release": ["elsewhere", "far", "near"], "pod": ["pod-0"]}[label]
+            )
 
 
 def test_a_server_that_ends_is_an_alert(prometheus, nodes):
     """Pending at once, and firing after the five minutes that the rule waits."""
-    nodes["server-that-ends"].close()
+    nodes["elsewhere", "server-that-ends"].close()
     until(
         lambda: "MemoireServerDown" in {each["labels"]["alertname"] for each in prometheus.ask("alerts")["alerts"]},
         PATIENCE,
@@ -198,7 +278,7 @@ def test_a_server_that_ends_is_an_alert(prometheus, nodes):
 
 
 def test_promtool_finds_nothing_wrong_with_what_the_dashboard_says(nodes):
-    with urllib.request.urlopen(f"{nodes['dashboard'].url}/metrics", timeout=100.0) as answer:
+    with urllib.request.urlopen(f"{nodes['near', 'dashboard'].url}/metrics", timeout=100.0) as answer:
         body = answer.read()
     done = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
