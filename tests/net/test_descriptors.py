@@ -92,7 +92,7 @@ from memoire import Server
 from memoire.net import descriptors
 from memoire.limits import Limits
 from memoire.replay.schema import Schema
-descriptors.LOOK = 0.1
+descriptors.POLL_INTERVAL = 0.1
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
 with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
