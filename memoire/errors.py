@@ -30,6 +30,17 @@ class NotBuilt(MemoireError, ImportError):
         )
 
 
+class NotInstalled(MemoireError, ImportError):
+    """A module that only some users need is not installed."""
+
+    def __init__(self, module: str, command: str) -> None:
+        super().__init__(module, command)
+        self.module, self.command = self.args
+
+    def __str__(self) -> str:
+        return f"this needs {self.module}, which is not installed: {self.command}"
+
+
 class SchemaError(MemoireError, ValueError):
     """A column, role, dtype or shape that a schema cannot have."""
 

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from memoire.errors import MemoireError
 from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, Overview, RunInfo
 from .cluster import Cluster
 from .distributions import merged
-from .history import FLUSH_INTERVAL, PRUNE_INTERVAL, Curves, History
+from .history import FLUSH_INTERVAL, PRUNE_INTERVAL, Curves, History, Point
 from .node_state import Answer
 from .nodes import NodeAddresses, NodeError, Questions
 
@@ -116,6 +116,8 @@ class Aggregator:
         self._ended = threading.Event()
         self._turned = time.monotonic()
         self._newest: Overview | None = None
+        self.figures: Mapping[str, Point] = {}
+        """Those of the newest look, by the names of their curves."""
         self._looking = threading.Lock()  # the next one's
         self._distributions: dict[str, tuple[float, ClusterDistribution]] = {}
         self._kept_at = self._flushed_at = self._pruned_at = 0.0
@@ -257,7 +259,7 @@ class Aggregator:
             if self._newest is not None and self._newest.run != overview.run:
                 self._keep(now)  # what the former run came to
                 self._kept_at = 0.0
-            self._newest = overview
+            self._newest, self.figures = overview, figures
         self._save(now)
         self._on_look(overview)
         return overview

@@ -75,6 +75,7 @@ def parsers() -> "tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     operate.add_run(commands)
     watch.add_dashboard(commands)
     watch.add_top(commands)
+    watch.add_report(commands)
     watch.add_logs(commands)
     watch.add_doctor(commands)
     watch.add_totals(commands)

@@ -113,6 +113,53 @@ def add_top(commands: Commands) -> None:
     top.set_defaults(command=_top)
 
 
+def add_report(commands: Commands) -> None:
+    """`memoire report`."""
+    report = commands.add_parser(
+        "report",
+        help="the cluster's figures to TensorBoard or Trackio",
+        description="Give the figures of the whole cluster, those of the dashboard's curves, to another tool, until "
+        "the run is finished or Ctrl-C. A run that begins meanwhile is a run of its own there. Other tools: "
+        "memoire.loggers. Exit status: 0 every node answered; 1 nobody did; 3 some did not; 130 Ctrl-C.",
+        epilog="example: memoire report server-0:8080 server-1:8080 --to tensorboard --folder runs",
+    )
+    add_nodes(report)
+    report.add_argument("--to", required=True, choices=("tensorboard", "trackio"), help="who gets them")
+    report.add_argument("--folder", default="runs", metavar="FOLDER", help="TensorBoard: where (default: %(default)s)")
+    report.add_argument("--project", default="memoire", metavar="NAME", help="of Trackio (default: %(default)s)")
+    report.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)")
+    report.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only figures like this, such as 'sample_*'",
+    )
+    report.add_argument("--once", action="store_true", help="look once, report, and end")
+    report.set_defaults(command=_report)
+
+
+def _report(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from memoire.dashboard.terminal.report import folder_name, report
+    from memoire.loggers import Logger, TensorBoard, Trackio
+
+    def open_logger(run: str) -> Logger:
+        if given.to == "tensorboard":
+            return TensorBoard(Path(given.folder) / folder_name(run))
+        return Trackio(given.project, run)
+
+    return report(
+        given.nodes,
+        open_logger,
+        node_token=tokens(given.token_file),
+        every=given.every,
+        only=given.only,
+        once=given.once,
+    )
+
+
 def add_logs(commands: Commands) -> None:
     """`memoire logs`."""
     logs = commands.add_parser(

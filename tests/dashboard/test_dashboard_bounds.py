@@ -22,9 +22,9 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import _write, tail
 from memoire.dashboard.terminal.top import _section
 from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
-from memoire.dashboard.web.exports import _bytes, _varint
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
+from memoire.loggers import _bytes, _varint
 from memoire.net.resolver import Names
 
 

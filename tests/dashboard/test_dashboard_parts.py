@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boardkit import account, one
+from memoire import loggers
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
@@ -199,7 +200,7 @@ def test_names_beyond_the_bound_are_counted_and_not_kept(history):
 
 
 def test_an_event_file_is_read_by_the_rules_of_its_format(history):
-    assert exports.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
+    assert loggers.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
     for second in range(3):
         history.add("r", NOW + second, {"loss": one(second + 0.5), "steps": one(200.0 * second)})
     data = b"".join(exports.events_of(history, "r", ["loss"]))
@@ -207,8 +208,8 @@ def test_an_event_file_is_read_by_the_rules_of_its_format(history):
     while data:
         (length,) = struct.unpack_from("<Q", data)
         body = data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 8)[0] == exports._masked(data[:8])
-        assert struct.unpack_from("<I", data, 12 + length)[0] == exports._masked(body)
+        assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(data[:8])
+        assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
         records.append(body)
         data = data[16 + length :]
     assert b"brain.Event:2" in records[0] and len(records) == 4

@@ -17,7 +17,7 @@ WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "ver
 """Files at the top that everybody uses."""
 KERNELS = "_kernels"
 """What compiled modules share: headers of C and Cython, which need nothing of memoire."""
-FOR_USERS = ["dataset", "torch", "sb3", "minari"]
+FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
     "replay", *FOR_USERS, "wire", "pool", "models", "security", "accounting", "net", "storage",

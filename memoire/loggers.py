@@ -1,0 +1,220 @@
+"""Where figures go while a run goes on: TensorBoard's files, Trackio, or whatever has a call like
+`log(figures, step=7)`.
+
+`memoire report` and `memoire.dashboard.terminal.report` give the figures of a whole cluster to a logger. A learner
+gives its own, and those of its server:
+
+    with contextlib.closing(TensorBoard("runs/breakout")) as logger:
+        logger.log({"loss": loss} | figures(server.stats()), step)
+
+What has two methods is a logger. Where somebody else's functions do the work, one line makes one:
+
+    Functions(wandb.log, wandb.finish)
+    Functions(mlflow.log_metrics, mlflow.end_run)
+    Functions(trackio.log, trackio.finish)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from .clock import wall_clock
+from .errors import NotInstalled, ParameterError
+
+__all__ = ["Functions", "Logger", "TensorBoard", "Trackio", "figures"]
+
+
+class Logger(Protocol):
+    """Takes figures by name."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """These are the figures at this step; steps do not go back."""
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+
+
+class Functions:
+    """A logger out of functions.
+
+    Args:
+        log: Called as `log(figures, step=step)`.
+        close: Called once at the end.
+    """
+
+    def __init__(self, log: Callable[..., object], close: Callable[[], object] = lambda: None) -> None:
+        self._log, self._close = log, close
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Hand the figures on, as a dictionary of their own."""
+        self._log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Hand that on, too."""
+        self._close()
+
+
+class TensorBoard:
+    """Writes an event file that TensorBoard reads while it grows. TensorBoard itself is not needed here.
+
+    Args:
+        folder: Where the file goes; it is made. TensorBoard shows each folder as a run.
+        clock: Seconds since 1970.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
+        name = f"events.out.tfevents.{clock():.0f}.{socket.gethostname()}.{os.getpid()}.{id(self):x}"
+        self.path = place / name
+        """The file."""
+        self._file = self.path.open("xb")
+        self._file.write(first_event())
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Write the finite ones of these figures; a reader sees them at once."""
+        self._file.write(scalars(figures, step, self._clock()))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. Closing again does nothing."""
+        self._file.close()
+
+
+class Trackio:
+    """Figures to Trackio, which keeps them on this machine: `pip install trackio`, then `trackio show`.
+
+    Args:
+        project: What Trackio shows runs under.
+        name: Of the run.
+        options: What else `trackio.init` takes.
+
+    Raises:
+        NotInstalled: Trackio is not there.
+    """
+
+    def __init__(self, project: str, name: str | None = None, **options: Any) -> None:
+        try:
+            trackio: Any = importlib.import_module("trackio")
+        except ModuleNotFoundError as error:
+            raise NotInstalled(error.name or "trackio", "pip install trackio") from None
+        self._run = trackio.init(project=project, name=name, **options)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Hand the figures on."""
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Wait until all are kept."""
+        self._run.finish()
+
+
+def figures(stats: Any, prefix: str = "") -> dict[str, float]:
+    """All finite numbers in what `stats()` of a node gives, by name: "tables.default.samples". Booleans and texts are
+    left out.
+
+    Args:
+        prefix: What names begin with, such as "server.".
+    """
+    if dataclasses.is_dataclass(stats) and not isinstance(stats, type):
+        stats = {each.name: getattr(stats, each.name) for each in dataclasses.fields(stats)}
+    if isinstance(stats, Mapping):
+        inner = (figures(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in stats.items())
+        return {name: value for each in inner for name, value in each.items()}
+    is_figure = isinstance(stats, int | float) and not isinstance(stats, bool) and math.isfinite(stats)
+    return {prefix: float(stats)} if is_figure else {}
+
+
+# ------------------------------------------------------------------------------------------------------ event files
+#
+# An event file is a row of records: length, checksum of the length, bytes, checksum of the bytes; each record is a
+# protocol buffer `Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5 }`, with
+# `Summary { repeated Value value = 1 }` and `Value { string tag = 1; float simple_value = 2 }`.
+
+
+def first_event() -> bytes:
+    """What an event file begins with."""
+    return _record(_double(1, 0.0) + _bytes(3, b"brain.Event:2"))
+
+
+def scalars(figures: Mapping[str, float], step: int, seconds: float) -> bytes:
+    """One record with the finite ones of these figures at a step; b"" where there is none.
+
+    Args:
+        seconds: Since 1970.
+    """
+    if not 0 <= step < 1 << 63:
+        raise ParameterError("step", step, "a whole number from 0 to 2**63 - 1")
+    values = [_bytes(1, name.encode()) + _float(2, value) for name, value in figures.items() if math.isfinite(value)]
+    summary = b"".join(_bytes(1, value) for value in values)
+    return _record(_double(1, seconds) + _varint_field(2, step) + _bytes(5, summary)) if values else b""
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
+
+
+def _double(field: int, value: float) -> bytes:
+    return bytes([field << 3 | 1]) + struct.pack("<d", value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return bytes([field << 3 | 5]) + struct.pack("<f", max(-LARGEST, min(LARGEST, value)))
+
+
+def _varint_field(field: int, value: int) -> bytes:
+    return bytes([field << 3]) + _varint(value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return bytes([field << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def masked(data: bytes) -> int:
+    """The checksum of a record's part, as event files have it."""
+    checksum = crc32c(data)
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
+
+    return tuple(entry(value) for value in range(256))
+
+
+LARGEST: Final = 3.4028234663852886e38
+"""The largest number of a float32, in which event files have figures."""
+_CRC: Final = _table()
+
+
+def crc32c(data: Iterable[int]) -> int:
+    """The Castagnoli checksum (RFC 3720, appendix B.4)."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _CRC[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF

@@ -1,0 +1,231 @@
+"""Figures go to other tools: loggers, event files that TensorBoard reads, and `memoire report` beside real nodes."""
+
+import contextlib
+import json
+import math
+import struct
+import sys
+
+import pytest
+
+from history.ports import block
+from memoire import loggers
+from memoire.cli import main
+from memoire.dashboard.terminal import report
+from memoire.errors import EndpointError, NotInstalled, ParameterError
+from memoire.nodes.http import NodePages
+from netkit import Cluster, record
+
+TRACKIO = """
+import json, pathlib
+class Run:
+    def __init__(self, path, project, name):
+        self.path = path
+        self.put(["init", project, name])
+    def put(self, row):
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + chr(10))
+    def log(self, metrics, step=None):
+        self.put(["log", metrics, step])
+    def finish(self):
+        self.put(["finish"])
+def init(project, name=None):
+    return Run(pathlib.Path(__file__).with_suffix(".log"), project, name)
+"""
+"""What stands for Trackio: the calls that memoire makes of it, written down."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two servers with an actor each: 80 steps in all; and their pages."""
+    made = Cluster()
+    with contextlib.ExitStack() as stack:
+        servers = [made.server(name=f"server-{n}", run="a run/of mine") for n in range(2)]
+        clients = [made.client(server, seed=n) for n, server in enumerate(servers)]
+        for client in clients:
+            record(client, episodes=2, length=20)
+            assert client.push_cache(100.0)
+            client.update(100.0)
+        made.servers_there = servers
+        made.urls = [stack.enter_context(NodePages("127.0.0.1:0", server)).url for server in servers]
+        yield made
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(report, "FIRST_RATES", 0.05)
+
+
+class Kept:
+    """A logger that keeps what it is given."""
+
+    def __init__(self):
+        self.rows, self.is_closed = [], False
+
+    def log(self, figures, step):
+        assert not self.is_closed
+        self.rows.append((dict(figures), step))
+
+    def close(self):
+        self.is_closed = True
+
+
+# ---------------------------------------------------------------------------------------------------------- loggers
+
+
+def varint(data, at):
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def fields(data):
+    """(number, value) of each field of a protocol buffer; texts and messages are bytes."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 2:
+            size, at = varint(data, at)
+            yield key >> 3, data[at : at + size]
+            at += size
+        elif key & 7 == 0:
+            value, at = varint(data, at)
+            yield key >> 3, value
+        else:
+            kind = {1: "<d", 5: "<f"}[key & 7]
+            yield key >> 3, struct.unpack_from(kind, data, at)[0]
+            at += struct.calcsize(kind)
+
+
+def events(path):
+    """(seconds, step, figures) of each record of an event file with figures; checksums are compared."""
+    data, found = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack_from("<Q", data)
+        head, body = data[:8], data[12 : 12 + length]
+        assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(head)
+        assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
+        event = dict(fields(body))
+        if 5 in event:
+            values = [dict(fields(value)) for _, value in fields(event[5])]
+            found.append((event[1], event[2], {value[1].decode(): value[2] for value in values}))
+        else:
+            assert event[3] == b"brain.Event:2"
+        data = data[16 + length :]
+    return found
+
+
+def test_an_event_file_has_every_finite_figure_at_its_step_while_it_is_written(tmp_path):
+    with contextlib.closing(loggers.TensorBoard(tmp_path / "runs" / "a", clock=lambda: 1234.5)) as logger:
+        logger.log({"loss": 0.5, "näme": -2.0, "bad": math.nan, "huge": 1e300}, 7)
+        assert logger.path.name.startswith("events.out.tfevents.1234.")
+        huge = pytest.approx(3.4e38, rel=0.01)
+        assert events(logger.path) == [(1234.5, 7, {"loss": 0.5, "näme": -2.0, "huge": huge})]
+        logger.log({"loss": 0.25}, 1 << 40)
+        logger.log({"only": math.inf}, 9)
+    logger.close()
+    assert [row[1:] for row in events(logger.path)][1:] == [(1 << 40, {"loss": 0.25})]
+
+
+def test_a_step_that_no_event_file_has_is_refused(tmp_path):
+    with contextlib.closing(loggers.TensorBoard(tmp_path)) as logger, pytest.raises(ParameterError, match="step"):
+        logger.log({"loss": 1.0}, -1)
+
+
+def test_two_loggers_in_one_folder_write_two_files(tmp_path):
+    with contextlib.ExitStack() as stack:
+        for value in (1.0, 2.0):
+            stack.enter_context(contextlib.closing(loggers.TensorBoard(tmp_path))).log({"loss": value}, 1)
+    assert sorted(events(path)[0][2]["loss"] for path in tmp_path.iterdir()) == [1.0, 2.0]
+
+
+def test_functions_of_other_tools_are_a_logger_in_one_line():
+    said = []
+
+    def log(data, step=None, commit=None):  # as wandb.log, and but for names mlflow.log_metrics and trackio.log
+        said.append((data, step))
+
+    logger = loggers.Functions(log, lambda: said.append("end"))
+    logger.log({"loss": 1.0}, 3)
+    logger.close()
+    loggers.Functions(log).close()
+    assert said == [({"loss": 1.0}, 3), "end"]
+
+
+def test_figures_of_a_node_are_all_its_numbers_by_name(cluster):
+    found = loggers.figures(cluster.servers_there[0].stats(), "server")
+    assert found["server.totals.steps"] == 40.0 and found["server.tables.default.held_caches"] == 1.0
+    assert all(isinstance(value, float) and math.isfinite(value) for value in found.values())
+    assert "server.finished" not in found and "server.name" not in found
+    assert loggers.figures({"a": math.nan, "b": True, "c": [1], "d": 2}) == {"d": 2.0}
+
+
+def test_trackio_is_named_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(NotInstalled, match="pip install trackio"):
+        loggers.Trackio("mine")
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_figures_of_the_cluster_come_with_the_steps_of_its_run(cluster, tmp_path, capsys):
+    arguments = ["report", *cluster.urls, "--to", "tensorboard", "--folder", str(tmp_path), "--once"]
+    assert main.main(arguments) == 0
+    (path,) = (tmp_path / "a_run_of_mine").iterdir()
+    ((_, step, figures),) = events(path)
+    assert step == 80 and figures["steps"] == 80.0 and figures["actors_active"] == 2.0
+    assert {"node.server-0.memory_bytes", "table.default.held_bytes", "steps_per_second"} <= set(figures)
+    assert "run 'a run/of mine': reported, 1 looks" in capsys.readouterr().out
+
+
+def test_trackio_gets_the_figures_that_were_asked_for(cluster, tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    arguments = ["report", *cluster.urls, "--to", "trackio", "--project", "p", "--only", "ste*", "--only", "episodes"]
+    assert main.main([*arguments, "--once"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "trackio.log").read_text().splitlines()]
+    assert rows[0] == ["init", "p", "a run/of mine"] and rows[-1] == ["finish"]
+    assert set(rows[1][1]) == {"steps", "steps_per_second", "episodes"} and rows[1][2] == 80
+    monkeypatch.delitem(sys.modules, "trackio")
+
+
+def test_a_node_that_is_away_is_said_by_the_exit_status_and_nobody_is_an_error(cluster, capsys):
+    free = f"http://127.0.0.1:{block(1)}"
+    kept = Kept()
+    assert report.report([*cluster.urls, free], lambda run: kept, once=True, say=lambda line: None) == 3
+    assert kept.rows[0][1] == 80 and kept.is_closed
+    with pytest.raises(EndpointError):
+        report.report([free], lambda run: Kept())
+    assert main.main(["report", *cluster.urls, "--to", "tensorboard", "--every", "0"]) == 1
+    assert "--every" in capsys.readouterr().err
+
+
+def test_another_run_is_another_logger_and_a_finished_one_is_the_end():
+    made = Cluster()
+    server, opened = made.server(name="alone", run="first"), {}
+
+    def opening(run):
+        opened[run] = Kept()
+        return opened[run]
+
+    def say(line):
+        if line.startswith("run 'first': reporting"):
+            server.begin_run("second")
+        if line.startswith("run 'second': reporting"):
+            server.finish()
+
+    with contextlib.closing(made), NodePages("127.0.0.1:0", server) as pages:
+        assert report.report([pages.url], opening, every=0.05, say=say) == 0
+    assert list(opened) == ["first", "second"] and all(each.is_closed for each in opened.values())
+    assert opened["first"].rows and opened["second"].rows
+
+
+@pytest.mark.parametrize(("run", "folder"), [("a/b", "a_b"), ("..", "run__"), ("", "run"), ("é" * 200, "_" * 80)])
+def test_whatever_a_run_is_called_its_folder_stays_within(run, folder):
+    assert report.folder_name(run) == folder
