@@ -19,6 +19,8 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.security.tokens import Tokens
 
+from .figures import NONE, ago, bytes_of, count, duration, figure, share
+
 INCOMPLETE = 3
 """Exit status of one look when a node did not answer."""
 FIRST_RATES = 2.5
@@ -78,11 +80,7 @@ def top(
     )
     watch = Aggregator(settings, History(None))
     try:
-        watch.look_up()
-        first = watch.turn(TIMEOUT)
-        if not any(node.state != "down" for node in first.nodes):
-            raise _nobody(nodes, first)
-        watch.actors()
+        asked_once(watch, nodes)
         time.sleep(FIRST_RATES)
         watch.turn(every)  # the share of its time that a learner waits is what it was at the look before
         if once:
@@ -95,6 +93,19 @@ def top(
             time.sleep(every)
     finally:
         watch.close()
+
+
+def asked_once(watch: Aggregator, nodes: Sequence[str]) -> None:
+    """Look for the first time.
+
+    Raises:
+        EndpointError: nobody answers.
+    """
+    watch.look_up()
+    first = watch.turn(TIMEOUT)
+    if not any(node.state != "down" for node in first.nodes):
+        raise _nobody(nodes, first)
+    watch.actors()
 
 
 def _nobody(nodes: Sequence[str], seen: Overview) -> EndpointError:
@@ -142,16 +153,33 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
         *_head(seen),
         *_totals(seen),
         *_section("tables", [_table(row) for row in seen.tables], _TABLES),
+        *_incomplete(seen),
         *_actors(seen, actors, most),
         *_section("learners", [_learner(row, seen.time) for row in seen.learners], _LEARNERS),
-        *_section("nodes", [_node(row) for row in seen.nodes], _NODES),
+        *_section("nodes", [_node(row, seen.time) for row in seen.nodes], _NODES),
     ]
 
 
-_TABLES = ("table", "storage", "clients", "held", "bytes", "fill", "surplus", "drawn", "overwritten", "")
-_ACTORS = ("actor", "label", "host", "table", "home", "steps", "steps/s", "episodes", "return", "caches", "skipped")
-_LEARNERS = ("learner", "where", "batches", "samples", "waits", "heard")
-_NODES = ("node", "role", "state", "uptime", "memory", "files", "answer", "asks for", "")
+# Titles of columns are those of the pages, in small letters: a test compares.
+_TABLES = (
+    "table",
+    "storage",
+    "actors",
+    "held",
+    "bytes",
+    "full",
+    "unused samples",
+    "samples drawn",
+    "overwritten",
+    "waits for",
+)
+_ACTORS = (
+    "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
+)  # fmt: skip
+_LEARNERS = ("learner", "at", "batches", "samples drawn", "waits", "last seen")
+_NODES = (
+    "node", "role", "state", "up for", "cpu", "memory", "requests/s", "open files", "access", "refused", "answer", "",
+)  # fmt: skip
 
 
 def _head(seen: Overview) -> list[StyledLine]:
@@ -168,30 +196,40 @@ def _head(seen: Overview) -> list[StyledLine]:
 def _totals(seen: Overview) -> list[StyledLine]:
     totals, rates, learning, fresh = seen.totals, seen.rates, seen.learning, seen.freshness
     rows = [
-        ("steps", f"{totals.steps:,}", f"{rates.steps:,.0f}/s"),
-        ("episodes", f"{totals.episodes:,}", f"{rates.episodes:,.1f}/s"),
-        ("caches", f"{totals.accepted_caches:,}", f"{rates.caches:,.1f}/s"),
-        ("samples", f"{sum(table.samples for table in seen.tables):,}", f"{rates.samples:,.0f}/s"),
-        ("generated", _bytes(totals.generated_bytes), f"{_bytes(rates.generated_bytes)}/s"),
-        ("received", _bytes(totals.received_bytes), f"{_bytes(rates.received_bytes)}/s"),
+        ("steps", count(totals.steps), f"{figure(rates.steps)}/s"),
+        ("episodes", count(totals.episodes), f"{figure(rates.episodes)}/s"),
+        ("caches", count(totals.accepted_caches), f"{figure(rates.caches)}/s"),
+        ("samples drawn", count(sum(table.samples for table in seen.tables)), f"{figure(rates.samples)}/s"),
+        ("recorded", bytes_of(totals.generated_bytes), f"{bytes_of(rates.generated_bytes)}/s"),
+        ("received", bytes_of(totals.received_bytes), f"{bytes_of(rates.received_bytes)}/s"),
     ]
     facts = [
-        ("return", _number(learning.return_mean)),
-        ("length", _number(learning.length_mean)),
-        ("sample age", _number(fresh.age_median, " s")),
-        ("model lag", _number(fresh.lag_mean)),
-        ("learner waits", _share(rates.waiting_share)),
-        ("caches skipped", _share(rates.skipped_share)),
+        ("mean return", figure(learning.return_mean)),
+        ("mean length", figure(learning.length_mean)),
+        ("age of samples", duration(fresh.age_median)),
+        ("models behind", figure(fresh.lag_mean)),
+        ("learner waits", share(rates.waiting_share)),
+        ("caches skipped", share(rates.skipped_share)),
     ]
     lost = [("rejected", totals.rejected_caches), ("lost", totals.lost_caches), ("skipped", totals.skipped_caches)]
     return [
         StyledLine(""),
         *(
-            StyledLine(f"{name:<10}{total:>16}{rate:>14}    {fact:<16}{value:>12}")
+            StyledLine(f"{name:<14}{total:>16}{rate:>14}    {fact:<16}{value:>12}")
             for (name, total, rate), (fact, value) in zip(rows, facts, strict=True)
         ),
-        *(StyledLine(f"caches {name}: {count:,}", "yellow") for name, count in lost if count),
+        *(StyledLine(f"caches {name}: {count(number)}", "yellow") for name, number in lost if number),
     ]
+
+
+def _incomplete(seen: Overview) -> list[StyledLine]:
+    """Figures of tables are of the servers that answer: of half of a cluster they would look like all of it."""
+    away = [node.name or node.url for node in seen.nodes if node.role == "server" and node.state == "down"]
+    if not away:
+        return []
+    verb, holder = ("does", "it holds") if len(away) == 1 else ("do", "they hold")
+    text = f"incomplete: {', '.join(away)} {verb} not answer: what {holder} is in no figure of the tables"
+    return [StyledLine(escape(text), "yellow")]
 
 
 def _table(row: TableRow) -> tuple[str, ...]:
@@ -199,13 +237,13 @@ def _table(row: TableRow) -> tuple[str, ...]:
     return (
         row.name,
         row.storage,
-        f"{row.clients:,}",
-        f"{row.held_caches:,}",
-        _bytes(row.held_bytes),
-        _share(row.full),
-        f"{row.unused_samples:,}",
-        f"{row.samples:,}",
-        f"{row.overwritten_caches:,}",
+        count(row.clients),
+        count(row.held_caches),
+        bytes_of(row.held_bytes),
+        "no limit" if row.full is None else share(row.full),
+        count(row.unused_samples),
+        count(row.samples),
+        count(row.overwritten_caches),
         "; ".join(waits),
     )
 
@@ -218,10 +256,8 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
     silent = sorted((row for row in actors if row.state == "silent"), key=lambda row: -row.last_seen)
     found = _section(f"actors: {', '.join(said)}", [_actor(row) for row in busiest[:most]], _ACTORS)
     for row in silent[:most]:
-        heard = _duration(seen.time - row.last_seen)
-        where = f"host {escape(row.host) or '-'} home {escape(row.home) or '-'}"
-        text = f"silent: {escape(row.name) or row.client} label {row.label} {where}"
-        found.append(StyledLine(f"{text}, heard {heard} ago", "yellow"))
+        who = f"{escape(row.name) or row.label} host {escape(row.host) or NONE} server {escape(row.home) or NONE}"
+        found.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))
     if len(silent) > most:
         found.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
     return found if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(said)}", "bold"), *found]
@@ -229,50 +265,57 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
 
 def _actor(row: ActorRow) -> tuple[str, ...]:
     return (
-        row.name or row.client[:12],
-        row.label,
+        row.name or row.label,
+        row.client[:12],
         row.host,
         row.table,
         row.home,
-        f"{row.steps:,}",
-        f"{row.steps_per_second:,.0f}",
-        f"{row.episodes:,}",
-        _number(row.return_mean),
-        f"{row.accepted_caches:,}",
-        f"{row.skipped_caches:,}",
+        count(row.steps),
+        figure(row.steps_per_second),
+        count(row.episodes),
+        figure(row.return_recent),
+        count(row.accepted_caches),
+        count(row.skipped_caches),
     )
 
 
 def _learner(row: LearnerRow, now: float) -> tuple[str, ...]:
-    who = row.name or (row.learner if row.learner.startswith("server:") else row.learner[:12])
-    heard = f"{_duration(max(0.0, now - row.last_seen))} ago"
-    return who, row.where, f"{row.batches:,.0f}", f"{row.samples:,.0f}", _share(row.waiting_share), heard
+    who = row.name or (row.learner if row.learner.startswith("server:") else row.learner[:8])
+    return who, row.where, count(row.batches), count(row.samples), share(row.waiting_share), ago(row.last_seen, now)
 
 
-def _node(row: NodeRow) -> tuple[str, ...]:
+def _node(row: NodeRow, now: float) -> tuple[str, ...]:
+    """A node that is away has no figures: what it said last is of before."""
+    name, role = row.name or row.url, row.role or NONE
+    if row.state == "down":
+        reasons = "; ".join(row.reasons)
+        return (name, role, "away", *[NONE] * 5, access(row), NONE, NONE, f"since {ago(row.since, now)}: {reasons}")
     return (
-        row.name or row.url,
-        row.role,
-        row.state,
-        "-" if row.uptime is None else _duration(row.uptime),
-        "-" if row.memory_bytes is None else _bytes(row.memory_bytes),
-        "-" if row.descriptors is None else f"{row.descriptors:,}",
-        f"{1000 * row.took:.0f} ms",
-        guarded_by(row),
+        name,
+        role,
+        "not ready" if row.state == "unready" else row.state,
+        duration(row.uptime),
+        share(row.cpu),
+        bytes_of(row.memory_bytes),
+        figure(row.requests_per_second),
+        count(row.descriptors),
+        access(row),
+        count(row.refused),
+        duration(row.took),
         "; ".join(row.reasons),
     )
 
 
-def guarded_by(row: NodeRow) -> str:
-    """What those who come have to have."""
+def access(row: NodeRow) -> str:
+    """What a peer needs to come in."""
     if row.open:
-        return "nothing"
-    return "-" if row.keys is None else "keys" if row.keys else "this machine"
+        return "everybody"
+    return NONE if row.keys is None else "keys" if row.keys else "this machine"
 
 
 def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[StyledLine]:
     """A title and aligned columns below it: numbers to the right. Nothing where there are no rows."""
-    shown = [[escape(cell) or "-" for cell in row[:-1]] + [escape(row[-1])] for row in rows]
+    shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in rows]
     if not shown:
         return []
     widths = [max(map(len, column)) for column in zip(heads, *shown, strict=True)]
@@ -283,32 +326,9 @@ def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) ->
         return "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in placed).rstrip()
 
     title_line = [StyledLine(""), StyledLine(title, "bold")] if title.startswith("actors") else [StyledLine("")]
-    body = [StyledLine(aligned(row), "red" if "down" in row[2:3] else "") for row in shown]
+    body = [StyledLine(aligned(row), "red" if "away" in row[2:3] else "") for row in shown]
     return [*title_line, StyledLine(aligned(heads), "dim"), *body]
 
 
 def _is_figure(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit() or cell[:1] == "-"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024.0:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024.0
-    return f"{count:,.1f} TiB"
-
-
-def _number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:,.2f}{unit}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return cell == NONE or cell == "no limit" or cell[:1].isdigit() or cell[:1] == "-"

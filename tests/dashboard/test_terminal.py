@@ -1,8 +1,10 @@
 """`memoire top` and `memoire logs`: the cluster for people without a browser, beside real nodes."""
 
 import contextlib
+import dataclasses
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,7 @@ from memoire.dashboard.collect.answers import (
     TableRow,
 )
 from memoire.dashboard.collect.verdict import Verdict
-from memoire.dashboard.terminal import log_tail, top
+from memoire.dashboard.terminal import figures, log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
 from netkit import Cluster, record, until
@@ -217,7 +219,7 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
     out = capsys.readouterr().out
     assert "run 'r-1' (not finished), in memory" in out
     assert "notice: 1 of 3 actors is missing." in out
-    assert re.search(r"^steps +80 +[\d,]+/s    return +20\.00$", out, re.M)
+    assert re.search(r"^steps +80 +[\d.,KM]+/s    mean return +20$", out, re.M)
     assert re.search(r"^default +caches +2 +2 ", out, re.M)
     assert "actors: 2 active, 0 silent, 0 gone, 1 of 3 missing" in out
     assert all(client.stats().client[:12] in out for client in cluster.clients_there)
@@ -269,10 +271,10 @@ def actor(number, state, speed=0.0, host="host", seen=990.0):
 def test_the_busiest_are_named_first_and_those_that_fell_silent_by_name():
     rows = [actor(n, "active", speed=float(n)) for n in range(3)] + [actor(16 + n, "silent") for n in range(7)]
     shown = [line.text for line in top.lines(overview(), rows, most=2)]
-    busy = [line for line in shown if line.startswith("000000000000")]
+    busy = [line for line in shown if line.startswith("0000000")]
     assert [line.split()[6] for line in busy] == ["2", "1"]
     silent = [line for line in shown if line.startswith("silent: ")]
-    assert len(silent) == 2 and silent[0].endswith("heard 10 s ago")
+    assert len(silent) == 2 and silent[0].endswith("last seen 10 s ago")
     assert "and 5 more are silent" in shown
 
 
@@ -281,18 +283,54 @@ def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
         "online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "", 0, 0.5
     )
     (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("online")]
-    assert shown.split(None, 8)[4:8] == ["512", "B", "50%", "77"] and shown.endswith("waits for 37 more entries")
+    assert shown.split(None, 9)[4:9] == ["512", "B", "50", "%", "77"] and shown.endswith("waits for 37 more entries")
 
 
 @pytest.mark.parametrize(
     ("keys", "open_", "words"),
-    [(None, (), "-"), (False, (), "this machine"), (True, (), "keys"), (True, ("http://0.0.0.0:1",), "nothing")],
+    [(None, (), "-"), (False, (), "this machine"), (True, (), "keys"), (True, ("http://0.0.0.0:1",), "everybody")],
 )
 def test_what_a_node_asks_those_who_come_for_is_shown(keys, open_, words):
     node = NodeRow("n", "http://n", "proxy", "up", 0.0, [], "", 1.0, 1, 1, 1, 0, 0.0, keys, open_)
     shown = [line.text for line in top.lines(overview(nodes=[node], open=[f"n {each}" for each in open_]), [])]
-    assert next(line for line in shown if line.startswith("n ")).partition(" ms ")[2].strip() == words
+    assert words in next(line for line in shown if line.startswith("n "))
     assert ("open to everybody: n http://0.0.0.0:1" in shown) is bool(open_)
+
+
+def test_a_node_that_is_away_shows_no_figure_of_before_and_tables_say_what_is_missing():
+    up = NodeRow("server-0", "http://s0", "server", "up", 0.0, [], "", 5.0, 1 << 20, 7, 99, 0, 0.002, cpu=0.5)
+    away = dataclasses.replace(up, name="server-1", state="down", since=940.0, reasons=["refused"])
+    shown = [line.text for line in top.lines(overview(nodes=[up, away]), [])]
+    assert next(line for line in shown if line.startswith("server-0")).split()[3:8] == ["5.0", "s", "50", "%", "1.05"]
+    (row,) = [line for line in shown if line.startswith("server-1")]
+    assert "away" in row and row.endswith("since 60 s ago: refused") and "1.05" not in row
+    assert "incomplete: server-1 does not answer: what it holds is in no figure of the tables" in shown
+
+
+def test_columns_are_called_as_in_the_pages():
+    static = Path(top.__file__).parent.parent / "static"
+    pages = [*(static / "pages").glob("*.js"), static / "terms.js"]
+    called = {title.lower() for path in pages for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
+    heads = {head for row in (top._TABLES, top._ACTORS, top._LEARNERS, top._NODES) for head in row if head}
+    assert heads <= called
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "text"),
+    [
+        (figures.figure, 0.0, "0"), (figures.figure, 0.5, "0.5"), (figures.figure, 3.14159, "3.14"),
+        (figures.figure, 1.2345e-4, "1.2e-4"), (figures.figure, 123.4, "123"), (figures.figure, 5123.4, "5,123"),
+        (figures.figure, 12_345.0, "12.3K"), (figures.figure, 999_900.0, "1M"), (figures.figure, -1_234_567.0, "-1.23M"),
+        (figures.figure, None, "-"), (figures.count, 1_234_567, "1,234,567"), (figures.share, 0.934, "93.4 %"),
+        (figures.share, 1.345, "135 %"), (figures.share, 0.0, "0 %"), (figures.bytes_of, 999, "999 B"),
+        (figures.bytes_of, 1234, "1.23 kB"), (figures.bytes_of, 45_600_000, "45.6 MB"), (figures.bytes_of, 7.89e11, "789 GB"),
+        (figures.duration, 0.0123, "12.3 ms"), (figures.duration, 4.56, "4.6 s"), (figures.duration, 45.6, "46 s"),
+        (figures.duration, 250.0, "4.2 min"), (figures.duration, 3000.0, "50 min"), (figures.duration, 11_160.0, "3.1 h"),
+        (figures.duration, 200_000.0, "2.3 days"),
+    ],
+)  # fmt: skip
+def test_figures_are_written_as_in_the_pages(call, value, text):
+    assert call(value) == text
 
 
 def test_nothing_hostile_reaches_a_terminal():
