@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 from memoire.errors import ParameterError
 from memoire.security import exposure
 from memoire.security.tokens import Tokens
+
+_SECRET = ("token", "node_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,5 +88,11 @@ class Settings:
 
     def shown(self) -> dict[str, object]:
         """All settings, for people: what is secret is only said to be there."""
-        secret = {"token": self.token is not None, "node_token": self.node_token is not None}
+        secret = {name: getattr(self, name) is not None for name in _SECRET}
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in secret} | secret
+
+    @classmethod
+    def defaults(cls) -> dict[str, object]:
+        """The same where nobody set anything: without `nodes`, which has to be set."""
+        known = {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+        return known | dict.fromkeys(_SECRET, False)

@@ -1,8 +1,9 @@
-"""Pictures of every page of a running dashboard, in both themes, on a desktop and on a phone.
+"""Pictures of every page of a running dashboard, in both themes, on a phone and on two desktops.
 
     python tools/screenshots.py http://127.0.0.1:8265 FOLDER
 
-Needs playwright, and chromium on the path. Exit status 1 where a page complained, or is wider than its window.
+Needs playwright, and chromium on the path. Exit status 1 where a page complained, is wider than its window,
+or cuts a table on a desktop.
 """
 
 import argparse
@@ -12,11 +13,15 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-PAGES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
+PAGES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings", "glossary")
 LISTS = ("actors", "nodes")
 """Pages of which the first thing in the list is looked at, too."""
-SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1360, 900), "phone": (390, 844), "wide": (1920, 1080)}
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+PHONE = 700
+"""Pixels up to which a table may be scrolled sideways."""
+CUT = """[...document.querySelectorAll(".scroll")].filter((each) => each.scrollWidth > each.clientWidth + 1)
+    .map((each) => each.getAttribute("aria-label"))"""
 SETTLE = 2500
 """Milliseconds for which a page may draw its curves."""
 
@@ -28,6 +33,7 @@ def take(page: Page, folder: Path, name: str, kind: str, wrong: list[str]) -> No
     drawn, width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     if drawn > width:
         wrong.append(f"{name} is {drawn} pixels wide on a {kind} of {width}")
+    wrong += [f"{name} cuts the table {table!r} on a {kind}" for table in page.evaluate(CUT)] if width > PHONE else []
 
 
 def main() -> int:

@@ -167,6 +167,10 @@ class NodeRow:
     """Addresses that other machines reach and that ask nobody for a key or token."""
     refused: int = 0
     """Connections and requests that were refused for who they came from."""
+    cpu: float | None = None
+    """Processor time over time, of the newest ten seconds: 1 is one core at work; None where it is not known."""
+    requests_per_second: float | None = None
+    """Requests that it answered or forwarded, over the newest ten seconds; None of a node that is asked nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,8 @@ class ActorRow:
     dropped_lines: int
     name: str = ""
     """That a person or Kubernetes gave it, in place of the id for people; "" for none. Several may have the same."""
+    return_recent: float | None = None
+    """Of its newest twenty episodes, of those that the dashboard has seen end; None where it has seen none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +380,16 @@ class HeldSample:
     """0: nobody said."""
     model_lag: int | None
     """Versions behind the newest model; None where no model was published, or nobody said."""
+    earlier: int | None
+    """Number of the entry before it: in its episode, or of its actor's held ones where the server knows no episode."""
+    later: int | None
+    """And of the one after it."""
+    step: int | None
+    """Its place in its episode, from 1; None where the server knows no episode."""
     episode: int | None
-    """Entries of its episode, where the server knows."""
+    """Entries of its episode; None where the server does not know."""
+    td_error: float | None
+    """Size of the TD error that a learner reported last; None where none did, or its actor alone knows."""
     arrays: dict[str, ShownArray]
 
 

@@ -169,6 +169,7 @@ class Cluster:
         fresh = [row for run, rows in self._fresh_episodes if run == self.run for row in rows]
         self._fresh_episodes.clear()
         self.episodes.extend(fresh)
+        self._actors.take_episodes(fresh)
         if not fresh:
             return {}
         lengths = [float(row.length) for row in fresh]

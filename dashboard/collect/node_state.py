@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .rates import WINDOW, Ring
+
 NOT_ASKED = "not asked yet"
 
 
@@ -40,6 +42,8 @@ class NodeState:
     name: str = ""
     role: str = ""
     runs: list[str] = field(default_factory=list)
+    _ring: Ring = field(default_factory=lambda: Ring(WINDOW))
+    _life: object = None  # what tells a process from the one that was there before
 
     @property
     def is_up(self) -> bool:
@@ -63,12 +67,37 @@ class NodeState:
         if state != self.state:
             self.state, self.since = state, answer.time
         self.error = answer.error
+        if answer.status is not None:
+            self._count(answer.time)
         if answer.settings is not None:
             self.settings = answer.settings
         for told in answer.accounts:
             self.runs = [str(name) for name in told["runs"]]
 
+    def _count(self, now: float) -> None:
+        """Remember what its process has used and answered so far; another process begins at nothing."""
+        process = self.status.get("process") or {}
+        life = process.get("host"), process.get("pid")
+        if life != self._life:
+            self._ring.clear()
+        self._life = life
+        counted = {"cpu": process.get("cpu_seconds"), "requests": _answered(self.stats)}
+        self._ring.add(now, {name: float(value) for name, value in counted.items() if value is not None})
+
+    def rate(self, name: str) -> float | None:
+        """What "cpu" (seconds) or "requests" gain each second, over the newest ten; None where that is not known."""
+        _, seconds = self._ring.gained(name, WINDOW)
+        return self._ring.rate(name) if seconds > 0.0 and self.is_up else None
+
     def note_silence(self, seconds: float) -> None:
         """It was asked so long ago: of one that has ever answered, what it said last still holds."""
         if not self.status and not self.is_up:
             self.error = f"{self.url} has not answered for {seconds:.1f} s"
+
+
+def _answered(stats: dict[str, Any]) -> int | None:
+    """Requests that a node has answered so far: a server's by kind, a proxy's in one figure; None of others."""
+    requests = stats.get("requests")
+    if isinstance(requests, dict):
+        return sum(sum(kind["counts"]) for kind in requests.values())
+    return requests if isinstance(requests, int) else None

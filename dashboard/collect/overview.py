@@ -18,6 +18,7 @@ from .verdict import Signs, TableRatio
 _RATES = (
     "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
 )  # fmt: skip
+_OF_NODE = ("memory_bytes", "cpu", "requests_per_second", "took")
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
 
 
@@ -42,6 +43,8 @@ def node_row(node: NodeState) -> NodeRow:
         keys=None if not security else bool(security.get("keys")),
         open=tuple(str(address) for address in security.get("open") or ()),
         refused=sum(int(count) for count in (security.get("refused") or {}).values()),
+        cpu=node.rate("cpu"),
+        requests_per_second=node.rate("requests"),
     )
 
 
@@ -211,8 +214,8 @@ def figures_of(overview: Overview) -> dict[str, Point]:
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
     for table in overview.tables:
         figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
-    for node in overview.nodes:
-        figures[f"node.{node.name or node.url}.memory_bytes"] = node.memory_bytes
+    for node in (each for each in overview.nodes if each.state != "down"):
+        figures |= {f"node.{node.name or node.url}.{name}": getattr(node, name) for name in _OF_NODE}
     return {
         name: Point(float(value), float(value), float(value))
         for name, value in figures.items()

@@ -44,8 +44,10 @@ function patchChildren(element, wanted) {
 
 function patchNode(old, node) {
   if (old.nodeType === Node.TEXT_NODE) return say(old, node.textContent);
+  const isUnfolded = old.nodeName === "DETAILS" && old.open; // by whoever reads it
   for (const {name} of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
   for (const {name, value} of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (isUnfolded) old.open = true;
   patchChildren(old, node);
 }
 

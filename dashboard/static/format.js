@@ -34,8 +34,8 @@ export function bytes(value) {
 /** 93 % */
 export const share = (value) => (isNumber(value) ? `${exact.format(Math.round(value * 1000) / 10)} %` : NONE);
 
-/** 93 % of what was generated, or 4.5 times as much as was generated */
-export const partOf = (value, what) => (isNumber(value) && value > 2 ? `${exact.format(value)} times as much as ${what}` : `${share(value)} of what ${what}`);
+/** 93 % of what was recorded, or 4.5 times what was recorded */
+export const partOf = (value, what) => (isNumber(value) && value > 2 ? `${exact.format(value)} times what ${what}` : `${share(value)} of what ${what}`);
 
 /** 340 ms, 12.3 s, 4 min, 3.1 h, 2.4 days */
 export function duration(seconds) {
@@ -50,8 +50,11 @@ export function duration(seconds) {
 /** "in 3.1 h", or what is the case already; null is not foreseen. */
 export const until = (seconds, already) => (seconds === null ? "not foreseen" : seconds > 0 ? `in ${duration(seconds)}` : already);
 
-/** 12 s ago */
-export const ago = (time, now) => (isNumber(time) && isNumber(now) ? `${duration(Math.max(0, now - time))} ago` : NONE);
+/** 12 s ago, or "just now" */
+export function ago(time, now) {
+  if (!isNumber(time) || !isNumber(now)) return NONE;
+  return now - time < 1 ? "just now" : `${duration(now - time)} ago`;
+}
 
 /** 14:03:22, with the date where it is not today's */
 export function clock(time) {
@@ -68,7 +71,7 @@ const IS_COUNT = /bytes|credit|chunk|limit|inline|steps|samples|lines|caches|ent
 export function raw(name, value) {
   if (value === null || value === undefined || value === "") return NONE;
   if (typeof value !== "number") return String(value);
-  if (IS_TIME.test(name) && value > 1e9) return clock(value);
+  if (IS_TIME.test(name) && value > 1e9) return clock(value > 1e15 ? value / 1e9 : value); // lives of servers are in nanoseconds
   if (!Number.isInteger(value)) return String(Number(value.toPrecision(6)));
   return IS_COUNT.test(name) ? count(value) : String(value);
 }

@@ -1,7 +1,8 @@
 // The frame around the pages: who is let in, navigation, theme, the live state, keys.
 import {get, post} from "./api.js";
-import {fill, h, say} from "./dom.js";
+import {fill, h, patch, say} from "./dom.js";
 import {clock, duration} from "./format.js";
+import {startHelp} from "./help.js";
 import {here} from "./router.js";
 import {Stream} from "./stream.js";
 import {startTheme} from "./theme.js";
@@ -42,13 +43,27 @@ function showUnknown(name) {
 
 function markNavigation(name) {
   for (const link of $("nav").querySelectorAll("a")) {
-    if (link.dataset.page !== name) {
-      link.removeAttribute("aria-current");
-      continue;
-    }
-    link.setAttribute("aria-current", "page");
-    $("nav").scrollLeft = link.offsetLeft - ($("nav").clientWidth - link.offsetWidth) / 2; // on a phone not all fit
+    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
+  say($("menu"), PAGES[name]?.title ?? "Pages");
+  showMenu(false);
+}
+
+/** On a phone the list of pages is behind a button with the name of the page that is shown. */
+function showMenu(isOpen) {
+  $("menu").setAttribute("aria-expanded", String(isOpen));
+  document.querySelector(".top").dataset.menu = isOpen ? "open" : "closed";
+}
+
+function startMenu() {
+  $("menu").addEventListener("click", () => showMenu($("menu").getAttribute("aria-expanded") !== "true"));
+  $("nav").addEventListener("click", (event) => event.target.closest("a") && showMenu(false));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || $("menu").getAttribute("aria-expanded") !== "true") return;
+    showMenu(false);
+    $("menu").focus();
+  });
 }
 
 function showLogin(problem = "") {
@@ -88,14 +103,16 @@ function showLive() {
   button.setAttribute("aria-pressed", String(stream.isPaused));
   say(button, texts[stream.state]);
   $("gone").hidden = stream.state !== "stale";
-  say($("gone"), stream.state === "stale" ? `The dashboard does not answer: what is shown is of ${since}. It goes on by itself once there is an answer.` : "");
+  say($("gone"), stream.state === "stale" ? `The dashboard does not answer. This page shows ${since}, and goes on by itself when there is an answer.` : "");
 }
 
-/** On every page: which addresses everybody may use, since nothing asks who comes. */
+/** On every page, in one line: that some addresses let everybody in. Which ones, and what closes them, unfolds. */
 function showOpen(addresses) {
-  const more = addresses.length > 3 ? ` and ${addresses.length - 3} more` : "";
   $("open").hidden = addresses.length === 0;
-  say($("open"), `Open to everybody who reaches it: ${addresses.slice(0, 3).join(", ")}${more}. Keys and tokens close it.`);
+  const text = addresses.length === 1 ? "One address is open to everybody" : `${addresses.length} addresses are open to everybody`;
+  patch($("open"), h("details", h("summary", text), h("ul", addresses.map((each) => h("li.mono", each))),
+    h("p", "Whoever reaches them can read or write. Keys (--keys) close the nodes' addresses, a token (--http-token-file, --token-file) " +
+      "closes their pages: docs/security.md.")));
 }
 
 function startKeys(nextTheme) {
@@ -129,8 +146,10 @@ async function start() {
   showPage();
 }
 
-fill($("nav"), Object.entries(PAGES).map(([name, {title}]) => h("a", {href: `#/${name}`, "data-page": name}, title)));
+fill($("nav"), Object.entries(PAGES).filter(([, {isHidden}]) => !isHidden).map(([name, {title}]) => h("a", {href: `#/${name}`, "data-page": name}, title)));
 startKeys(startTheme($("theme")));
+startMenu();
+startHelp();
 $("live").addEventListener("click", () => stream.pause(!stream.isPaused));
 $("logout").addEventListener("click", () => post("logout").then(start));
 document.querySelector(".skip").addEventListener("click", (event) => {

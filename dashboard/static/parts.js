@@ -1,5 +1,6 @@
 // Pieces that several pages are made of.
 import {fill, h} from "./dom.js";
+import {term} from "./help.js";
 
 /** A list of facts: [["what", "value" or element], ...]. */
 export const facts = (rows) => h("dl.facts", rows.map(([what, value]) => [h("dt", what), h("dd", value)]));
@@ -10,13 +11,23 @@ export const empty = (...text) => h("p.empty", ...text);
 /** What went wrong, for people. */
 export const problem = (error) => h("p.problem", {role: "alert"}, error.message);
 
-/** A table out of columns {title, value(row), number?} and rows. */
-export function table(caption, columns, rows) {
-  const head = h("tr", columns.map((column) => h(`th${column.number ? ".number" : ""}`, {scope: "col"}, column.title)));
-  const body = rows.map((row) => h("tr", columns.map((column) => cell(column, row))));
+/**
+ * A table out of columns {title, value(row), number?, term?} and rows; a title with a term explains itself. `instead(row)` is null, or
+ * {after, kind, text} for a row of which only the first `after` cells are known: one cell says why in place of the rest.
+ */
+export function table(caption, columns, rows, instead = () => null) {
+  const head = h("tr", columns.map((column) => h(`th${column.number ? ".number" : ""}`, {scope: "col"}, titleOf(column))));
+  const body = rows.map((row) => {
+    const away = instead(row);
+    if (!away) return h("tr", columns.map((column) => cell(column, row)));
+    const known = columns.slice(0, away.after).map((column) => cell(column, row));
+    return h(`tr.away.${away.kind}`, known, h("td.wrap", {colspan: columns.length - away.after}, away.text));
+  });
   return h("div.scroll", {tabindex: "0", role: "region", "aria-label": caption},
     h("table", h("caption.hidden-text", caption), h("thead", head), h("tbody", body)));
 }
+
+const titleOf = ({title, term: named}) => (named ? term(named, title) : title);
 
 /** One cell of a table. */
 export function cell(column, row) {

@@ -42,9 +42,12 @@ from memoire.dashboard.collect.answers import (
 )
 from memoire.dashboard.collect.distributions import spread_of
 from memoire.dashboard.collect.nodes import NodeError
+from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
+from memoire.limits import Limits
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
+from memoire.replay.parameters import Parameters
 from memoire.version import SOFTWARE, VERSION
 
 from . import exports
@@ -60,14 +63,20 @@ WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
 YEAR_9999 = 253_402_300_799.0
 
+_DEFAULTS = {
+    "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
+    "parameters": Parameters(),
+    "limits": Limits(),
+    "dashboard": Settings.defaults(),
+}
 Sort = Literal[
     "client", "name", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
-    "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches", "rejected_caches",
-    "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+    "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
+    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
 ]  # fmt: skip
 Figure = Literal[
-    "episodes", "steps", "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
-    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+    "episodes", "steps", "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches",
+    "accepted_caches", "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
 ]  # fmt: skip
 State = Literal["active", "silent", "lost", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
@@ -76,6 +85,7 @@ Run = Annotated[str, Query(max_length=256, description="Name of a run; the one t
 Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; all of them by default.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
+Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of whose entry is wanted, in hex.")]
 Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
 
 
@@ -159,23 +169,30 @@ class Api:
                         return
                     yield frame
 
-    def nodes(self) -> Response:
-        """Every node, with all that it said last."""
-        overview, statuses = self._overview(), self._aggregator.statuses()
-        return _json([msgspec.to_builtins(node) | {"status": statuses.get(node.url, {})} for node in overview.nodes])
+    def nodes(self, url: Text = "") -> Response:
+        """Every node, or the one with this address, with all that it said last."""
+        rows, statuses = self._overview().nodes, self._aggregator.statuses()
+        wanted = [row for row in rows if url in ("", row.url)]
+        return _json([msgspec.to_builtins(row) | {"status": statuses.get(row.url, {})} for row in wanted])
 
     def learners(self) -> Response:
         """Every learner that was heard from lately."""
         return _json(self._overview().learners)
 
     def settings(self) -> Response:
-        """Schema, parameters and limits of every server, and the dashboard's own settings; secrets are left out."""
-        return _json({"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()})
+        """Schema, parameters and limits of every server, the dashboard's own settings, and what each is where nobody
+        set it; secrets are left out.
+        """
+        found = {"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()}
+        return _json(found | {"defaults": _DEFAULTS})
 
-    def sample(self, server: Text = "", table: Text = "") -> Response:
+    def sample(
+        self, server: Text = "", table: Text = "", client: Owner = "", number: Annotated[int, Query(ge=0)] = 0
+    ) -> Response:
         """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
-        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures. null: no
-        sample of up to 4 MiB is held at this moment.
+        is named. With `server` and `client`, that of the entry with this number; `earlier` and `later` of an answer
+        lead through its episode. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as
+        pictures. null: no such sample of up to 4 MiB is held at this moment.
         """
         row = self._table(table)
         if server not in ("", *row.facts):
@@ -183,7 +200,8 @@ class Api:
         held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
         chosen = random.choices(list(held), [1 + samples for samples in held.values()])[0]
         try:
-            found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name})}")
+            named = {"client": client, "number": number} if client else {}
+            found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name} | named)}")
         except NodeError as error:
             if error.status != http.HTTPStatus.NOT_FOUND:
                 raise

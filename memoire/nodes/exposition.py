@@ -73,7 +73,13 @@ def refused_peers(counts: Mapping[str, int]) -> Metric:
 
 def build_info(role: str, name: str = "") -> Metric:
     """What this process is made of, and what people call it."""
-    labels = {"version": VERSION, "python": platform.python_version(), "libzmq": library_version(), "role": role, "name": name}
+    labels = {
+        "version": VERSION,
+        "python": platform.python_version(),
+        "libzmq": library_version(),
+        "role": role,
+        "name": name,
+    }
     info = GaugeMetricFamily("memoire_build_info", NODE["memoire_build_info"], labels=list(labels))
     info.add_metric(list(labels.values()), 1)
     return info

@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -214,6 +215,7 @@ def settings(node: Node | None, request: PageRequest) -> Page:
         table = server.table(name)
         tables[name] = {
             "storage": stats.storage,
+            "capacity": stats.capacity,
             "byte_limit": stats.byte_limit,
             "schema": msgspec.Raw(table.schema.to_json().encode()),
             "entry_bytes": table.schema.entry_bytes,
@@ -224,13 +226,17 @@ def settings(node: Node | None, request: PageRequest) -> Page:
 
 
 def sample(node: Node | None, request: PageRequest) -> Page:
-    """One sample that a table of a server holds, as likely as in a draw; nothing is taken. Each array has its dtype,
-    its shape, its bytes (C order, in base64) and how many of its axes come before those of its column.
+    """One sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`; nothing
+    is taken. Each array has its dtype, its shape, its bytes (C order, in base64) and how many of its axes come before
+    those of its column.
     """
     table = _table(node, request, "samples")
-    found = table.peek()
+    client = _value(request.query, "client", bytes.fromhex, "an id in hex")
+    of = None if client is None else (client, _whole(request.query, "number", 0, 0, 1 << 62))
+    found = table.peek(of)
     if found is None:
-        text = f"table {table.name!r} holds no sample now that could be shown (or it is larger than 4 MiB)"
+        what = "no sample now that could be shown" if of is None else f"no sample of entry {of[1]} any more"
+        text = f"table {table.name!r} holds {what} (or it is larger than 4 MiB)"
         raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
     arrays = {
         name: {
@@ -242,7 +248,8 @@ def sample(node: Node | None, request: PageRequest) -> Page:
         for name, array in found.arrays.items()
     }
     names = [field.name for field in dataclasses.fields(found) if field.name not in ("arrays", "axes")]
-    return as_json({"table": table.name, **{name: getattr(found, name) for name in names}, "arrays": arrays})
+    told = {name: getattr(found, name) for name in names if name != "place"}
+    return as_json({"table": table.name, **told, **dataclasses.asdict(found.place), "arrays": arrays})
 
 
 def distribution(node: Node | None, request: PageRequest) -> Page:
@@ -347,11 +354,13 @@ def _label(text: str) -> int:
 
 
 def process_facts() -> dict[str, Any]:
-    """What this process uses: memory and descriptors now, and how many descriptors it may have."""
+    """What this process uses: memory and descriptors now, processor time so far, and how much of each it may have."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "threads": threading.active_count(),
+        "cpu_seconds": time.process_time(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _resident(),
         "descriptors": descriptors.used(),
         "most_descriptors": descriptors.limit(),

@@ -22,7 +22,7 @@ from memoire.wire.parts import Part
 
 from . import picked
 from ._draw import HeldClient, HeldPool
-from .inspection import Distribution, Histogram, Peeked
+from .inspection import Distribution, Histogram, Peeked, Place
 from .queues import CacheQueues
 
 MAX_CLIENTS: Final = 512
@@ -118,9 +118,12 @@ def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int
 
 
 class ChosenSample(NamedTuple):
-    """A cache out of which a sample is shown, and what is known of its client."""
+    """The caches of a client out of which a sample is shown, and what is known of the client."""
 
-    cache: HeldCache
+    caches: list[HeldCache]
+    """All that it has."""
+    number: int | None
+    """Of the entry that is wanted; None: any."""
     layout: Layout
     client: bytes
     sums: tuple[int, float, float, float]
@@ -133,18 +136,22 @@ class ChosenSample(NamedTuple):
     clock: float
 
 
-def choose_sample(queues: CacheQueues, now: float, rng: random.Random) -> ChosenSample | None:
-    """Where to take a sample: of a client by its share of the weight, out of any of its caches. None where nothing is
-    held.
+def choose_sample(
+    queues: CacheQueues, now: float, rng: random.Random, of: tuple[bytes, int] | None = None
+) -> ChosenSample | None:
+    """Where to take a sample: of a client by its share of the weight, or of the client and entry that are named. None
+    where nothing is held, or of that client nothing.
     """
     clients = _able(queues)
-    if not clients:
-        return None
-    most = max(client.total_weight for client in clients)
+    most = max((client.total_weight for client in clients), default=0.0)
     parts = [client.total_weight / most for client in clients]  # sums of what clients say could overflow
-    client = rng.choices(clients, parts)[0]
+    wanted = [client for client in clients if of is None or client.id == of[0]]
+    if not wanted:
+        return None
+    client = rng.choices(clients, parts)[0] if of is None else wanted[0]
     return ChosenSample(
-        cache=rng.choice(client.queued()),
+        caches=client.queued(),
+        number=None if of is None else of[1],
         layout=queues.layout,
         client=client.id,
         sums=(client.sequence, client.total_weight, float(client.positives), client.minimum),
@@ -155,20 +162,47 @@ def choose_sample(queues: CacheQueues, now: float, rng: random.Random) -> Chosen
     )
 
 
-def copied(chosen: ChosenSample, beta: float) -> Peeked:
-    """A copy of one sample of the chosen cache: drawn from a pool of its own, with a cache of its own out of the same
-    bytes, so that nothing is taken.
+def copied(chosen: ChosenSample, beta: float) -> Peeked | None:
+    """A copy of one sample of the chosen caches: drawn from a pool of its own, with a cache of its own out of the same
+    bytes, so that nothing is taken. None where the entry that is wanted is in no cache.
     """
+    numbers = [np.frombuffer(held.part(Part.NUMBER), "<i8") for held in chosen.caches]
+    where = _where(numbers, chosen.number, random.Random(chosen.seed))
+    if where is None:
+        return None
+    cache, at = chosen.caches[where[0]], where[1]
     layout = chosen.layout
     alone, owner = HeldPool(chosen.seed), HeldClient(chosen.client)
     owner.hear(*chosen.sums)
     alone.enter(owner)
-    alone.push(owner, unpack.copy_of(chosen.cache, layout))
-    picks = alone.draw(layout.core, 1, True)
+    copy = unpack.copy_of(cache, layout)
+    copy.go_on_at(at)
+    alone.push(owner, copy)
+    picks = alone.draw(layout.core, 1, False)
     assert picks is not None, "a held cache has a sample"
     gathered = layout.allocate(1)
     layout.gather(picks, gathered)
     gathered.age += picked.waits_of(picks, chosen.clock)
-    chance = chosen.share * min(1.0, float(gathered.weight[0]) / chosen.cache.total_weight)
+    chance = chosen.share * min(1.0, float(gathered.weight[0]) / cache.total_weight)
     newest = max(1.0, chosen.sums[2])
-    return Peeked(gathered, chance, chosen.population * chosen.cache.positives / newest, beta)
+    place = _place_of(numbers, int(numbers[where[0]][at]))
+    return Peeked(gathered, chance, chosen.population * cache.positives / newest, beta, place)
+
+
+def _where(numbers: Sequence[NDArray[np.int64]], wanted: int | None, rng: random.Random) -> tuple[int, int] | None:
+    """Which cache has the entry that is wanted, the newest one first, and where; of any entry a random place."""
+    if wanted is None:
+        cache = rng.randrange(len(numbers))
+        return cache, rng.randrange(len(numbers[cache]))
+    for cache in reversed(range(len(numbers))):
+        found = np.flatnonzero(numbers[cache] == wanted)
+        if len(found):
+            return cache, int(found[0])
+    return None
+
+
+def _place_of(numbers: Sequence[NDArray[np.int64]], number: int) -> Place:
+    """An entry between its client's other held ones; which episode it is of, its client alone knows."""
+    before = [int(low.max()) for each in numbers if len(low := each[each < number])]
+    after = [int(high.min()) for each in numbers if len(high := each[each > number])]
+    return Place(earlier=max(before, default=None), later=min(after, default=None))

@@ -394,10 +394,12 @@ class Pool:
             chosen = cache_inspection.choose_caches(self._queues, self._clock(), self._rng, most)
         return cache_inspection.distribution_of(chosen, most)
 
-    def peek(self) -> Peeked | None:
-        """A copy of a random held sample: of a client by its share of the weight, out of any of its caches."""
+    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+        """A copy of a random held sample: of a client by its share of the weight, out of any of its caches. Or of the
+        sample of this client's entry.
+        """
         with self._waiter.lock:
-            chosen = cache_inspection.choose_sample(self._queues, self._clock(), self._rng)
+            chosen = cache_inspection.choose_sample(self._queues, self._clock(), self._rng, of)
             beta = self.parameters.beta(self._annealing.batches)
         return None if chosen is None else cache_inspection.copied(chosen, beta)
 

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.errors import StaleEntry
 from memoire.replay.memory import Memory
 
 from .episode_draw import ids_of
 from .episode_memory import NamedMemory
-from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked, Place
 
 
 class _Seen(NamedTuple):
@@ -53,20 +54,56 @@ def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTE
     )
 
 
-def copied(named: NamedMemory, beta: float, rng: random.Random) -> Peeked | None:
-    """A copy of a random entry's sample, by weight among evenly spaced ones; None where none has a weight."""
+def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | None = None) -> Peeked | None:
+    """A copy of the sample of an entry: of this number, or a random one, by weight among evenly spaced ones. None where
+    there is none of that number, or it has no weight.
+    """
     memory = named.memory
     with memory.held():
-        seen = _Seen.of(memory, rng)
-        total, positives, _ = memory.sums()
-        most = float(seen.weights.max(initial=0.0))
-        if not most > 0.0:
+        chosen = _drawn(memory, rng) if number is None else number
+        weight = 0.0 if chosen is None else _weight_of(memory, chosen)
+        if chosen is None or not weight > 0.0:
             return None
-        at = rng.choices(range(len(seen.rows)), (seen.weights / most).tolist())[0]
-        inside, row = memory.contents(), seen.rows[at]
-        number = int(inside["meta"]["number"][row])
-        length = int(inside["episodes"]["length"][inside["meta"]["episode"][row]])
-        gathered = memory.gather([number])
-        del inside
-    gathered.ids = ids_of(named, [number])
-    return Peeked(gathered, float(seen.weights[at]) / total, float(positives), beta, length)
+        total, positives, _ = memory.sums()
+        place = _place_of(memory, chosen)
+        gathered = memory.gather([chosen])
+    gathered.ids = ids_of(named, [chosen])
+    return Peeked(gathered, weight / total, float(positives), beta, place)
+
+
+def _drawn(memory: Memory, rng: random.Random) -> int | None:
+    """Number of a random entry of a memory that is held; None where none has a weight."""
+    seen = _Seen.of(memory, rng)
+    most = float(seen.weights.max(initial=0.0))
+    if not most > 0.0:
+        return None
+    at = rng.choices(range(len(seen.rows)), (seen.weights / most).tolist())[0]
+    return int(memory.contents()["meta"]["number"][seen.rows[at]])
+
+
+def _weight_of(memory: Memory, number: int) -> float:
+    try:
+        return float(memory.weights([number])[0])
+    except StaleEntry:
+        return 0.0
+
+
+def _place_of(memory: Memory, number: int) -> Place:
+    """Where an entry of a memory that is held stands in its episode, and what a learner said of it."""
+    inside = memory.contents()
+    meta = inside["meta"]
+    one = meta[number % memory.capacity]
+    rows = np.flatnonzero(meta["episode"] == one["episode"])
+    weights = np.empty(len(rows), np.float64)
+    memory._facts(rows, None, None, weights)
+    numbers = np.sort(meta["number"][rows])
+    able = np.sort(meta["number"][rows[weights > 0.0]])
+    at = int(np.searchsorted(able, number))
+    error = max(0.0, float(one["priority"]) - memory.parameters.priority_epsilon) if one["learned"] else None
+    return Place(
+        earlier=int(able[at - 1]) if at else None,
+        later=int(able[at + 1]) if at + 1 < len(able) else None,
+        step=1 + int(np.searchsorted(numbers, number)),
+        episode=int(inside["episodes"]["length"][one["episode"]]),
+        td_error=error,
+    )

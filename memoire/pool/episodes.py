@@ -395,12 +395,14 @@ class EpisodePool:
         """How entries are spread: all of them, or evenly spaced ones."""
         return episode_inspection.distribution_of(self.memory, self._rng, most)
 
-    def peek(self) -> Peeked | None:
-        """A copy of a random entry's sample, by weight among evenly spaced ones."""
+    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+        """A copy of a random entry's sample, by weight among evenly spaced ones, or of this owner's entry."""
         with self._waiter.lock:
             now = self._stored.now
             beta = now.memory.parameters.beta(self._annealing.batches)
-        return episode_inspection.copied(now, beta, self._rng)
+        if of is not None and of[0] != now.owner:
+            return None
+        return episode_inspection.copied(now, beta, self._rng, None if of is None else of[1])
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are episodes here."""

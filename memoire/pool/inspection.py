@@ -80,6 +80,22 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry stands among those that can be looked at, and what a learner said of it."""
+
+    earlier: int | None = None
+    """Number of the one before: in its episode, or of its client's held samples where no episode is known."""
+    later: int | None = None
+    """And of the one after."""
+    step: int | None = None
+    """Its place in its episode, from 1; None where no episode is known."""
+    episode: int | None = None
+    """Entries of its episode; None where the server does not know."""
+    td_error: float | None = None
+    """Size of the TD error that a learner reported last; None where none did, or its client alone knows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Specimen:
     """One sample, to be looked at."""
 
@@ -102,8 +118,8 @@ class Specimen:
     """Of the model that acted; 0: nobody said."""
     model_lag: int | None
     """Versions between that one and the newest; None where no model was published, or nobody said."""
-    episode: int | None
-    """Entries of its episode; None where the server does not know."""
+    place: Place
+    """Among its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +132,8 @@ class Peeked:
     population: float
     """N: entries of positive weight."""
     beta: float
-    episode: int | None = None
-    """Entries of its episode."""
+    place: Place = Place()
+    """Among its neighbours."""
 
     def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> Specimen | None:
         """What there is to see of it; None if it has more than `byte_limit` bytes.
@@ -142,7 +158,7 @@ class Peeked:
             importance=max(self.population * self.probability, sys.float_info.min) ** -self.beta,
             model_version=version,
             model_lag=newest - version if newest and version else None,
-            episode=self.episode,
+            place=self.place,
         )
 
 

@@ -131,8 +131,10 @@ class Inspectable(Protocol):
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
 
-    def peek(self) -> Peeked | None:
-        """A copy of a random sample, as likely as in a draw, which is not taken by that; None where nothing is held."""
+    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+        """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
+        taken by that; None where nothing is held, or that entry is not.
+        """
 
     def walk(self) -> Iterator[Any]:
         """All that is held, one by one: for a snapshot. `put_back` takes it."""

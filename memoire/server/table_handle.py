@@ -229,12 +229,15 @@ class TableHandle(Guarded):
         """
         return self._table.pool.distribution()
 
-    def peek(self) -> Specimen | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> Specimen | None:
         """A copy of one held sample, as likely as in a draw, to be looked at: nothing is taken by that.
 
         None where nothing is held, or the sample is too large to be looked at.
+
+        Args:
+            of: Client and number of the entry that is wanted, as `Specimen` names them; None where it is not held.
         """
-        peeked = self._table.pool.peek()
+        peeked = self._table.pool.peek(of)
         return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
 
     def _newest_model(self) -> int:

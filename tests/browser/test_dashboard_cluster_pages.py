@@ -106,6 +106,11 @@ def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(bro
         until(lambda: tiles(page) == counted())
         open_page(page, board.url, "nodes")
         page.locator("tr", has_text="server-1").locator(".state.down").wait_for()
+        row = page.locator("tr.away", has_text="server-1")
+        assert "away since" in row.inner_text() and row.locator("td").count() == 4  # no figure of before
+        open_page(page, board.url, "memory")
+        page.get_by_text("server-1 does not answer: what it holds is in no figure below").wait_for()
+        page.get_by_text("by 2 of 3 servers").wait_for()
         open_page(page, board.url, "logs")
         page.get_by_text("server-1 did not answer").wait_for()
         open_page(page, board.url, "overview")
@@ -175,7 +180,7 @@ def test_it_is_shown_under_a_path_with_and_without_its_slash(browser, small, str
                 page.get_by_label("Token").fill("a-token-of-this-test")
                 page.keyboard.press("Enter")
                 page.wait_for_selector("#live[data-state=live]")
-                assert page.evaluate("document.styleSheets.length") == 2
+                assert page.evaluate("document.styleSheets.length") == 3
                 for name in NAMES:
                     page.goto(f"{start}#/{name}")
                     page.locator(f"nav [aria-current=page][data-page={name}]").wait_for()

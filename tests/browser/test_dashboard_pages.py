@@ -11,6 +11,7 @@ import pytest
 
 import memoire
 from boardkit import three_actors
+from memoire.dashboard.terminal import figures
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
@@ -31,7 +32,8 @@ EXPECTED = {
     "actors": "1–3 of 3 actors",
     "nodes": "home",
     "logs": "line of 3",
-    "settings": "priority exponent",
+    "settings": "Names are those of the Python API",
+    "glossary": "Effective size",
 }
 
 
@@ -73,7 +75,10 @@ def complaints(page):
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, node, theme, size):
-    parts = {f"actors?id={node[1][0].client_id.hex()}": "What its server knows", f"nodes?url={node[2].url}": "uptime"}
+    parts = {
+        f"actors?id={node[1][0].client_id.hex()}": "What its server knows",
+        f"nodes?url={node[2].url}": "All that it said",
+    }
     with window(browser, board.url, size=size, color_scheme=theme) as page:
         for name, text in (EXPECTED | parts).items():
             open_page(page, board.url, name)
@@ -82,11 +87,129 @@ def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, 
                 page.wait_for_selector(".uplot canvas")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
             assert page.evaluate("document.querySelectorAll('button, a, input, select').length") > 10
-            assert page.locator("nav [aria-current=page]").bounding_box()["x"] < size["width"]
+            assert is_named(page, size), name
             assert complaints(page) == [], name
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", back))) > 384) is (theme == "light")
-    assert set(EXPECTED) == set(NAMES)
+    assert set(EXPECTED) - {"glossary"} == set(NAMES)
+
+
+def is_named(page, size):
+    """Whether one sees which page this is: in the list of pages, or on a phone on the button before it."""
+    if "glossary" in page.url:
+        return True  # it is reached from the footer, and in no list
+    shown = page.locator("nav [aria-current=page]")
+    if size == PHONE:
+        button = page.get_by_role("button", name=shown.text_content(), exact=True)
+        return button.is_visible() and not shown.is_visible()
+    return shown.is_visible() and shown.bounding_box()["x"] + shown.bounding_box()["width"] < size["width"]
+
+
+def test_on_a_phone_the_list_of_pages_unfolds_and_leads_on(browser, board):
+    with window(browser, board.url, size=PHONE) as page:
+        open_page(page, board.url, "nodes")
+        page.get_by_role("button", name="Nodes", exact=True).click()
+        links = page.locator("nav a")
+        boxes = [link.bounding_box() for link in links.all()]
+        assert len(boxes) == len(NAMES)
+        assert all(box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"] for box in boxes)  # no word is cut
+        assert complaints(page) == []
+        page.keyboard.press("Escape")
+        links.first.wait_for(state="hidden")
+        page.keyboard.press("Enter")  # the focus is on the button
+        page.get_by_role("link", name="Settings").click()
+        page.get_by_role("heading", name="Settings").wait_for()
+        links.first.wait_for(state="hidden")
+
+
+def test_a_figure_explains_itself_by_pointer_touch_and_keyboard(browser, board):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "memory")
+        name, bubble = page.get_by_role("button", name="Effective size").first, page.locator("#help")
+        name.hover()
+        bubble.get_by_text("1 ÷ Σ p²").wait_for()
+        page.mouse.move(2, 2)
+        bubble.wait_for(state="hidden")
+        name.focus()
+        page.keyboard.press("Enter")
+        bubble.get_by_text("1 ÷ Σ p²").wait_for()
+        box = bubble.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= DESKTOP["width"]
+        assert complaints(page) == []
+        page.keyboard.press("Escape")
+        bubble.wait_for(state="hidden")
+        name.click()
+        bubble.get_by_role("link", name="All terms").click()
+        page.locator(".glossary .here", has_text="Effective size").wait_for()
+        bubble.wait_for(state="hidden")
+
+
+def test_every_name_that_is_shown_has_an_explanation(browser, board, node):
+    """A name without one would be plain text, and a misspelt one too."""
+    source = Path(pages.__file__).parent.parent / "static"
+    known = set(re.findall(r"^  (\w+): \{title", (source / "terms.js").read_text(), re.M))
+    named = {
+        name
+        for path in (source / "pages").glob("*.js")
+        for name in re.findall(r"\bterm(?:\(|: )\"(\w+)\"", path.read_text())
+    }
+    assert len(known) > 30 and named <= known
+    docs = set(re.findall(r'docs: "([^"]+)"', (source / "terms.js").read_text()))
+    assert [each for each in sorted(docs) if not (source.parents[1] / "docs" / each).exists()] == []
+
+
+def test_settings_that_differ_from_their_default_stand_out(browser, board):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "settings")
+        changed = page.locator("tr.changed code")
+        changed.first.wait_for()
+        assert "poll_every" in changed.all_inner_texts() and "silent_after" not in changed.all_inner_texts()
+        row = page.locator("tr.changed", has_text="poll_every").locator("td").all_inner_texts()
+        assert row == ["poll_every", "100 ms", "1.0 s"]
+        page.get_by_text("settings with their defaults").last.click()
+        usual = page.locator("tr:not(.changed)", has_text="silent_after")
+        assert usual.locator("td").all_inner_texts() == ["silent_after", "20 s"]
+
+
+def test_a_node_has_its_curves_first_and_what_it_said_folded(browser, board, node):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, f"nodes?url={node[2].url}")
+        page.locator("figure", has_text="CPU").locator(".uplot canvas").wait_for()
+        page.locator("figure", has_text="Memory").locator(".uplot canvas").wait_for()
+        fold = page.locator(".folds details", has_text="Counters").first
+        assert fold.get_by_text("uptime").is_hidden()
+        fold.locator("summary").click()
+        fold.get_by_text("uptime").wait_for()
+        before = fold.locator("dl").inner_text()
+        until(lambda: fold.locator("dl").inner_text() != before)  # it is drawn again, and stays unfolded
+        assert fold.get_by_text("uptime").is_visible()
+
+
+def test_pages_and_the_terminal_write_figures_alike(browser, board):
+    values = [
+        0,
+        0.5,
+        3.14159,
+        1.23e-4,
+        99.96,
+        100.4,
+        1234.6,
+        9999,
+        12_345,
+        99_950,
+        999_900,
+        1.5e6,
+        2.34e9,
+        7.1e12,
+        86_399,
+        250_000,
+    ]
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        script = "async (values) => { const m = await import('./static/format.js'); return ['figure', 'bytes', 'share', 'duration', 'count'].map((n) => values.map(m[n])); }"
+        shown = page.evaluate(script, values)
+    calls = (figures.figure, figures.bytes_of, figures.share, figures.duration, figures.count)
+    assert shown == [[call(value) for value in values] for call in calls]
 
 
 def test_totals_on_the_page_are_what_the_clients_counted(browser, board):
@@ -132,7 +255,11 @@ def test_whatever_actors_call_themselves_stays_text(browser):
         with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
             with window(browser, board.url) as page:
-                shown = {"actors": HOSTILE, f"actors?id={client.hex()}": HOSTILE, f"nodes?url={answers.url}": "uptime"}
+                shown = {
+                    "actors": HOSTILE,
+                    f"actors?id={client.hex()}": HOSTILE,
+                    f"nodes?url={answers.url}": "All that it said",
+                }
                 for name, text in (shown | {"overview": names["scalar"], "learning": names["scalar"]}).items():
                     open_page(page, board.url, name)
                     page.get_by_text(text).first.wait_for()
@@ -197,7 +324,7 @@ def test_everything_is_reached_by_the_keyboard(browser, board):
             shown = page.evaluate(f"[{focus}.tagName, getComputedStyle({focus}).outlineStyle, {focus}.textContent]")
             assert shown[0] == "BODY" or shown[1] != "none", shown  # one sees where one is
             reached.add(shown[2])
-        assert {"Steps", "Mean return"} <= reached  # columns are sorted by the keyboard, too
+        assert {"Steps", "Return, last 20"} <= reached  # columns are sorted by the keyboard, too
         assert any(re.fullmatch("[0-9a-f]{8}", text) for text in reached)
 
 

@@ -109,6 +109,58 @@ def test_a_sample_is_shown_with_its_frames_and_another_one_when_asked(browser, s
         assert scene[0].stats().tables["frames"].samples == 0  # looking took nothing
 
 
+def test_one_steps_through_the_episode_of_a_sample(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "memory?table=episodes")
+        where = page.locator(".steps output")
+        page.get_by_text("of 30 of its episode").wait_for()
+
+        def step():
+            return int(where.inner_text().split()[1])
+
+        earlier, later = (page.get_by_role("button", name=name) for name in ("Earlier", "Later"))
+        while later.is_enabled():
+            before = step()
+            later.click()
+            until(
+                lambda before=before: (
+                    step() == before + 1 and page.locator("button:has-text('Another one'):enabled").count()
+                )
+            )
+        assert step() == 29 and later.is_disabled()  # after the 30th there is nothing to look at within a window
+        shown = page.locator("tr", has_text="action").locator("td").nth(2)
+        assert shown.inner_text() == "28"
+        page.keyboard.press("ArrowLeft")
+        until(lambda: step() == 28)
+        until(lambda: shown.inner_text() == "27")
+        assert page.get_by_text("none yet").is_visible()
+        name = scene[0].table("episodes")
+        batch = name.get_batch(64, timeout=100.0)
+        name.update_priorities(batch.ids, np.full(64, -0.25, np.float32))
+        page.get_by_role("button", name="Earlier").click()
+        until(lambda: step() == 27)
+        page.get_by_text("0.25", exact=True).wait_for()
+
+
+def test_a_held_sample_of_a_cache_has_neighbours_of_its_actor(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "memory?table=frames")
+        page.get_by_text("known to its actor only").wait_for()
+        entry = page.locator("dl.facts", has_text="table, server").locator("dd").nth(2)
+
+        def number():
+            return int(entry.inner_text().replace(",", ""))
+
+        while page.get_by_role("button", name="Later").is_disabled():
+            page.get_by_role("button", name="Another one").click()
+            page.locator("button:has-text('Another one'):enabled").wait_for()
+        first = number()
+        page.get_by_role("button", name="Later").click()
+        until(lambda: number() > first)
+        page.get_by_role("button", name="Earlier").click()
+        until(lambda: number() == first)
+
+
 def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browser, scene):
     with window(browser, scene[2].url, size=PHONE) as page:
         open_page(page, scene[2].url, "memory")
@@ -128,9 +180,9 @@ def test_columns_of_the_actors_are_chosen_and_kept_in_the_address(browser, scene
     with window(browser, scene[2].url) as page:
         open_page(page, scene[2].url, "actors?columns=label.steps.generated_bytes")
         heads = page.locator("thead th")
-        until(lambda: heads.all_inner_texts() == ["Actor ▲", "Steps", "Bytes generated"] or heads.count() == 3)
+        until(lambda: heads.all_inner_texts() == ["Actor ▲", "Steps", "Recorded"] or heads.count() == 3)
         page.get_by_text("Columns").click()
-        page.get_by_label("Mean return").check()
+        page.get_by_label("Return, whole run").check()
         until(lambda: heads.count() == 4)
         assert "columns=label.steps.return_mean.generated_bytes" in page.url
         page.get_by_role("img", name="Steps/s of the actors").wait_for()
@@ -168,4 +220,4 @@ def test_a_finding_leads_to_the_page_that_says_more(browser, scene):
         page.get_by_role("heading", name="Learners").wait_for()
         open_page(page, scene[2].url, "learning")
         page.get_by_role("link", name="actors by their mean return").click()
-        page.get_by_role("img", name="Mean return of the actors").wait_for()
+        page.get_by_role("img", name="Return, whole run of the actors").wait_for()

@@ -131,7 +131,7 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
         seen = pool.peek()
         assert seen is not None
         shown = seen.specimen(SCHEMA, newest=4)
-        assert shown is not None and (shown.client, shown.episode) == (name(0).hex(), None)
+        assert shown is not None and (shown.client, shown.place.episode) == (name(0).hex(), None)
         frames, axes = shown.arrays["obs"], shown.axes["obs"]
         newest = frames[0, 1] if axes == 2 else frames[1]
         assert newest.shape == (4, 5) and (newest == shown.number % 200).all()
@@ -143,6 +143,45 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     assert pool.stats() == before
     np.testing.assert_array_equal(pool.get(16).gathered.ids, untouched.get(16).gathered.ids)
     assert pool_of([]).peek() is None
+
+
+def walked(pool: Any, start: Any) -> list[Any]:
+    """What is shown if one steps from `start` to its first neighbour, and from there to its last."""
+    shown = start
+    while shown.place.earlier is not None:
+        shown = pool.peek((bytes.fromhex(shown.client), shown.place.earlier)).specimen(SCHEMA, 0)
+    found = [shown]
+    while shown.place.later is not None:
+        shown = pool.peek((bytes.fromhex(shown.client), shown.place.later)).specimen(SCHEMA, 0)
+        found.append(shown)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"sequence_length": 4}, {"reuse_cache": True}])
+def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: dict[str, Any]) -> None:
+    parameters = SETTINGS.replace(**changes)
+    memory, pool = memory_of(np.linspace(0.5, 2.0, 100), parameters), Pool(SCHEMA, parameters, seed=1, clock=Clock())
+    for client in range(2):
+        for sequence in range(2):
+            payload = pack.build(memory, 64, now=0.0)
+            pool.add(name(client), sequence, unpack.check(payload, layout_of(SCHEMA, parameters)))
+    held = {
+        client.id: sorted(
+            set(np.concatenate([np.frombuffer(each.part(Part.NUMBER), "<i8") for each in client.queued()]))
+        )
+        for client in pool._queues.clients.values()
+    }
+    pool.get(8)  # samples that were drawn are still held, and shown
+    before, first = pool.stats(), pool.peek()
+    assert first is not None
+    steps = walked(pool, first.specimen(SCHEMA, 0))
+    assert [each.number for each in steps] == held[bytes.fromhex(steps[0].client)]
+    for each in steps:
+        frames = each.arrays["obs"]
+        newest = frames[0, 1] if each.axes["obs"] == 2 else frames[1]
+        assert (newest == each.number % 200).all() and (each.place.step, each.place.td_error) == (None, None)
+    assert pool.stats() == before
+    assert pool.peek((name(0), 12_345)) is None and pool.peek((name(7), steps[0].number)) is None
 
 
 def test_weights_whose_sum_is_no_number_break_no_look() -> None:
@@ -192,11 +231,25 @@ def test_an_entry_of_an_episode_is_shown_and_not_counted_as_drawn() -> None:
         assert seen is not None
         shown = seen.specimen(SCHEMA, newest=0)
         assert shown is not None
-        assert (shown.client, shown.episode, shown.model_lag) == (pool.owner.hex(), 30, None)
+        assert (shown.client, shown.place.episode, shown.model_lag) == (pool.owner.hex(), 30, None)
         assert (shown.arrays["obs"][1] == shown.number % 200).all() and shown.axes["obs"] == 1
         assert shown.age == 10.0 and shown.importance == pytest.approx(1.0)
     assert pool.memory.draws_left == 29
     assert EpisodePool(SCHEMA, capacity=10).peek() is None
+
+
+def test_one_steps_through_an_episode_and_sees_what_learners_said() -> None:
+    pool = episodes_of(np.ones(30))
+    pool.apply(pool.owner, np.array([7], np.int64), np.array([-2.5], np.float32))
+    first = pool.peek()
+    assert first is not None
+    steps = walked(pool, first.specimen(SCHEMA, 0))
+    able = np.flatnonzero(pool.memory.weights(np.arange(30)) > 0)  # the first has no window of two frames
+    assert [each.number for each in steps] == able.tolist()
+    assert [each.place.step for each in steps] == (1 + able).tolist()
+    errors = {each.number: each.place.td_error for each in steps}
+    assert errors.pop(7) == pytest.approx(2.5) and set(errors.values()) == {None}
+    assert pool.peek((pool.owner, 30)) is None and pool.peek((name(0), 7)) is None
 
 
 def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:

@@ -3,6 +3,7 @@ import {get} from "../api.js";
 import {makeChart} from "../charts.js";
 import {fill, h, patch, say} from "../dom.js";
 import {ago, bytes, clock, count, figure, raw, words} from "../format.js";
+import {explained, term} from "../help.js";
 import {histogram} from "../histogram.js";
 import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
 import {address, remember} from "../router.js";
@@ -23,15 +24,16 @@ const COLUMNS = [
   {name: "episodes", title: "Episodes", format: count},
   {name: "steps", title: "Steps", format: count},
   {name: "steps_per_second", title: "Steps/s", format: figure},
-  {name: "return_mean", title: "Mean return", format: figure},
-  {name: "pushed_caches", title: "Pushed", format: count, isExtra: true},
-  {name: "accepted_caches", title: "Caches", format: count},
-  {name: "rejected_caches", title: "Rejected", format: count, isExtra: true},
-  {name: "lost_caches", title: "Lost", format: count, isExtra: true},
-  {name: "skipped_caches", title: "Skipped", format: count},
-  {name: "generated_bytes", title: "Bytes generated", format: bytes, isExtra: true},
-  {name: "received_bytes", title: "Bytes sent", format: bytes},
-  {name: "dropped_lines", title: "Lines dropped", format: count, isExtra: true},
+  {name: "return_recent", title: "Return, last 20", format: figure},
+  {name: "return_mean", title: "Return, whole run", format: figure, isExtra: true},
+  {name: "pushed_caches", title: "Caches pushed", term: "pushed", format: count, isExtra: true},
+  {name: "accepted_caches", title: "Caches", term: "caches", format: count},
+  {name: "rejected_caches", title: "Rejected", term: "rejected", format: count, isExtra: true},
+  {name: "lost_caches", title: "Lost", term: "lost", format: count, isExtra: true},
+  {name: "skipped_caches", title: "Skipped", term: "skipped", format: count},
+  {name: "generated_bytes", title: "Recorded", format: bytes, isExtra: true},
+  {name: "received_bytes", title: "Received", format: bytes},
+  {name: "dropped_lines", title: "Log lines dropped", term: "log_lines_dropped", format: count, isExtra: true},
 ].map((column) => (column.format ? {value: (row) => column.format(row[column.name]), number: true, ...column} : column));
 const USUAL = COLUMNS.filter(({isExtra}) => !isExtra).map(({name}) => name);
 const SPREAD = "steps_per_second"; // by what they are spread, where they are sorted by what is no figure
@@ -138,14 +140,14 @@ function drawHead(head, columns, state, sort) {
     return;
   }
   head.dataset.names = names;
-  fill(head, columns.map(({name, title, number}) => h(`th${number ? ".number" : ""}`,
-    {scope: "col", "aria-sort": order(name)}, h("button", {type: "button", click: () => sort(name)}, title))));
+  fill(head, columns.map(({name, title, number, term: named}) => h(`th${number ? ".number" : ""}`,
+    {scope: "col", "aria-sort": order(name)}, h("button", {type: "button", click: () => sort(name), title: explained(named ?? name)}, title))));
 }
 
 function drawRows(body, columns, page, state) {
   const isFiltered = state.text || state.state;
   const nothing = isFiltered ? "No actor is like this. Take a filter away." :
-    "No actor has said anything in this run yet. Start some: memoire.connect(address), or make demo.";
+    "No actor has recorded anything in this run yet. An actor begins with memoire.connect(ADDRESS); memoire demo starts some.";
   patch(body, page.rows.length ? page.rows.map((row) => h("tr", columns.map((column) => cell(column, row)))) :
     h("tr", h("td", {colspan: columns.length}, empty(nothing))));
 }
@@ -181,19 +183,20 @@ function about({actor, facts: told}) {
     ["table", actor.table],
     ["first seen", clock(actor.first_seen)],
     ["last seen", ago(actor.last_seen, now())],
-    ["episodes", count(actor.episodes)],
-    ["steps", `${count(actor.steps)} (${figure(actor.steps_per_second)}/s)`],
-    ["mean return", figure(actor.return_mean)],
+    [term("episodes", "episodes"), count(actor.episodes)],
+    [term("steps", "steps"), `${count(actor.steps)} (${figure(actor.steps_per_second)}/s)`],
+    [term("return_recent", "return, last 20"), figure(actor.return_recent)],
+    [term("return_mean", "return, whole run"), figure(actor.return_mean)],
   ]);
   const ways = facts([
-    ["caches pushed", count(actor.pushed_caches)],
-    ["accepted", count(actor.accepted_caches)],
-    ["rejected", count(actor.rejected_caches)],
-    ["lost on the way", count(actor.lost_caches)],
-    ["skipped for want of credit", count(actor.skipped_caches)],
-    ["bytes generated", bytes(actor.generated_bytes)],
-    ["bytes sent", bytes(actor.received_bytes)],
-    ["log lines dropped", count(actor.dropped_lines)],
+    [term("pushed", "caches pushed"), count(actor.pushed_caches)],
+    [term("caches", "accepted"), count(actor.accepted_caches)],
+    [term("rejected", "rejected"), count(actor.rejected_caches)],
+    [term("lost", "lost"), count(actor.lost_caches)],
+    [term("skipped", "skipped"), count(actor.skipped_caches)],
+    [term("generated_bytes", "recorded"), bytes(actor.generated_bytes)],
+    [term("received_bytes", "received"), bytes(actor.received_bytes)],
+    [term("log_lines_dropped", "log lines dropped"), count(actor.dropped_lines)],
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
   return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),
@@ -206,7 +209,7 @@ function tables({homes, episodes}) {
     h("h2", "Newest episodes"),
     episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes.slice(0, NEWEST))) : empty("It has not ended an episode yet."),
     h("h2", "Its account at each server"),
-    homes.length ? table("Accounts", accountColumns(homes), homes) : empty("No server has an account of it."),
+    homes.length ? accounts(homes) : empty("No server has an account of it."),
   ];
 }
 
@@ -216,13 +219,21 @@ const EPISODES = [
   {title: "Return", value: (row) => figure(row.returned), number: true},
 ];
 
-function accountColumns(homes) {
-  return Object.keys(homes[0]).map((name) => ({title: words(name), value: (row) => plain(name, row[name])}));
+/** A column for each server, so that many figures of few servers fit. */
+function accounts(homes) {
+  const names = Object.keys(homes[0]).filter((name) => name !== "home");
+  const columns = homes.map((home) => ({title: home.home, value: (name) => plain(name, home[name]), number: true}));
+  return h("div.short", table("Accounts", [{title: "Account", value: words}, ...columns], names));
 }
+
+const SHOWN = [
+  "client", "label", "host", "table", "episodes", "steps", "first_seen", "last_seen", "returns_mean", "pushed_caches", "accepted_caches",
+  "lost_caches", "received_bytes",
+];
 
 /** What is not shown beside it already. */
 function plainFacts(found) {
-  const rest = Object.entries(found ?? {}).filter(([name]) => !["client", "label", "host", "table"].includes(name));
+  const rest = Object.entries(found ?? {}).filter(([name]) => !SHOWN.includes(name));
   return facts(rest.map(([name, value]) => [words(name), plain(name, value)]));
 }
 

@@ -1,6 +1,7 @@
 // How weights and ages of what a table holds are spread, and how many entries that is worth.
-import {fill, h} from "../dom.js";
+import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, share} from "../format.js";
+import {term} from "../help.js";
 import {histogram} from "../histogram.js";
 import {empty, facts, problem} from "../parts.js";
 
@@ -11,7 +12,7 @@ export function makeDistribution() {
   const place = h("div.grid", h("p.quiet", "Loading …"));
   return {
     element: h("section.block", place),
-    set: (found) => fill(place, found.looked ? [size(found), weights(found), ages(found)] :
+    set: (found) => patch(place, found.looked ? [size(found), weights(found), ages(found)] :
       h("section.card", empty("This table holds nothing that can be drawn now."))),
     fail: (error) => fill(place, h("section.card", problem(error))),
   };
@@ -20,9 +21,8 @@ export function makeDistribution() {
 function size({effective, population, looked, held, storage, servers, missing}) {
   const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
   const kind = storage === "episodes" ? "entries" : "samples";
-  return h("section.card", h("h2", "Effective size"),
-    h("p.answer", part === null ? "Not known" : `Worth ${count(Math.round(effective))} of ${count(population)} entries (${share(part)})`),
-    h("p.quiet", "1 / Σp²: as many entries of equal chances would be drawn again as often."),
+  return h("section.card", h("h2", term("effective_size")),
+    h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
     part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
     facts([
       [`${kind} that can be drawn`, count(held)],
@@ -32,16 +32,19 @@ function size({effective, population, looked, held, storage, servers, missing}) 
 }
 
 function weights({weights: found, storage}) {
-  return h("section.card", h("h2", "Weights"),
-    h("p.answer", ends(found, figure)), histogram(found, "Weights"),
+  return h("section.card", h("h2", term("weight", "Weights")),
+    h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
     h("p.quiet", storage === "episodes" ? "Of stored entries; draws are in proportion to them." :
       "Of held samples, which actors drew in proportion to them."));
 }
 
 function ages({ages: found}) {
-  return h("section.card", h("h2", "Ages"),
-    h("p.answer", ends(found, duration)), histogram(found, "Ages", duration),
+  return h("section.card", h("h2", term("age", "Ages")),
+    h("p.answer", ends(found, duration)), spreadOf(found, "Ages", duration),
     h("p.quiet", "Since the entries were recorded."));
 }
+
+/** Bars, but for values that are all alike: one bar would only look like a spread. */
+const spreadOf = (found, title, format) => (found.least === found.greatest ? null : histogram(found, title, format));
 
 const ends = ({least, greatest}, format) => (least === greatest ? `all ${format(least)}` : `${format(least)} to ${format(greatest)}`);

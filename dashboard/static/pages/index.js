@@ -1,6 +1,7 @@
 // All pages, in the order of the navigation. `open({root, parameters, stream, signal})` draws one and returns what it
 // wants to be told: update(overview) once a second, route(parameters) when only its state changed, close() at its end.
 import {openActors} from "./actors.js";
+import {openGlossary} from "./glossary.js";
 import {openLearning} from "./learning.js";
 import {openLive} from "./live.js";
 import {openLogs} from "./logs.js";
@@ -18,4 +19,5 @@ export const PAGES = {
   nodes: {title: "Nodes", open: openNodes},
   logs: {title: "Logs", open: openLogs},
   settings: {title: "Settings", open: openSettings},
+  glossary: {title: "Terms", open: openGlossary, isHidden: true}, // from the footer, and from each bubble
 };

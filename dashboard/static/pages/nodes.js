@@ -1,43 +1,55 @@
-// Every node: does it answer, how long, what does it hold; and all that one of them said. Learners beside them.
+// Every node: does it answer, how long, what does it use; and one of them, its curves first and all that it said below, folded.
+// Learners beside them.
 import {get} from "../api.js";
+import {lineOf, makeChart} from "../charts.js";
 import {fill, h, patch} from "../dom.js";
-import {ago, bytes, count, duration, figure, raw, share, words} from "../format.js";
-import {empty, every, problem, table} from "../parts.js";
-import {address} from "../router.js";
+import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
+import {term} from "../help.js";
+import {choice, empty, every, problem, table} from "../parts.js";
+import {RANGES, spanOf} from "../ranges.js";
+import {address, remember} from "../router.js";
 
 const now = () => Date.now() / 1000;
 
 /** What those who come have to have: a key, or nothing, which is said so that it is seen. */
-function guard(row) {
-  if (row.open.length) return h("span.state.unready", {title: row.open.join(", ")}, "nothing");
-  if (row.keys === null) return "–";
+function access(row) {
+  if (row.open.length) return h("span.state.unready", {title: row.open.join(", ")}, "everybody");
+  if (row.keys === null) return NONE;
   return row.keys ? "keys" : "this machine";
 }
 
+const stateOf = (row) => h(`span.state.${row.state}`, row.state === "down" ? "away" : row.state === "unready" ? "not ready" : row.state);
+
 const COLUMNS = [
   {title: "Node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name || row.url)},
-  {title: "Role", value: (row) => row.role},
-  {title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
-  {title: "Why", value: (row) => row.reasons.join("; "), wrap: true},
-  {title: "Since", value: (row) => ago(row.since, now()), number: true},
+  {title: "Role", value: (row) => row.role || NONE},
+  {title: "State", value: stateOf},
   {title: "Up for", value: (row) => duration(row.uptime), number: true},
-  {title: "Memory", value: (row) => bytes(row.memory_bytes), number: true},
-  {title: "Files", value: (row) => (row.descriptors === null ? "–" : `${count(row.descriptors)} of ${count(row.most_descriptors)}`), number: true},
-  {title: "Asks for", value: guard},
-  {title: "Refused", value: (row) => count(row.refused), number: true},
-  {title: "Faults", value: (row) => count(row.faults), number: true},
-  {title: "Answer took", value: (row) => duration(row.took), number: true},
-  {title: "Software", value: (row) => row.software},
+  {title: "CPU", term: "cpu", value: (row) => share(row.cpu), number: true},
+  {title: "Memory", term: "memory", value: (row) => bytes(row.memory_bytes), number: true},
+  {title: "Requests/s", term: "requests", value: (row) => figure(row.requests_per_second), number: true},
+  {title: "Open files", term: "open_files", value: (row) => count(row.descriptors), number: true},
+  {title: "Access", term: "access", value: access},
+  {title: "Refused", term: "refused", value: (row) => count(row.refused), number: true},
+  {title: "Faults", term: "faults", value: (row) => count(row.faults), number: true},
+  {title: "Answer", term: "answer_time", value: (row) => duration(row.took), number: true},
 ];
 const LEARNERS = [
-  {title: "Learner", value: (row) => h("span.mono", row.name || row.learner.slice(0, 24))},
+  {title: "Learner", value: (row) => h("span.mono", {title: row.learner}, row.name || (row.learner.startsWith("server:") ? row.learner : row.learner.slice(0, 8)))},
   {title: "At", value: (row) => row.where},
   {title: "Last seen", value: (row) => ago(row.last_seen, now()), number: true},
   {title: "Batches", value: (row) => count(row.batches), number: true},
-  {title: "Samples", value: (row) => count(row.samples), number: true},
-  {title: "Waits", value: (row) => share(row.waiting_share), number: true},
+  {title: "Samples drawn", term: "drawn", value: (row) => count(row.samples), number: true},
+  {title: "Waits", term: "waiting_share", value: (row) => share(row.waiting_share), number: true},
   {title: "Scalars", value: (row) => Object.entries(row.scalars).map(([name, value]) => `${name} ${figure(value)}`).join(", "), wrap: true},
 ];
+
+/** What stands in place of the figures of a node that does not answer: those are of before. */
+function away(row) {
+  if (row.state !== "down") return null;
+  const why = row.reasons.join("; ") || "it does not answer";
+  return {after: 3, kind: "down", text: `away since ${clock(row.since)} (${ago(row.since, now())}): ${why}`};
+}
 
 export function openNodes({root, parameters, stream, signal}) {
   let shown = null;
@@ -48,7 +60,7 @@ export function openNodes({root, parameters, stream, signal}) {
     signal.addEventListener("abort", () => abort.abort());
     close = () => abort.abort();
     const url = state.get("url");
-    shown = url ? openNode(root, url, stream, abort.signal) : openList(root);
+    shown = url ? openNode(root, url, state, stream, abort.signal) : openList(root);
     if (stream.newest) shown.update?.(stream.newest);
   };
   route(parameters);
@@ -60,30 +72,112 @@ function openList(root) {
   fill(root, place);
   return {
     update({nodes, learners}) {
-      patch(place, table("Nodes", COLUMNS, nodes), h("h2", "Learners"),
+      const notReady = nodes.filter(({state}) => state === "unready");
+      patch(place, notReady.map((row) => h("p.away-note", h("b", `${row.name || row.url} is not ready: `), row.reasons.join("; "))),
+        table("Nodes", COLUMNS, nodes, away), h("h2", "Learners"),
         learners.length ? table("Learners", LEARNERS, learners) :
-          empty("No learner was heard from lately. One draws with server.get_batch or memoire.Reader."));
+          empty("No learner was heard from lately. A learner draws with server.get_batch, or with memoire.Reader from another machine."));
     },
   };
 }
 
-function openNode(root, url, stream, signal) {
-  const place = h("div");
-  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), place);
-  every(3, signal, stream, async () => {
+const CURVES = [
+  {name: "cpu", title: "CPU", unit: "100 % is one core", format: share},
+  {name: "memory_bytes", title: "Memory", unit: "resident", format: bytes},
+  {name: "requests_per_second", title: "Requests", unit: "per second", format: figure},
+  {name: "took", title: "Answer", unit: "to the dashboard", format: duration},
+];
+
+function openNode(root, url, parameters, stream, signal) {
+  const state = {range: parameters.get("range") ?? "3600"};
+  const [head, said] = [h("div", h("p.quiet", "Loading …")), h("div")];
+  const charts = CURVES.map((each) => ({...each, chart: makeChart({...each, sync: "node"})}));
+  signal.addEventListener("abort", () => charts.forEach(({chart}) => chart.close()));
+  const range = choice("Range", RANGES, state.range, (chosen) => {
+    state.range = chosen;
+    remember({range: chosen});
+    refresh();
+  });
+  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), head, h("div.bar", range),
+    h("div.grid.wide", charts.map(({chart}) => chart.element)), said);
+  const refresh = every(3, signal, stream, async () => {
     try {
-      const node = (await get("nodes", {}, signal)).find((each) => each.url === url);
-      if (!node) return fill(place, empty(`There is no node at ${url} any more.`));
+      const [node] = await get("nodes", {url}, signal);
+      if (!node) return fill(head, empty(`There is no node at ${url} any more.`));
       const {status, ...row} = node;
-      patch(place, table(row.name || url, COLUMNS, [row]), h("h2", "All that it said"), h("section.card", tree(status)));
+      patch(head, about(row, status));
+      patch(said, folded(row, status));
+      await draw(charts, row, state, stream, signal);
     } catch (error) {
-      if (error.name !== "AbortError") fill(place, problem(error));
+      if (error.name !== "AbortError") fill(head, problem(error));
     }
   });
   return {};
 }
 
-/** Nested values, open at the top: for people who look for one figure. */
+async function draw(charts, row, state, stream, signal) {
+  const key = (name) => `node.${row.name || row.url}.${name}`;
+  const found = await get("curves", {name: charts.map(({name}) => key(name)), points: 300, ...spanOf(state, stream)}, signal);
+  for (const {chart, name, title} of charts) chart.set(found.time, [lineOf(found, key(name), title)]);
+}
+
+/** Who it is, and how it stands now. */
+function about(row, status) {
+  const {host, pid} = status.process ?? {};
+  const reasons = row.state !== "up" && h("p.away-note", row.state === "down" ? "It does not answer; the figures are of before. " : "It is not ready: ", row.reasons.join("; "));
+  return [
+    h("div.head", h("h2", row.name || row.url), stateOf(row), h("span.quiet", [row.role, row.url, host && `process ${pid} on ${host}`, row.software].filter(Boolean).join(" · "))),
+    reasons,
+    h("div.grid.tiles", [
+      ["cpu", "CPU", share(row.cpu)], ["memory", "Memory", bytes(row.memory_bytes)], ["requests", "Requests/s", figure(row.requests_per_second)],
+      ["open_files", "Open files", count(row.descriptors), row.most_descriptors && `of ${count(row.most_descriptors)}`], ["refused", "Refused", count(row.refused)], ["faults", "Faults", count(row.faults)],
+      [null, "Up for", duration(row.uptime)], ["access", "Access", access(row)],
+    ].map(([named, title, value, more]) => h("section.card.tile", h("div.label", named ? term(named, title) : title), h("div.value.small", value),
+      more && h("div.rate", more)))),
+  ];
+}
+
+/** All that it said, by parts that unfold; what is above is in none of them twice. */
+function folded(row, {stats, process, security, endpoints}) {
+  if (!stats) return h("p.quiet", "It has not said anything yet.");
+  const {tables, requests, learners, ...rest} = stats;
+  const isPlain = (value) => value === null || typeof value !== "object";
+  const entries = Object.entries(rest);
+  const groups = [
+    ["Counters", Object.fromEntries(entries.filter(([, value]) => isPlain(value)))],
+    ...Object.entries(tables ?? {}).map(([name, told]) => [`Table ${name}`, told]),
+    ["Learners", learners],
+    ...entries.filter(([name, value]) => !isPlain(value) && name !== "security").map(([name, value]) => [heading(name), value]),
+    ["Addresses", endpoints], ["Process", process], ["Security", security],
+  ];
+  return [h("h2", "All that it said"), h("div.folds", requestsOf(requests),
+    groups.filter(([, value]) => !isEmpty(value)).map(([title, value]) => fold(title, value)))];
+}
+
+const heading = (name) => words(name).replace(/^./, (letter) => letter.toUpperCase());
+const isEmpty = (value) => value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length);
+
+/** What a server was asked, the most frequent first; other nodes count no kinds. */
+function requestsOf(requests) {
+  if (isEmpty(requests) || typeof requests !== "object") return null;
+  const rows = Object.entries(requests).map(([kind, {seconds, counts}]) => ({kind, seconds, answered: counts.reduce((sum, each) => sum + each, 0)}))
+    .filter(({answered}) => answered > 0);
+  rows.sort((a, b) => b.answered - a.answered);
+  return h("details", h("summary", "Requests ", h("span.quiet", count(rows.length))), table("Requests by kind", REQUESTS, rows));
+}
+
+const REQUESTS = [
+  {title: "Kind", value: ({kind}) => h("code", kind)},
+  {title: "Answered", value: ({answered}) => count(answered), number: true},
+  {title: "Mean time", value: ({answered, seconds}) => duration(answered ? seconds / answered : null), number: true},
+];
+
+function fold(title, value) {
+  const size = typeof value === "object" ? Object.keys(value).length : 1;
+  return h("details", h("summary", `${title} `, h("span.quiet", count(size))), h("div", tree(value)));
+}
+
+/** Nested values: for people who look for one figure. */
 export function tree(value, name = "") {
   if (value === null || typeof value !== "object") return h("span.mono", raw(name, value));
   const entries = Object.entries(value);

@@ -1,32 +1,58 @@
 // One held sample with its frames as pictures, and what is known of it.
 import {get} from "../api.js";
 import {inBrief, pictures, shapeOf} from "../arrays.js";
-import {fill, h} from "../dom.js";
-import {count, duration, figure, share, typeName} from "../format.js";
+import {fill, h, say} from "../dom.js";
+import {count, duration, figure, NONE, share, typeName} from "../format.js";
+import {term} from "../help.js";
 import {empty, facts, problem, table} from "../parts.js";
 import {address} from "../router.js";
 
-/** {element, show(table)}: a section with a held sample of a table, another one whenever somebody wants it. */
+/** {element, show(table)}: a section with a held sample of a table, another one whenever somebody wants it, and its neighbours. */
 export function makeSample(signal) {
   const place = h("div", h("p.quiet", "Loading …"));
-  let wanted = "";
+  const where = h("output.quiet");
+  let [wanted, shown] = ["", null];
+  const step = (name, text, title) => h("button", {type: "button", title, disabled: true, click: () => go(shown[name])}, text);
+  const earlier = step("earlier", "← Earlier", "The entry before (←)");
+  const later = step("later", "Later →", "The entry after (→)");
   const again = h("button", {type: "button", click: () => show(wanted)}, "Another one");
-  const element = h("section.block", h("div.bar", h("h2", "One sample"), again,
-    h("span.quiet", "As likely as in a draw. Looking takes nothing away.")), place);
-  const show = async (name) => {
-    wanted = name;
-    again.disabled = true;
+  const keys = ({key, target}) => {
+    const button = {ArrowLeft: earlier, ArrowRight: later}[key];
+    if (button && !target.closest("input, select, .strip")) button.click();
+  };
+  const element = h("section.block", {keydown: keys}, h("div.bar", h("h2", "One sample"), again,
+    h("span.steps", earlier, where, later), h("span.quiet", "Drawn as a learner draws. Looking takes nothing away.")), place);
+  const look = async (ask, nothing) => {
+    const focused = document.activeElement;
+    for (const button of [again, earlier, later]) button.disabled = true;
     try {
-      const sample = await heldOne(name, signal);
-      fill(place, sample ? drawn(sample, await episodeOf(sample, signal)) : empty(NOTHING));
+      const sample = await ask();
+      if (sample || !shown) fill(place, sample ? drawn(sample, await episodeOf(sample, signal)) : empty(nothing));
+      shown = sample ?? shown;
+      say(where, sample ? placeOf(sample) : nothing);
     } catch (error) {
       if (error.name !== "AbortError") fill(place, problem(error));
     } finally {
       again.disabled = false;
+      earlier.disabled = !Number.isInteger(shown?.earlier);
+      later.disabled = !Number.isInteger(shown?.later);
+      if ([again, earlier, later].includes(focused)) (focused.disabled ? again : focused).focus();
     }
+  };
+  const show = (name) => {
+    [wanted, shown] = [name, null];
+    return look(() => heldOne(name, signal), NOTHING);
+  };
+  const go = (number) => {
+    const {server, client} = shown;
+    return look(() => get("sample", {table: shown.table, server, client, number}, signal), "It has made room meanwhile.");
   };
   return {element, show};
 }
+
+/** Where an entry stands: in its episode, or among those of its actor that are held. */
+const placeOf = ({step, episode, number, earlier, later}) => (step !== null ? `step ${count(step)} of ${count(episode)} of its episode` :
+  earlier === null && later === null ? `entry ${count(number)} of its actor` : `entry ${count(number)} of its actor, between those held`);
 
 const NOTHING = "Nothing is held at this moment, or a sample is larger than 4 MiB. Learners may take samples as quickly as they come: try another one.";
 const TRIES = 4;
@@ -66,22 +92,22 @@ function about({server, table: name, client, number, age, model_version: version
     episode ? `returned ${figure(episode.returned)} after ${count(episode.length)}` : "not known yet";
   return h("section.card", h("h2", "Where it comes from"), facts([
     ["table, server", `${name}, ${server}`],
-    [isKept ? "episode's memory" : "actor", actor],
+    [isKept ? "episodes" : "actor", actor],
     ["entry", count(number)],
     [isKept ? "episode" : "its actor's next episode", within],
     ["recorded", `${duration(age)} ago`],
-    ["model that acted", version ? `version ${count(version)}` : "nobody said"],
-    ["models behind the newest", lag === null ? "–" : count(lag)],
+    [term("model_version", "model that acted"), version ? `version ${count(version)}` : "not reported"],
+    [term("model_lag", "models behind the newest"), lag === null ? NONE : count(lag)],
   ]));
 }
 
-function standing({weight, probability, importance}) {
+function standing({weight, probability, importance, td_error: error, episode}) {
   return h("section.card", h("h2", "How likely it is"), facts([
-    ["weight", figure(weight)],
-    ["chance at each draw from its server", probability < 0.01 ? `1 in ${count(1 / probability)}` : share(probability)],
-    ["importance", figure(importance)],
-  ]), h("p.quiet", "The weight is its priority to the power of the exponent, times init_w and the episode's multiplier. " +
-    "An importance of 1 is an entry of the mean chance; batches divide by their largest."));
+    [term("td_error"), error !== null ? figure(error) : episode !== null ? "none yet" : "known to its actor only"],
+    [term("weight", "weight"), figure(weight)],
+    [term("chance", "chance at each draw from its server"), probability < 0.01 ? `1 in ${count(1 / probability)}` : share(probability)],
+    [term("importance", "importance"), figure(importance)],
+  ]));
 }
 
 const COLUMNS = [

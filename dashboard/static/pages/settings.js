@@ -1,9 +1,9 @@
-// What was set: schema, parameters and limits of every server, and the dashboard's own. Secrets are never sent here.
+// What was set: tables, parameters and limits of every server, and the dashboard's own, by their names in the API. What differs
+// from its default comes first; the rest unfolds. Secrets are never sent here.
 import {get} from "../api.js";
 import {fill, h} from "../dom.js";
-import {typeName} from "../format.js";
+import {bytes, count, duration, figure, typeName} from "../format.js";
 import {empty, every, problem, table} from "../parts.js";
-import {tree} from "./nodes.js";
 
 export function openSettings({root, stream, signal}) {
   fill(root, h("p.quiet", "Loading …"));
@@ -20,10 +20,11 @@ export function openSettings({root, stream, signal}) {
   });
 }
 
-function draw(root, {servers, dashboard}) {
+function draw(root, {servers, dashboard, defaults}) {
   const groups = Object.values(alike(servers));
-  fill(root, groups.length ? groups.map(group) : empty("No server has answered yet."),
-    h("section.card.columns", h("h2", "This dashboard"), tree(dashboard)));
+  fill(root, h("p.quiet", "Names are those of the Python API. A line at the left marks what differs from its default."),
+    groups.length ? groups.map((each) => group(each, defaults)) : empty("No server has answered yet."),
+    h("section.block", h("h2", "This dashboard"), settingsTable("This dashboard", dashboard, defaults.dashboard)));
 }
 
 /** Servers that were told the same are shown once. */
@@ -36,22 +37,77 @@ function alike(servers) {
   return groups;
 }
 
-function group({names, tables = {}, ...rest}) {
+function group({names, tables = {}, limits = {}}, defaults) {
+  const several = Object.keys(tables).length > 1;
   return h("section.block", h("h2", names.length > 1 ? `Servers ${names.join(", ")}` : `Server ${names[0]}`),
-    Object.entries(tables).map(([title, {schema, parameters, ...other}]) => [
-      h("h3", `Table ${title}`), columns(title, schema),
-      h("div.grid", h("section.card.columns", h("h3", "Parameters"), tree(parameters))),
-      h("div.grid", h("section.card.columns", h("h3", "Storage"), tree(other)))]),
-    Object.entries(rest).map(([what, value]) => h("div.grid", h("section.card.columns", h("h3", TITLES[what] ?? what), tree(value)))));
+    Object.entries(tables).map(([title, {schema, parameters, parameters_version: version, entry_bytes: size, ...own}]) => [
+      h("h3", `Table ${title} `, h("span.quiet", `${bytes(size)} an entry${version > 1 ? `, changed ${count(version - 1)} times since its start` : ""}`)),
+      columns(title, schema),
+      settingsTable(`Table ${title}`, {...own, ...parameters}, {...defaults.table, ...defaults.parameters, ...followed(own, limits, several)})]),
+    h("h3", "Limits of the server"), settingsTable(`Limits of ${names.join(", ")}`, limits, defaults.limits));
 }
 
-const TITLES = {limits: "Limits"};
+/** Defaults that follow from other settings: what is shared by several tables, or counted out of bytes, is never marked. */
+function followed({storage, capacity, byte_limit: limit}, {held_bytes: held}, several) {
+  return {byte_limit: several ? limit : held, ...(storage === "episodes" && {capacity})};
+}
+
+/** What differs from its default, and behind a fold what does not. */
+function settingsTable(caption, given, defaults) {
+  const rows = Object.entries(given).map(([name, value]) => {
+    const usual = defaults?.[name];
+    return {name, value, note: usual === undefined ? "has to be set" : shown(name, usual), isChanged: usual === undefined || !same(value, usual)};
+  });
+  const [changed, usual] = [rows.filter(({isChanged}) => isChanged), rows.filter(({isChanged}) => !isChanged)];
+  return h("div.settings",
+    changed.length ? rowsOf(`${caption}: set`, changed, true) : h("p.quiet", "Everything has its default."),
+    usual.length > 0 && h("details", h("summary", `${count(usual.length)} settings with their defaults`), rowsOf(`${caption}: defaults`, usual, false)));
+}
+
+function rowsOf(caption, rows, isChanged) {
+  const head = ["Setting", "Value", ...(isChanged ? ["Default"] : [])];
+  return h("div.scroll", {tabindex: "0", role: "region", "aria-label": caption}, h("table", h("caption.hidden-text", caption),
+    h("thead", h("tr", head.map((title) => h("th", {scope: "col"}, title)))),
+    h("tbody", rows.map(({name, value, note}) => h(isChanged ? "tr.changed" : "tr", h("td", h("code", name)),
+      h("td.value", shown(name, value)), isChanged && h("td.default", note))))));
+}
+
+/** The same setting: a number for each reward is that number for all. */
+function same(value, usual) {
+  if (Array.isArray(value) && Array.isArray(usual) && usual.length === 1) return value.every((each) => each === usual[0]);
+  return JSON.stringify(value) === JSON.stringify(usual);
+}
+
+const IS_BYTES = /bytes$|^byte_limit$|^credit$|^model_chunk$|^inline_model$/;
+const IS_SECONDS = /_timeout$|_every$|_after$|_most$|^max_age$|^model_spread$/;
+/** What 0 and null mean: neither is a figure there. */
+const ZERO = {
+  capacity: "no number, bytes limit it", max_step: "as the client asks", max_episode: "no limit", max_times_sampled: "any number of times",
+  sequence_length: "transitions", burn_in: "none", expected_actors: "not known", goal_steps: "no goal", goal_episodes: "no goal",
+};
+const NULL = {
+  importance_final: "as importance_exponent", samples_per_insert_tolerance: "no limit", max_age: "any age", max_model_lag: "any model",
+  model_topic: "all topics", prev: "all columns", next: "state columns", byte_limit: "a share of held_bytes", history: "in memory", probes: "at listen",
+};
+const SECRETS = ["token", "node_token"];
+
+/** A setting's value with its unit, for people. */
+function shown(name, value) {
+  if (value === null || value === undefined) return NULL[name] ?? "not set";
+  if (SECRETS.includes(name)) return value ? "set" : "not set";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.length ? value.map((each) => (typeof each === "object" ? JSON.stringify(each) : String(each))).join(", ") : "none";
+  if (value === 0 && name in ZERO) return ZERO[name];
+  if (typeof value === "object") return JSON.stringify(value);
+  if (typeof value !== "number") return String(value) || "not set";
+  if (IS_BYTES.test(name)) return bytes(value);
+  if (IS_SECONDS.test(name)) return duration(value);
+  return Number.isInteger(value) ? count(value) : figure(value);
+}
 
 /** The columns of a schema as a table: each is [name, type, shape, role]. */
 function columns(title, schema) {
-  const found = schema?.columns;
-  if (!found) return tree(schema ?? {});
-  return table(`Schema of ${title}`, SCHEMA, found);
+  return schema?.columns ? table(`Schema of ${title}`, SCHEMA, schema.columns) : null;
 }
 
 const SCHEMA = [

@@ -1,0 +1,52 @@
+// What figures mean, in plain words: a name, a sentence or two, the formula, and the page of the documentation that says
+// more. `memoire top` uses the same names.
+
+export const TERMS = {
+  // what actors did
+  steps: {title: "Steps", text: "Entries that actors recorded in this run. Each actor counts once, wherever it was at home.", docs: "homes.md"},
+  episodes: {title: "Episodes", text: "Episodes that actors closed in this run.", docs: "homes.md"},
+  caches: {title: "Caches", text: "A cache is a packet of samples that an actor drew from its own memory and sent to a server. These arrived and were taken.", docs: "choose.md"},
+  steps_per_second: {title: "Steps/s", text: "Entries recorded each second.", formula: "steps gained in the newest 10 s ÷ 10 s", docs: "metrics.md"},
+  return_recent: {title: "Return, last 20", text: "Mean return of the actor's newest 20 episodes, or of as many as it has closed.", formula: "Σ return ÷ episodes"},
+  return_mean: {title: "Return, whole run", text: "Mean return of all episodes that the actor closed in this run, the first ones included.", formula: "Σ return ÷ episodes"},
+  pushed: {title: "Caches pushed", text: "Caches that the actor sent.", formula: "accepted + rejected + lost + on the way"},
+  rejected: {title: "Rejected", text: "Caches that arrived and were refused, such as those of another schema. The server's log says why.", docs: "errors.md"},
+  lost: {title: "Lost", text: "Caches that were sent and never arrived. Later ones overtook them.", docs: "guarantees.md"},
+  skipped: {title: "Skipped", text: "Caches that an actor did not send because too many of its bytes were on the way already. It went on to act instead of waiting.", formula: "skipped ÷ (skipped + pushed)", docs: "rate.md"},
+  log_lines_dropped: {title: "Log lines dropped", text: "Log lines that an actor did not keep: too many waited for a server.", docs: "settings.md"},
+  generated_bytes: {title: "Recorded", text: "Bytes of all entries that actors recorded, each entry once.", docs: "benchmarks/storage.md"},
+  received_bytes: {title: "Received", text: "Bytes of all caches or episodes that arrived at servers.", docs: "benchmarks/storage.md"},
+  bytes_factor: {title: "Sent for each byte recorded", text: "Above 1, entries are sent several times, because a cache repeats the frames and entries that it samples. Below 1, only a part is sent, or it is compressed.", formula: "bytes received ÷ bytes recorded", docs: "choose.md"},
+  // what is held
+  held: {title: "Held", text: "Caches, or entries of episodes, that servers hold now.", docs: "choose.md"},
+  unused: {title: "Unused samples", text: "Held samples that no learner has drawn yet. In a table of episodes: entries that can be drawn.", docs: "rate.md"},
+  drawn: {title: "Samples drawn", text: "Samples handed out to learners, in this run of the servers.", docs: "rate.md"},
+  overwritten: {title: "Overwritten", text: "Caches or episodes that made room for newer ones.", docs: "choose.md"},
+  full: {title: "Full", text: "The share of a table's room that is taken. Room is a number of bytes, of caches or of entries; the one that is fuller counts. A full table overwrites its oldest.", formula: "held ÷ limit"},
+  samples_per_insert: {title: "Samples per insert", text: "How often an entry is drawn on average: samples drawn for each entry recorded, over the newest minute. The table's setting samples_per_insert says what is wanted.", formula: "samples drawn ÷ steps recorded", docs: "rate.md"},
+  priorities_set: {title: "Priorities set", text: "TD errors that learners reported and that became priorities.", docs: "sampling.md"},
+  priorities_stale: {title: "Too late", text: "TD errors that learners reported after their entry had made room for another one. They change nothing.", docs: "sampling.md"},
+  learners_waited: {title: "Learners waited", text: "Seconds that get_batch waited for samples, in all."},
+  // how draws go
+  effective_size: {title: "Effective size", text: "So many entries of equal chance would be drawn as often twice. It is the number of entries where all chances are alike, and 1 where a single entry is always drawn.", formula: "1 ÷ Σ p²", docs: "sampling.md"},
+  batch_effective: {title: "Distinct weight of a batch", text: "The share of a batch that counts, if each sample counts by its importance. 100 % means that all samples count alike.", formula: "(Σ importance)² ÷ (B Σ importance²)", docs: "sampling.md"},
+  left_out: {title: "Weight left out", text: "The share of all weight that could not be drawn, because the actors that have it sent no cache that is still unused.", formula: "1 − reachable weight ÷ all weight", docs: "sampling.md"},
+  priority: {title: "Priority", text: "How surprising an entry is: the size of its TD error, and a little more so that nothing becomes unreachable.", formula: "|TD error| + priority_epsilon", docs: "sampling.md"},
+  weight: {title: "Weight", text: "Draws are in proportion to it.", formula: "init_w × multiplier × priority ^ priority_exponent", docs: "sampling.md"},
+  chance: {title: "Chance at each draw", text: "How likely this sample is to be the one that a draw from its server gives.", formula: "weight ÷ Σ weight", docs: "sampling.md"},
+  importance: {title: "Importance", text: "What a learner multiplies into its loss to correct for unequal chances. 1 is an entry of the mean chance. A batch divides by its largest.", formula: "(N × chance) ^ −importance_exponent", docs: "sampling.md"},
+  td_error: {title: "TD error, last update", text: "What a learner reported for this entry the last time. Its priority is this size and priority_epsilon.", formula: "|TD error| = priority − priority_epsilon", docs: "sampling.md"},
+  model_version: {title: "Model that acted", text: "The version of the published model with which the actor chose this entry's action."},
+  model_lag: {title: "Models behind", text: "Versions that were published since the one that acted.", formula: "newest version − version that acted"},
+  age: {title: "Age", text: "Seconds since the entry was recorded."},
+  waiting_share: {title: "Waits", text: "The share of its time that a learner spends waiting for samples.", formula: "seconds in get_batch ÷ seconds", docs: "rate.md"},
+  // nodes
+  cpu: {title: "CPU", text: "Processor time that the process used over the newest 10 s. 100 % is one core at work all the time.", formula: "processor seconds ÷ seconds"},
+  memory: {title: "Memory", text: "Resident memory of the process: what it holds in RAM, shared pages included."},
+  open_files: {title: "Open files", text: "File descriptors that the process has open, and how many it may have. Each client takes up to three.", docs: "sockets.md"},
+  requests: {title: "Requests/s", text: "Requests that the node answered each second, over the newest 10 s.", docs: "metrics.md"},
+  answer_time: {title: "Answer", text: "Seconds that the node took to send its status page to the dashboard."},
+  access: {title: "Access", text: "What a peer needs to come in: a key, nothing beyond being on this machine, or nothing at all (open to everybody).", docs: "security.md"},
+  refused: {title: "Refused", text: "Connections and requests that were refused because of who sent them.", docs: "security.md"},
+  faults: {title: "Faults", text: "Turns of the node's threads that failed. A fault is a bug of memoire; the node's log has it.", docs: "errors.md"},
+};
