@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, dataclass, fields
 
 from memoire.errors import ParameterError
@@ -57,9 +58,15 @@ class Settings:
     """Steps after which the run is done, for the forecast; 0: none."""
     goal_episodes: int = 0
     """The same in episodes."""
+    goal_return: float | None = None
+    """Mean return that the run should reach: a line on its curve; None: nobody said."""
+    open: str | None = None
+    """File of an exported run to show in place of a cluster."""
 
     def __post_init__(self) -> None:
-        if not self.nodes:
+        if self.open is not None and self.nodes:
+            raise ParameterError("--open", self.open, "no address of a node beside it: a file or a cluster is shown")
+        if not self.nodes and self.open is None:
             raise ParameterError("--node", "", "the address of at least one node's pages, such as http://host:8080")
         for node in self.nodes:
             if not node.startswith(("http://", "dns:")):
@@ -71,6 +78,8 @@ class Settings:
         for name in ("expected_actors", "expected_servers", "expected_proxies"):
             if getattr(self, name) < 0:
                 raise ParameterError(f"--{name.replace('_', '-')}", getattr(self, name), "0 (nobody knows) or more")
+        if self.goal_return is not None and not math.isfinite(self.goal_return):
+            raise ParameterError("--goal-return", self.goal_return, "a finite number")
         if self.root_path and not self.root_path.startswith("/"):
             raise ParameterError("--root-path", self.root_path, "a path that begins with /")
         if self.token is None and not self.insecure:

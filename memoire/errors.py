@@ -519,6 +519,20 @@ class HistoryError(MemoireError, OSError):
         )
 
 
+class RunFileError(MemoireError, ValueError):
+    """A file that should hold an exported run of a dashboard holds something else, or is damaged."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the file {self.path!r} holds no run that a dashboard exported: {self.reason}. Export the run again (page "
+            "Runs, \"one file\", or GET /api/export.run) and open that file."
+        )
+
+
 class StateError(MemoireError, RuntimeError):
     """A state folder that cannot be used as it is; it was left as it was found."""
 

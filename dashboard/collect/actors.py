@@ -13,16 +13,16 @@ from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 
 from .answers import ActorRow, Actors, EpisodeRow
+from .history import Point
 from .ledgers import Kept, ids_of
 from .node_state import NodeState
 from .rates import WINDOW
+from .returns import RecentReturns
 
 ACTORS_INTERVAL = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
 OUTDATED_AFTER = 75.0
 """Seconds after which an actor should have a model and have said so: a minute, and the time until it is read here."""
-RECENT_EPISODES = 20
-"""Newest episodes of an actor whose mean return says how well it does now."""
 _OF_ACTOR = (
     "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
     "rejected_caches", "lost_caches", "received_bytes", "dropped_lines",
@@ -58,7 +58,7 @@ class ActorList:
         self._homes: dict[int, str] = {}  # hash of its name in accounts -> name
         self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # when, steps of each actor
         self._names: dict[str, str] = {}  # client in hex -> what people call it; also of those that no home lists
-        self._returns: dict[str, deque[float]] = {}  # of the newest episodes of each client, by its id in hex
+        self._returns = RecentReturns()
         self._listed: tuple[tuple[int, int], list[ActorRow]] | None = None
 
     def name_home(self, name: str) -> None:
@@ -83,13 +83,11 @@ class ActorList:
 
     def take_episodes(self, ended: Iterable[EpisodeRow]) -> None:
         """These episodes of the run have ended since."""
-        for row in ended:
-            self._returns.setdefault(row.client, deque(maxlen=RECENT_EPISODES)).append(row.returned)
+        self._returns.add(ended)
 
-    def recent_return(self, client: str) -> float | None:
-        """Mean return of an actor's newest episodes; None where none has ended since somebody looks."""
-        found = self._returns.get(client)
-        return sum(found) / len(found) if found else None
+    def return_quantiles(self) -> dict[str, Point]:
+        """How the newest returns are spread over the actors, for the history."""
+        return self._returns.figures()
 
     def remember(self, now: float, kept: Kept) -> None:
         """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
@@ -150,7 +148,7 @@ class ActorList:
                     state=self._state(flags, now - columns["last_seen"][place]),
                     steps_per_second=gained / max(now - then, 1e-9),
                     return_mean=total / count if count else None,
-                    return_recent=self.recent_return(client.hex()),
+                    return_recent=self._returns.mean_of(client.hex()),
                     skipped_caches=skipped,
                     **{name: columns[name][place] for name in _OF_ACTOR},
                 )

@@ -22,10 +22,10 @@ from memoire.clock import wall_clock
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
 
-from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, Overview, RunInfo
+from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
 from .cluster import Cluster
 from .distributions import merged
-from .history import FLUSH_INTERVAL, PRUNE_INTERVAL, Curves, History, Point
+from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, History, Point
 from .node_state import Answer
 from .nodes import NodeAddresses, NodeError, Questions
 
@@ -51,6 +51,8 @@ OVERLAP = 5.0
 INSPECTION_LIFETIME = 2.0
 """Seconds for which one look at what is held serves everybody who asks."""
 MAX_PAGES = 100
+MAX_KEPT_ACTORS = 1_000
+"""Actors of a run that are listed when it is opened from a file."""
 STUCK_TIMEOUT = 10.0
 
 
@@ -189,7 +191,13 @@ class Aggregator:
         run = run or (newest.run if newest is not None else "")
         began = next((row.began for row in self.history.runs() if row.name == run), now - 3600.0)
         until = max(min(until, now + 1.0), 0.0)
-        return self.history.curves(run, names, max(min(since or began, until), 0.0), until, points, now)
+        begin, patience = max(min(since or began, until), 0.0), max(MIN_AWAY, 3 * self.settings.poll_every)
+        return self.history.curves(run, names, begin, until, points, now, patience)
+
+    def events(self, run: str) -> list[EventRow]:
+        """What happened to a run ("": the one that is counted now), the oldest first."""
+        found = self.history.events(run or ("" if self._newest is None else self._newest.run))
+        return [msgspec.json.decode(body, type=EventRow) for body in found]
 
     def counted(self) -> dict[str, float]:
         """What all servers counted in all of their lives since this dashboard met them: samples, overwritten, ..."""
@@ -209,8 +217,11 @@ class Aggregator:
         with self._lock:
             return {url: node.status for url, node in self._cluster.nodes.items()}
 
-    def node_settings(self) -> dict[str, dict[str, Any]]:
-        """Schema, parameters and limits of each server, by its name."""
+    def node_settings(self, run: str = "") -> dict[str, dict[str, Any]]:
+        """Schema, parameters and limits of each server, by its name: now, or as they were last in a run."""
+        if run:
+            found: dict[str, dict[str, Any]] = msgspec.json.decode(self.history.document(run, "settings") or b"{}")
+            return found
         with self._lock:
             return {node.name: node.settings for node in self._cluster.servers if node.settings}
 
@@ -254,15 +265,28 @@ class Aggregator:
             for url in self._asked.keys() & self._asking.keys():
                 self._cluster.waits_for(url, time.monotonic() - self._asking[url])
             overview, figures = self._cluster.look(now)
+            events = self._cluster.events(now, finished=overview.finished)
             if overview.run:
                 self.history.add(overview.run, now, figures)
             if self._newest is not None and self._newest.run != overview.run:
                 self._keep(now)  # what the former run came to
                 self._kept_at = 0.0
             self._newest, self.figures = overview, figures
+        self._note(events)
         self._save(now)
         self._on_look(overview)
         return overview
+
+    def _note(self, events: list[EventRow]) -> None:
+        """Keep what happened; of a run that was seen before, its beginning is known."""
+        run = "" if self._newest is None else self._newest.run
+        try:
+            known = {row.kind for row in self.events(run)} if events and run else set()
+            for event in events if run else ():
+                if event.kind not in ("run_began", "run_finished") or event.kind not in known:
+                    self.history.add_event(run, msgspec.json.encode(event))
+        except MemoireError as error:
+            self.trouble = str(error)
 
     def _plan(self, url: str) -> _Plan:
         known, now, run = self._known.setdefault(url, _Known()), time.monotonic(), self._cluster.run
@@ -340,8 +364,20 @@ class Aggregator:
         }
         try:
             self.history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
+            self._keep_documents(newest)
         except MemoireError as error:
             self.trouble = str(error)
+
+    def _keep_documents(self, newest: Overview) -> None:
+        """What a run that is opened from a file shows beside its curves."""
+        documents = {"overview": newest, "actors": self._cluster.actors()[:MAX_KEPT_ACTORS]}
+        if settings := self.node_settings():
+            documents["settings"] = {
+                name: {key: value for key, value in told.items() if key not in ("run", "runs")}
+                for name, told in settings.items()
+            }
+        for kind, value in documents.items():
+            self.history.keep_document(newest.run, kind, msgspec.json.encode(value))
 
     def _ask(self, url: str, plan: _Plan) -> Answer:
         began = self._asking[url] = time.monotonic()

@@ -105,6 +105,8 @@ class Learning:
     client_scalars: dict[str, float] = field(default_factory=dict)
     """Mean over all active actors."""
     learner_scalars: dict[str, float] = field(default_factory=dict)
+    goal: float | None = None
+    """Return that the run should reach, as the dashboard was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ class NodeRow:
     """Processor time over time, of the newest ten seconds: 1 is one core at work; None where it is not known."""
     requests_per_second: float | None = None
     """Requests that it answered or forwarded, over the newest ten seconds; None of a node that is asked nothing."""
+    endpoint: str = ""
+    """Address that actors connect to, as seen from where the dashboard runs; "" of a node that takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,8 @@ class Overview:
     """Active actors whose model was replaced more than a minute ago."""
     open: list[str] = field(default_factory=list)
     """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
+    recorded: float | None = None
+    """When this was exported, of a run that was opened from a file; None of a cluster that is watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +299,20 @@ class EpisodeRow:
     time: float
     length: int
     returned: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened to a run at one moment: a mark on its curves."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    """run_began, run_finished, node_down, node_back or node_restarted."""
+    node: str
+    """Name of the node; "" of the run itself."""
+    text: str
+    """What happened, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

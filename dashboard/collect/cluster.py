@@ -17,8 +17,9 @@ from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
 from .actors import ActorList, NewestModels
-from .answers import ActorRow, EpisodeRow, Overview
+from .answers import ActorRow, EpisodeRow, EventRow, Overview
 from .counters import Counters
+from .events import EventWatcher
 from .forecasts import Forecasts
 from .history import Point
 from .learners import learners_of
@@ -61,6 +62,7 @@ class Cluster:
         self._forecasts = Forecasts(settings)
         self._actors = ActorList(settings)
         self._models = NewestModels()
+        self._events = EventWatcher()
         self._number = 0  # of the next overview
         self._time = 0.0  # of the newest one
 
@@ -133,7 +135,7 @@ class Cluster:
             rates=self._counters.rates(learners),
             actors=self._actors.presence(kept, self.servers, now),
             tables=tables,
-            learning=learning_of(up),
+            learning=learning_of(up, self._settings.goal_return),
             freshness=freshness_of(up),
             latency=self._counters.latency(),
             forecast=self._forecasts.forecast(totals, tables, up),
@@ -148,6 +150,10 @@ class Cluster:
         overview.verdicts.extend(verdicts(signs_of(overview, up, self._counters, self._settings)))
         self._number += 1
         return overview, figures_of(overview) | self._episode_figures()
+
+    def events(self, now: float, *, finished: bool) -> list[EventRow]:
+        """What happened to the run and its nodes since this was asked last."""
+        return self._events.look(now, self.run, list(self.nodes.values()), finished=finished)
 
     def totals(self) -> Totals:
         """Of the run, each client once."""
@@ -173,7 +179,8 @@ class Cluster:
         if not fresh:
             return {}
         lengths = [float(row.length) for row in fresh]
-        return {"return": Point.of([row.returned for row in fresh]), "length": Point.of(lengths)}
+        figures = {"return": Point.of([row.returned for row in fresh]), "length": Point.of(lengths)}
+        return figures | self._actors.return_quantiles()
 
     def counted(self) -> dict[str, float]:
         """What all servers counted in all of their lives since this dashboard met them."""

@@ -10,13 +10,15 @@ lost what it had not flushed: seconds. Buckets that are there already are merged
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from memoire.errors import HistoryError
 from memoire.storage import private_files
@@ -27,6 +29,10 @@ FLUSH_INTERVAL = 5.0
 PRUNE_INTERVAL = 300.0
 MAX_SERIES = 4_096
 """Names of one run; more are not kept (and counted in `left_out`)."""
+MAX_EVENTS = 1_000
+"""Newest events of a run that are kept."""
+MIN_AWAY = 5.0
+"""Seconds without a look after which a curve has a gap."""
 FORMAT = 2
 
 _TABLES = """
@@ -39,6 +45,11 @@ CREATE TABLE IF NOT EXISTS points (
     count INTEGER NOT NULL, mean REAL NOT NULL, least REAL NOT NULL, greatest REAL NOT NULL,
     PRIMARY KEY (series, level, time)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS events_of_run ON events (run, id);
+CREATE TABLE IF NOT EXISTS documents (
+    run TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, kind)
+);
 """
 _PUT = """
 INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
@@ -87,12 +98,20 @@ class Curves:
     bucket: float
     """Seconds of each."""
     time: list[float]
-    """Begin of each bucket, seconds since 1970."""
+    """Begin of each bucket in which the cluster was looked at, seconds since 1970."""
     steps: list[float | None]
     """Steps that the run had counted then."""
     mean: dict[str, list[float | None]]
     least: dict[str, list[float | None]]
     greatest: dict[str, list[float | None]]
+    away: list[tuple[float, float]]
+    """Stretches in which nobody looked, from the end of a bucket to the beginning of the next."""
+
+
+def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[tuple[float, float]]:
+    """Where buckets of so many seconds are more than `patience` seconds apart."""
+    ends = ((before + bucket, after) for before, after in itertools.pairwise(times))
+    return [(end, after) for end, after in ends if after - end > patience]
 
 
 def _make_private(path: Path) -> None:
@@ -197,6 +216,14 @@ class History:
             finally:
                 self._db.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     # ------------------------------------------------------------------------------------------------- reading
 
     def names(self, run: str) -> list[str]:
@@ -204,9 +231,21 @@ class History:
         with self._lock:
             return sorted(name for known, name in self._ids if known == run)
 
-    def curves(self, run: str, names: Sequence[str], since: float, until: float, points: int, now: float) -> Curves:
+    def curves(
+        self,
+        run: str,
+        names: Sequence[str],
+        since: float,
+        until: float,
+        points: int,
+        now: float,
+        patience: float = MIN_AWAY,
+    ) -> Curves:
         """These figures between two times, in at most about `points` buckets: the finest level that reaches back so
         far, several of its buckets taken together where there are more.
+
+        Args:
+            patience: Seconds without a look that are no gap yet.
         """
         level = next((at for at, (_, kept) in enumerate(LEVELS) if now - kept <= since), len(LEVELS) - 1)
         width = LEVELS[level][0]
@@ -215,7 +254,7 @@ class History:
             width = LEVELS[level][0]
         bucket = width * max(1, -(-int(until - since) // (width * max(1, points))))
         found = {name: self._buckets(run, name, level, since, until, bucket) for name in {*names, "steps"}}
-        times = sorted({time for name in names for time in found[name]})
+        times = sorted({time for buckets in found.values() for time in buckets})
         return Curves(
             run=run,
             bucket=float(bucket),
@@ -224,6 +263,7 @@ class History:
             mean={name: [p.mean if (p := found[name].get(time)) else None for time in times] for name in names},
             least={name: [p.least if (p := found[name].get(time)) else None for time in times] for name in names},
             greatest={name: [p.greatest if (p := found[name].get(time)) else None for time in times] for name in names},
+            away=stretches_away(times, float(bucket), max(patience, float(width))),
         )
 
     def _buckets(self, run: str, name: str, level: int, since: float, until: float, bucket: int) -> dict[int, Point]:
@@ -288,6 +328,56 @@ class History:
                 "SELECT name, began, seen, facts FROM runs ORDER BY began, name"
             )
             return [RunRow(*row) for row in found]
+
+    def load(self, run: str, name: str, points: Iterable[tuple[int, int, Point]]) -> None:
+        """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not
+        finer than it is.
+        """
+        with self._lock:
+            number = self._id(run, name)
+            if number is None:
+                return
+            for time, seconds, point in points:
+                for level, (width, _) in enumerate(LEVELS):
+                    if width >= seconds:
+                        key = number, level, time // width * width
+                        known = self._pending.get(key)
+                        self._pending[key] = point if known is None else known.plus(point)
+
+    # ---------------------------------------------------------------------------------------- events and documents
+
+    def add_event(self, run: str, body: bytes) -> None:
+        """Keep something that happened to a run, as JSON. Of more than `MAX_EVENTS` the oldest go."""
+        with self._lock:
+            try:
+                self._db.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, body))
+                self._db.execute(
+                    "DELETE FROM events WHERE run = ? AND id <= "
+                    "(SELECT id FROM events WHERE run = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    (run, run, MAX_EVENTS),
+                )
+            except sqlite3.Error as error:
+                raise HistoryError(self.path, str(error)) from error
+
+    def events(self, run: str) -> list[bytes]:
+        """What happened to a run, the oldest first."""
+        with self._lock:
+            found = self._db.execute("SELECT body FROM events WHERE run = ? ORDER BY id", (run,))
+            return [bytes(body) for (body,) in found]
+
+    def keep_document(self, run: str, kind: str, body: bytes) -> None:
+        """Keep the newest of a kind of document of a run: its settings, its overview."""
+        with self._lock:
+            try:
+                self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (run, kind, body))
+            except sqlite3.Error as error:
+                raise HistoryError(self.path, str(error)) from error
+
+    def document(self, run: str, kind: str) -> bytes:
+        """The newest of this kind; empty where there is none."""
+        with self._lock:
+            row = self._db.execute("SELECT body FROM documents WHERE run = ? AND kind = ?", (run, kind)).fetchone()
+            return b"" if row is None else bytes(row[0])
 
     def ledger(self, run: str) -> bytes:
         """Its rows, packed; empty where it is not known."""

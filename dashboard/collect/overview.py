@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
 
@@ -45,7 +46,20 @@ def node_row(node: NodeState) -> NodeRow:
         refused=sum(int(count) for count in (security.get("refused") or {}).values()),
         cpu=node.rate("cpu"),
         requests_per_second=node.rate("requests"),
+        endpoint=reachable(str((node.status.get("endpoints") or {}).get("request", "")), node.url),
     )
+
+
+def reachable(endpoint: str, url: str) -> str:
+    """An address that a node listens at, for people elsewhere: "any interface" becomes the host that its pages have.
+
+    tcp://0.0.0.0:5560, http://server-0:8080 -> tcp://server-0:5560
+    """
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or host not in ("*", "0.0.0.0", "[::]"):  # noqa: S104
+        return endpoint
+    return f"tcp://{urlsplit(url).netloc.rpartition(':')[0]}:{port}"
 
 
 def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
@@ -106,7 +120,7 @@ def models_of(up: Iterable[NodeState]) -> dict[str, int]:
     return newest
 
 
-def learning_of(up: list[NodeState]) -> Learning:
+def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
     """Returns and scalars of all servers that answer, each weighed by its episodes or clients."""
     recent = [node.stats["recent"] for node in up if (node.stats.get("recent") or {}).get("count")]
     count = sum(each["count"] for each in recent)
@@ -119,7 +133,7 @@ def learning_of(up: list[NodeState]) -> Learning:
         learner |= node.stats.get("learner_scalars") or {}
     found = {name: total / number for name, (total, number) in scalars.items() if number}
     if not count:
-        return Learning(client_scalars=found, learner_scalars=learner)
+        return Learning(client_scalars=found, learner_scalars=learner, goal=goal)
     return Learning(
         return_mean=sum(each["return_mean"] * each["count"] for each in recent) / count,
         return_min=min(each["return_min"] for each in recent),
@@ -127,6 +141,7 @@ def learning_of(up: list[NodeState]) -> Learning:
         length_mean=sum(each["length_mean"] * each["count"] for each in recent) / count,
         client_scalars=found,
         learner_scalars=learner,
+        goal=goal,
     )
 
 
@@ -214,6 +229,7 @@ def figures_of(overview: Overview) -> dict[str, Point]:
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
     for table in overview.tables:
         figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
+    figures |= {f"model.{topic}": float(version) for topic, version in overview.models.items()}
     for node in (each for each in overview.nodes if each.state != "down"):
         figures |= {f"node.{node.name or node.url}.{name}": getattr(node, name) for name in _OF_NODE}
     return {

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi import FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from memoire.dashboard.collect import logs
-from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.clock import wall_clock
+from memoire.dashboard.collect import logs, run_file
 from memoire.dashboard.collect.answers import (
     ActorDetail,
     ActorPage,
@@ -32,6 +32,7 @@ from memoire.dashboard.collect.answers import (
     ActorSpread,
     ClusterDistribution,
     EpisodeRow,
+    EventRow,
     HeldSample,
     LearnerRow,
     LogPage,
@@ -42,6 +43,7 @@ from memoire.dashboard.collect.answers import (
 )
 from memoire.dashboard.collect.distributions import spread_of
 from memoire.dashboard.collect.nodes import NodeError
+from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
 from memoire.limits import Limits
@@ -55,94 +57,44 @@ from .access import Access, error, is_by_tls, origin_of, too_many
 from .event_stream import MAX_LISTENERS, Full, Hub
 from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrong
 from .pages import add_pages
+from .schemas import (
+    MAX_POINTS,
+    YEAR_9999,
+    Client,
+    Csv,
+    CurvesAnswer,
+    Events,
+    Figure,
+    Limit,
+    LoginState,
+    Names,
+    Offset,
+    Owner,
+    Problem,
+    Run,
+    RunFile,
+    Sort,
+    State,
+    Stream,
+    Text,
+    Time,
+    Token,
+)
 
-MAX_ROWS = 1000
-MAX_POINTS = 5000
-MAX_NAMES = 256
 WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
-YEAR_9999 = 253_402_300_799.0
-
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": Parameters(),
     "limits": Limits(),
     "dashboard": Settings.defaults(),
 }
-Sort = Literal[
-    "client", "name", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
-    "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
-    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
-]  # fmt: skip
-Figure = Literal[
-    "episodes", "steps", "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches",
-    "accepted_caches", "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
-]  # fmt: skip
-State = Literal["active", "silent", "lost", "gone"]
-Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
-Text = Annotated[str, Query(max_length=256)]
-Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
-Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; all of them by default.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
-Offset = Annotated[int, Query(ge=0, le=1 << 31)]
-Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of whose entry is wanted, in hex.")]
-Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
-
-
-class Problem(BaseModel):
-    """What every refusal says."""
-
-    error: str
-
-
-class Token(BaseModel):
-    """What a person who logs in knows."""
-
-    token: str = Field(max_length=1024)
-
-
-class LoginState(BaseModel):
-    """Whether somebody is let in."""
-
-    needs_token: bool
-    is_let_in: bool
-    software: str
-
-
-class CurvesAnswer(BaseModel):
-    """Several figures over the same buckets of time; null where a bucket has none."""
-
-    run: str
-    bucket: float
-    time: list[float]
-    steps: list[float | None]
-    mean: dict[str, list[float | None]]
-    least: dict[str, list[float | None]]
-    greatest: dict[str, list[float | None]]
-
-
-class Csv(StreamingResponse):
-    """A table."""
-
-    media_type = "text/csv"
-
-
-class Events(StreamingResponse):
-    """An event file."""
-
-    media_type = "application/octet-stream"
-
-
-class Stream(StreamingResponse):
-    """Server-sent events."""
-
-    media_type = "text/event-stream"
 
 
 class Api:
     """The handlers, around one aggregator."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> None:
+    def __init__(self, aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> None:
         self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
         self._settings = aggregator.settings
 
@@ -179,11 +131,11 @@ class Api:
         """Every learner that was heard from lately."""
         return _json(self._overview().learners)
 
-    def settings(self) -> Response:
+    def settings(self, run: Run = "") -> Response:
         """Schema, parameters and limits of every server, the dashboard's own settings, and what each is where nobody
-        set it; secrets are left out.
+        set it; secrets are left out. Of a run that is named: as its servers said them last.
         """
-        found = {"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()}
+        found = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.shown()}
         return _json(found | {"defaults": _DEFAULTS})
 
     def sample(
@@ -284,6 +236,10 @@ class Api:
         """Every run that was ever seen, the newest last."""
         return _json(self._aggregator.runs())
 
+    def events(self, run: Run = "") -> Response:
+        """What happened to a run, the oldest first: it began, a node went away, came back, or started again."""
+        return _json(self._aggregator.events(run))
+
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
         """Figures of a run as a table, as finely as they are kept."""
         run, names = self._wanted(run, name)
@@ -294,6 +250,14 @@ class Api:
         run, names = self._wanted(run, name)
         events = exports.events_of(self._aggregator.history, run, names)
         return _file(Events, events, run, "tfevents")
+
+    def run_file(self, run: Run = "") -> Response:
+        """Everything that is kept of a run in one file, for `memoire dashboard --open FILE`."""
+        name = run or self._overview().run
+        row = next((each for each in self._aggregator.history.runs() if each.name == name), None)
+        if row is None:
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"no run {name!r} is known here; /api/runs lists them")
+        return _file(RunFile, run_file.written(self._aggregator.history, row, wall_clock()), name, "run.gz")
 
     def _wanted(self, run: str, names: list[str]) -> tuple[str, list[str]]:
         run = run or self._overview().run
@@ -392,7 +356,7 @@ class Api:
         return overview
 
 
-def create_app(aggregator: Aggregator, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
+def create_app(aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
     """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
 
     Args:
@@ -463,6 +427,8 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/figures", api.names, list[str]),
         ("/api/curves", api.curves, CurvesAnswer),
         ("/api/runs", api.runs, list[RunInfo]),
+        ("/api/events", api.events, list[EventRow]),
+        ("/api/export.run", api.run_file, RunFile),
         ("/api/export.csv", api.csv, Csv),
         ("/api/export.tfevents", api.tensorboard, Events),
         ("/api/logs", api.logs, LogPage),

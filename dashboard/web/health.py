@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.dashboard.collect.opened import Source
 from memoire.nodes.exposition import Exposition
 from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
 
 
-def probe_pages(aggregator: Aggregator, exposition: Exposition) -> Mapping[str, Handler]:
+def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Handler]:
     """/livez, /readyz and /metrics of a dashboard."""
 
     def index(node: Node | None, request: PageRequest) -> Page:

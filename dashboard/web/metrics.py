@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.answers import Overview
+from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.collect.verdict import CODES
 from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
 from memoire.nodes.metrics import NODE
@@ -104,7 +104,7 @@ def table() -> str:
 class DashboardCollector(Collector):
     """The metrics of one dashboard."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Logins) -> None:
+    def __init__(self, aggregator: Source, hub: Hub, gate: Logins) -> None:
         self._aggregator, self._hub, self._gate = aggregator, hub, gate
 
     def describe(self) -> Iterable[Metric]:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.history import History
+from memoire.dashboard.collect.opened import OpenedRun, Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.nodes.exposition import Exposition
@@ -88,25 +89,25 @@ class Dashboard:
     Raises:
         EndpointError: its address is taken, or none.
         HistoryError: the file of the history cannot be used.
+        RunFileError: the file to open holds no run.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._is_closed = False
         self._listener: socket.socket = listen(settings.listen)
+        self.hub = Hub()
         try:
-            history = History(settings.history)
+            self.aggregator = self._source(settings)
         except BaseException:
             self._listener.close()
             raise
-        self.hub = Hub()
-        self.aggregator = Aggregator(settings, history, self.hub.put)
         self.gate = Logins(Tokens.of(settings.token))
         pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
         try:
             self._probes = NodePages(None, probes=settings.probes, pages=pages)
         except BaseException:
             self._listener.close()
-            history.close()
+            self.aggregator.history.close()
             raise
         self.app = create_app(self.aggregator, self.hub, self.gate, pages)
         config = uvicorn.Config(
@@ -131,6 +132,14 @@ class Dashboard:
         if not self._server.started:
             self.close()
             raise EndpointError(settings.listen, "serve HTTP at", "the server there did not start; its log says why")
+
+    def _source(self, settings: Settings) -> Source:
+        """A cluster that is watched, or a run out of a file."""
+        if settings.open is None:
+            return Aggregator(settings, History(settings.history), self.hub.put)
+        opened = OpenedRun(settings)
+        self.hub.put(opened.newest)
+        return opened
 
     @property
     def url(self) -> str:

@@ -15,13 +15,16 @@ def add_dashboard(commands: Commands) -> None:
         description="Ask all nodes how they stand, once a second, and show it: totals, rates, actors, curves, log "
         "lines. It only reads, and never has to run: a cluster works the same without it.",
     )
-    board.add_argument(
+    shown = board.add_mutually_exclusive_group(required=True)
+    shown.add_argument(
         "nodes",
-        nargs="+",
+        nargs="*",
+        default=[],
         metavar="NODE",
         help="where a node's pages are (its --http), such as http://server-0:8080; dns:NAME:PORT is every address of a "
         "name, such as a headless service",
     )
+    shown.add_argument("--open", metavar="FILE", help="show this exported run in place of a cluster")
     board.add_argument(
         "--listen", default="127.0.0.1:8265", metavar="HOST:PORT", help="where to show it (default: %(default)s)"
     )
@@ -61,6 +64,7 @@ def add_dashboard(commands: Commands) -> None:
     )
     board.add_argument("--goal-steps", type=int, default=0, metavar="N", help="steps after which the run is done")
     board.add_argument("--goal-episodes", type=int, default=0, metavar="N", help="episodes after which the run is done")
+    board.add_argument("--goal-return", type=float, metavar="X", help="mean return to reach: a line on the curve")
     board.set_defaults(command=_dashboard)
 
 
@@ -92,6 +96,8 @@ def _dashboard(given: argparse.Namespace) -> int:
             stale_after=given.stale_after,
             goal_steps=given.goal_steps,
             goal_episodes=given.goal_episodes,
+            goal_return=given.goal_return,
+            open=given.open,
         )
     )
 

@@ -29,7 +29,7 @@ COMMANDS = ("server", "proxy", "relay", "dashboard")
 """Those that read a file of settings and the environment."""
 FILE = "settings"
 PREFIX = "MEMOIRE_"
-ALTERNATIVES = (("schema", "env", "tables"), ("servers", "servers_file"))
+ALTERNATIVES = (("schema", "env", "tables"), ("servers", "servers_file"), ("nodes", "open"))
 """Settings of which the strongest source says one, and so none of the others."""
 _APART = frozenset({"help", FILE, "show_settings"})
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}

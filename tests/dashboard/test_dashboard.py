@@ -506,7 +506,7 @@ def guarded(guarded_board):
 PATHS = (
     "/api/overview", "/api/stream", "/api/nodes", "/api/learners", "/api/settings", "/api/actors", "/api/episodes",
     "/api/figures", "/api/curves?name=steps", "/api/runs", "/api/export.csv", "/api/export.tfevents", "/api/logs",
-    "/api/openapi.json", "/api/sample?server=home", "/api/distribution", "/api/spread",
+    "/api/openapi.json", "/api/sample?server=home", "/api/distribution", "/api/spread", "/api/events", "/api/export.run",
 )  # fmt: skip
 
 

@@ -1,0 +1,196 @@
+"""One run in one file, to be opened elsewhere: JSON lines, compressed with gzip. Any program can read it.
+
+    {"kind": "run", "format": 1, "run": "r-1", "began": ..., "seen": ..., "exported": ..., "facts": {...}}
+    {"kind": "document", "name": "settings", "body": {...}}      also "overview" and "actors"
+    {"kind": "event", "body": {...}}
+    {"kind": "figure", "name": "return", "points": [[time, seconds, mean, least, greatest, number], ...]}
+    {"kind": "end", "lines": 1234}
+
+Everything is read with bounds, and nothing in it is run: the file may come from anybody.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from memoire.errors import RunFileError
+from memoire.version import SOFTWARE
+
+from .answers import ActorRow, EventRow, Overview
+from .history import LEVELS, MAX_EVENTS, MAX_SERIES, History, Point, RunRow
+
+FORMAT = 1
+MAX_LINE_BYTES = 64 << 20
+MAX_FILE_BYTES = 1 << 30
+"""Of all lines together, decompressed."""
+MAX_TIME = 1 << 40
+LINE_POINTS = 5_000
+"""Points on one line at most."""
+DOCUMENTS: dict[str, Any] = {"settings": dict[str, dict[str, Any]], "overview": Overview, "actors": list[ActorRow]}
+"""Kinds of documents, and what each has to be."""
+_WIDTHS = tuple(width for width, _ in LEVELS)
+
+
+class Head(msgspec.Struct, tag="run", tag_field="kind"):
+    """What the run is."""
+
+    format: int
+    run: str
+    began: float
+    seen: float
+    exported: float
+    facts: dict[str, Any]
+    software: str = ""
+
+
+class Document(msgspec.Struct, tag="document", tag_field="kind"):
+    """Something that was kept of the run whole."""
+
+    name: str
+    body: msgspec.Raw
+
+
+class Event(msgspec.Struct, tag="event", tag_field="kind"):
+    """Something that happened."""
+
+    body: EventRow
+
+
+class Figure(msgspec.Struct, tag="figure", tag_field="kind"):
+    """A part of a curve, the oldest points first."""
+
+    name: str
+    points: list[tuple[int, int, float, float, float, int]]
+
+
+class End(msgspec.Struct, tag="end", tag_field="kind"):
+    """The last line: a file that was cut short has none."""
+
+    lines: int
+    """Before this one."""
+
+
+Line = Head | Document | Event | Figure | End
+
+
+def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
+    """A run of a history as pieces of such a file."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: as gzip
+    lines = 0
+    for line in _lines(history, row, now):
+        lines += 1
+        if piece := packer.compress(msgspec.json.encode(line) + b"\n"):
+            yield piece
+    yield packer.compress(msgspec.json.encode(End(lines)) + b"\n") + packer.flush()
+
+
+def _lines(history: History, row: RunRow, now: float) -> Iterator[Line]:
+    yield Head(FORMAT, row.name, row.began, row.seen, now, msgspec.json.decode(row.facts), SOFTWARE)
+    for name in DOCUMENTS:
+        if body := history.document(row.name, name):
+            yield Document(name, msgspec.Raw(body))
+    for body in history.events(row.name):
+        yield Event(msgspec.json.decode(body, type=EventRow))
+    for name in history.names(row.name):
+        points = iter(history.all(row.name, name))
+        while part := list(itertools.islice(points, LINE_POINTS)):
+            yield Figure(name, [(time, width, *point) for time, width, point in part])
+
+
+def read(path: str, history: History) -> Head:
+    """Put the run of a file into a history that is empty; what the file says of it.
+
+    Raises:
+        RunFileError: it cannot be read, is something else, or was cut short.
+    """
+    try:
+        with gzip.open(path) as file:
+            return _Reader(path, history).take(_split(path, file))
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunFileError(path, str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunFileError(path, f"a line of it is not as it should be ({error})") from error
+
+
+def _split(path: str, file: gzip.GzipFile) -> Iterator[bytes]:
+    total = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        total += len(line)
+        if len(line) > MAX_LINE_BYTES or total > MAX_FILE_BYTES:
+            raise RunFileError(path, f"it is larger than {MAX_FILE_BYTES >> 20} MiB, or a line of it is")
+        yield line
+
+
+class _Reader:
+    """Takes one file, line by line."""
+
+    def __init__(self, path: str, history: History) -> None:
+        self._path, self._history = path, history
+        self._head: Head | None = None
+        self._names: set[str] = set()
+        self._events = 0
+
+    def take(self, lines: Iterable[bytes]) -> Head:
+        """Put all lines into the history."""
+        decoder = msgspec.json.Decoder(Line)
+        for number, text in enumerate(lines):
+            line = decoder.decode(text)
+            if isinstance(line, End):
+                self._check(line.lines == number, f"{number} lines of {line.lines} are there")
+                return self._known()
+            self._put(line)
+        raise RunFileError(self._path, "its end is missing: it was cut short")
+
+    def _put(self, line: Head | Document | Event | Figure) -> None:
+        if isinstance(line, Head):
+            self._begin(line)
+        elif isinstance(line, Document):
+            self._check(line.name in DOCUMENTS, f"nobody knows documents named {line.name!r}")
+            msgspec.json.decode(line.body, type=DOCUMENTS[line.name])
+            self._history.keep_document(self._known().run, line.name, bytes(line.body))
+        elif isinstance(line, Event):
+            self._events += 1
+            self._check(self._events <= MAX_EVENTS, f"it has more than {MAX_EVENTS} events")
+            self._history.add_event(self._known().run, msgspec.json.encode(line.body))
+        else:
+            self._draw(line)
+
+    def _begin(self, head: Head) -> None:
+        self._check(self._head is None, "it holds two runs")
+        self._check(head.format == FORMAT, f"it has format {head.format}, and this memoire reads {FORMAT}")
+        self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time is out of range")
+        self._head = head
+        self._history.keep_run(head.run, head.began, msgspec.json.encode(head.facts), b"")
+        self._history.keep_run(head.run, head.seen, msgspec.json.encode(head.facts), b"")
+
+    def _draw(self, figure: Figure) -> None:
+        self._names.add(figure.name)
+        self._check(len(self._names) <= MAX_SERIES, f"it has more than {MAX_SERIES} figures")
+        self._check(all(map(_is_sound, figure.points)), f"a point of {figure.name!r} is out of range")
+        points = (
+            (time, width, Point(mean, least, greatest, number))
+            for time, width, mean, least, greatest, number in figure.points
+        )
+        self._history.load(self._known().run, figure.name, points)
+        self._history.flush()
+
+    def _known(self) -> Head:
+        if self._head is None:
+            raise RunFileError(self._path, "it does not begin with a run")
+        return self._head
+
+    def _check(self, is_right: bool, reason: str) -> None:
+        if not is_right:
+            raise RunFileError(self._path, reason)
+
+
+def _is_sound(point: tuple[int, int, float, float, float, int]) -> bool:
+    time, width, *values, number = point
+    return 0 <= time < MAX_TIME and width in _WIDTHS and 1 <= number < 1 << 53 and all(map(math.isfinite, values))

@@ -1,0 +1,165 @@
+"""A run in one file: what was exported is what is opened, and whatever else a file holds is refused in words."""
+
+import gzip
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boardkit import one
+from memoire.dashboard.collect import run_file
+from memoire.dashboard.collect.answers import EventRow
+from memoire.dashboard.collect.history import LEVELS, MAX_EVENTS, History
+from memoire.dashboard.collect.opened import OpenedRun
+from memoire.dashboard.settings import Settings
+from memoire.errors import ParameterError, RunFileError
+
+NOW = 1_700_000_000.0
+SETTINGS = {"a": {"tables": {"default": {"parameters": {"multi_step": 3}}}}}
+
+
+def run(history, minutes=90, name="r"):
+    """A history with one run: a point a minute, an event, its settings."""
+    for minute in range(minutes):
+        points = {"return": one(minute + 0.5), "steps": one(100.0 * minute), "nodes_up": one(1.0)}
+        history.add(name, NOW + 60.0 * minute, points)
+    history.keep_run(name, NOW, b"{}", b"")
+    history.keep_run(name, NOW + 60.0 * minutes, b'{"return_mean": 89.5}', b"")
+    history.add_event(name, msgspec.json.encode(EventRow(NOW + 60.0, "node_down", "a", "a does not answer.")))
+    history.keep_document(name, "settings", json.dumps(SETTINGS).encode())
+    history.flush()
+    return history
+
+
+def exported(history, name="r"):
+    row = next(each for each in history.runs() if each.name == name)
+    return b"".join(run_file.written(history, row, NOW + 9_999.0))
+
+
+@pytest.fixture
+def history():
+    made = History(None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def opened(history, tmp_path):
+    path = tmp_path / "r.run.gz"
+    path.write_bytes(exported(run(history)))
+    made = OpenedRun(Settings(nodes=(), open=str(path)))
+    yield made
+    made.close()
+
+
+def test_an_opened_run_has_every_point_event_and_setting_of_the_exported_one(history, opened):
+    for name in ("return", "steps", "nodes_up"):
+        assert list(opened.history.all("r", name)) == list(history.all("r", name))
+    assert opened.events("") == [EventRow(NOW + 60.0, "node_down", "a", "a does not answer.")]
+    assert opened.node_settings() == SETTINGS
+    (only,) = opened.runs()
+    assert (only.name, only.began, only.seen) == ("r", NOW, NOW + 5_400.0)
+    assert only.facts == {"return_mean": 89.5} and only.is_current
+    overview = opened.newest
+    assert (overview.run, overview.recorded, overview.verdicts[0].code) == ("r", NOW + 9_999.0, "recorded")
+
+
+def test_curves_of_an_opened_run_reach_to_its_end_however_late_it_is_opened(opened):
+    curves = opened.curves("", ["return"], 0.0, 2.0**40, 1000)
+    known = [value for value in curves.mean["return"] if value is not None]
+    assert (known[0], known[-1]) == (0.5, 89.5)
+
+
+def test_an_opened_run_is_exported_again_as_it_was(history, opened):
+    def lines(data):
+        return [json.loads(line) for line in gzip.decompress(data).splitlines()]
+
+    assert lines(exported(opened.history))[1:] == lines(exported(history))[1:]
+
+
+def test_the_line_is_kept_at_the_finest_level_that_it_had(history, tmp_path):
+    run(history, minutes=240)
+    history.prune(NOW + 240 * 60.0)  # seconds of the first three hours go
+    path = tmp_path / "r.run.gz"
+    path.write_bytes(exported(history))
+    with History(None) as other:
+        run_file.read(str(path), other)
+        assert list(other.all("r", "return")) == list(history.all("r", "return"))
+        assert {width for _, width, _ in other.all("r", "return")} == {LEVELS[0][0], LEVELS[1][0]}
+
+
+HEAD = {"kind": "run", "format": 1, "run": "r", "began": 1.0, "seen": 2.0, "exported": 3.0, "facts": {}}
+POINT = [10, 1, 1.0, 1.0, 1.0, 1]
+
+
+def packed(*lines, end=True):
+    closing = [{"kind": "end", "lines": len(lines)}] if end else []
+    return gzip.compress(b"".join(json.dumps(line).encode() + b"\n" for line in [*lines, *closing]))
+
+
+WRONG = {
+    "not gzip": (b"something else", "Not a gzipped file"),
+    "empty": (gzip.compress(b""), "cut short"),
+    "no end": (packed(HEAD, end=False), "cut short"),
+    "half of the stream": (packed(HEAD)[:30], "ended before"),
+    "another number of lines": (packed(HEAD, {"kind": "end", "lines": 7}), "1 lines of 7"),
+    "no JSON": (gzip.compress(b"{\n"), "not as it should be"),
+    "not UTF-8": (gzip.compress(b'{"kind": "\xff"}\n'), "not as it should be"),
+    "deep": (gzip.compress(b"[" * 100_000 + b"\n"), "not as it should be"),
+    "unknown kind": (packed({"kind": "code"}), "not as it should be"),
+    "a later format": (packed(HEAD | {"format": 2}), "it has format 2"),
+    "two runs": (packed(HEAD, HEAD), "two runs"),
+    "no run": (packed({"kind": "figure", "name": "x", "points": [POINT]}), "does not begin with a run"),
+    "a wrong document": (packed(HEAD, {"kind": "document", "name": "overview", "body": {}}), "not as it should be"),
+    "an unknown document": (packed(HEAD, {"kind": "document", "name": "x", "body": {}}), "documents named 'x'"),
+    "a width that is none": (packed(HEAD, {"kind": "figure", "name": "x", "points": [[10, 7, 1, 1, 1, 1]]}), "'x'"),
+    "a negative time": (packed(HEAD, {"kind": "figure", "name": "x", "points": [[-1, 1, 1, 1, 1, 1]]}), "'x'"),
+    "no values": (packed(HEAD, {"kind": "figure", "name": "x", "points": [[1, 1, 1, 1, 1, 0]]}), "'x'"),
+    "a time of a run": (packed(HEAD | {"began": -1.0}), "a time"),
+    "events": (
+        packed(HEAD, *[{"kind": "event", "body": {"time": 1, "kind": "", "node": "", "text": ""}}] * (MAX_EVENTS + 1)),
+        f"more than {MAX_EVENTS} events",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_file_that_is_no_run_is_refused_in_words(wrong, tmp_path, history):
+    data, words = WRONG[wrong]
+    path = tmp_path / "wrong.gz"
+    path.write_bytes(data)
+    with pytest.raises(RunFileError, match="Export the run again") as raised:
+        run_file.read(str(path), history)
+    assert words in str(raised.value) and "wrong.gz" in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_refused_in_words(history, tmp_path):
+    with pytest.raises(RunFileError, match="No such file"):
+        run_file.read(str(tmp_path / "nothing.gz"), history)
+
+
+def test_a_file_that_unpacks_to_more_than_its_bound_is_refused(tmp_path, history, monkeypatch):
+    monkeypatch.setattr(run_file, "MAX_FILE_BYTES", 10_000)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b" " * 5_000 + b"\n" + b" " * 5_000 + b"\n"))
+    with pytest.raises(RunFileError):
+        run_file.read(str(path), history)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("run") / "x.gz"
+    path.write_bytes(gzip.compress(data))
+    with History(None) as other, pytest.raises(RunFileError):
+        run_file.read(str(path), other)
+
+
+def test_a_file_and_a_cluster_are_not_shown_together():
+    with pytest.raises(ParameterError, match="--open"):
+        Settings(nodes=("http://a:1",), open="x.gz")
+    with pytest.raises(ParameterError, match="--node"):
+        Settings(nodes=())
+    with pytest.raises(ParameterError, match="--goal-return"):
+        Settings(nodes=("http://a:1",), goal_return=float("nan"))
