@@ -3,14 +3,18 @@ import {h, svg} from "./dom.js";
 import {count, figure} from "./format.js";
 
 const HEIGHT = 90;
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const isAlike = (least, greatest, zeros) => !zeros && least !== undefined && least !== null && least === greatest;
 const WIDTH = 10; // of a bar, stretched to the card
 
 /**
  * Bars of a histogram {bounds, counts, zeros}; `title` names it, `format` writes a value. Buckets lie side by side in equal
  * widths, whatever their scale.
  */
-export function histogram({bounds, counts, zeros = 0}, title, format = figure) {
+export function histogram({bounds, counts, zeros = 0, least, greatest}, title, format = figure) {
   if (!counts.length) return h("p.empty", zeros ? `All ${count(zeros)} are 0.` : "There is nothing to count yet.");
+  const known = counts.filter(Boolean);
+  if (isAlike(least, greatest, zeros)) return h("div.histogram", h("p.alike", `All ${count(sum(known))} are ${format(least)}: nothing to spread.`));
   const most = Math.max(...counts);
   const range = (at) => `${format(bounds[at])} to ${format(bounds[at + 1])}`;
   const peak = counts.indexOf(most);

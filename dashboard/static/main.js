@@ -97,6 +97,7 @@ function showLive() {
     paused: since ? `paused at ${since}` : "paused",
     stale: `stale for ${duration((Date.now() - stream.heard) / 1000)}`,
     connecting: "connecting",
+    recorded: `exported ${clock(stream.newest?.recorded)}`,
   };
   const button = $("live");
   button.dataset.state = stream.state;

@@ -1,5 +1,6 @@
 // The cluster as it changes: one overview a second, as server-sent events; asked for now and then where there is no
-// stream. Its state is always one of: connecting, live, paused, stale.
+// stream. Its state is always one of: connecting, live, paused, stale, recorded
+// (a run out of a file, which never changes).
 import {at, get} from "./api.js";
 
 const STALE_AFTER = 4000;
@@ -70,7 +71,7 @@ export class Stream extends EventTarget {
 
   #judge() {
     const isOld = this.#isLost || Date.now() - this.#heard > STALE_AFTER;
-    const state = this.#paused ? "paused" : !this.#heard ? "connecting" : isOld ? "stale" : "live";
+    const state = this.newest?.recorded ? "recorded" : this.#paused ? "paused" : !this.#heard ? "connecting" : isOld ? "stale" : "live";
     if (state === this.state && state !== "stale") return;
     this.state = state;
     this.dispatchEvent(new Event("state"));

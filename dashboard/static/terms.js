@@ -17,6 +17,15 @@ export const TERMS = {
   generated_bytes: {title: "Recorded", text: "Bytes of all entries that actors recorded, each entry once.", docs: "benchmarks/storage.md"},
   received_bytes: {title: "Received", text: "Bytes of all caches or episodes that arrived at servers.", docs: "benchmarks/storage.md"},
   bytes_factor: {title: "Sent for each byte recorded", text: "Above 1, entries are sent several times, because a cache repeats the frames and entries that it samples. Below 1, only a part is sent, or it is compressed.", formula: "bytes received ÷ bytes recorded", docs: "choose.md"},
+  // the run as a whole
+  return_now: {title: "Mean return now", text: "Mean return of the newest 100 episodes of each server.", formula: "Σ return ÷ episodes", docs: "dashboard.md"},
+  length: {title: "Episode length", text: "Steps from a reset to the end of the episode, as a mean over the same episodes."},
+  actors: {title: "Actors", text: "An active actor was heard in the last 20 seconds. A silent one was not, and did not say goodbye. One that is gone did.", docs: "metrics.md"},
+  request_time: {title: "Request time", text: "How long servers take to answer: half of the requests take less than the first figure, 99 in 100 less than the second.", docs: "metrics.md"},
+  memory_full: {title: "Memory is full", text: "When a table has no room left, at the pace of the last twenty minutes. From then on the oldest makes room for the new; nothing fails.", docs: "choose.md"},
+  disk_full: {title: "Disk is full", text: "When the disk of a state folder is full, at the pace of the last twenty minutes. Then nothing is acknowledged any more.", docs: "state.md"},
+  bytes_sent: {title: "Bytes received", text: "Bytes of caches that reached servers, beside the bytes of all entries that actors recorded.", docs: "choose.md"},
+  durable: {title: "Counts survive a crash", text: "Whether every server keeps its counts in a state folder (--state-dir).", docs: "state.md"},
   // what is held
   held: {title: "Held", text: "Caches, or entries of episodes, that servers hold now.", docs: "choose.md"},
   unused: {title: "Unused samples", text: "Held samples that no learner has drawn yet. In a table of episodes: entries that can be drawn.", docs: "rate.md"},

@@ -94,13 +94,13 @@ def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(bro
 
         def counted():
             found = [client.stats() for client in clients]
-            names = {"Total steps": "steps", "Total episodes": "episodes", "Total caches": "accepted_caches"}
+            names = {"steps": "steps", "episodes": "episodes", "caches": "accepted_caches"}
             return {title: sum(getattr(each, name) for each in found) for title, name in names.items()}
 
         work(2)
         open_page(page, board.url, "overview")
         until(lambda: tiles(page) == counted(), 40.0)
-        assert counted() == {"Total steps": 240, "Total episodes": 12, "Total caches": 6}
+        assert counted() == {"steps": 240, "episodes": 12, "caches": 6}
         servers[1].end(signal.SIGKILL)
         page.locator(".verdict.bad", has_text="server-1").wait_for()
         until(lambda: tiles(page) == counted())
@@ -118,7 +118,7 @@ def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(bro
         page.locator(".verdict.bad").wait_for(state="detached")
         work(3)
         until(lambda: tiles(page) == counted(), 40.0)
-        assert counted() == {"Total steps": 600, "Total episodes": 30, "Total caches": 12}
+        assert counted() == {"steps": 600, "episodes": 30, "caches": 12}
 
 
 # ----------------------------------------------------------------------------------------------- behind somebody's path

@@ -26,8 +26,9 @@ __all__ = ["browser"]
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
 EXPECTED = {
     "overview": "Does it learn?",
-    "live": "In and out",
+    "live": "Steps and samples",
     "learning": "Return of episodes",
+    "runs": "counted now",
     "memory": "Table default",
     "actors": "1–3 of 3 actors",
     "nodes": "home",
@@ -83,7 +84,7 @@ def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, 
         for name, text in (EXPECTED | parts).items():
             open_page(page, board.url, name)
             page.get_by_text(text).first.wait_for()
-            if name in ("live", "learning", "memory"):
+            if name in ("overview", "live", "learning", "memory"):
                 page.wait_for_selector(".uplot canvas")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
             assert page.evaluate("document.querySelectorAll('button, a, input, select').length") > 10
@@ -215,7 +216,7 @@ def test_pages_and_the_terminal_write_figures_alike(browser, board):
 def test_totals_on_the_page_are_what_the_clients_counted(browser, board):
     with window(browser, board.url) as page:
         open_page(page, board.url, "overview")
-        until(lambda: tiles(page) == {"Total steps": 120, "Total episodes": 6, "Total caches": 3})
+        until(lambda: tiles(page) == {"steps": 120, "episodes": 6, "caches": 3})
 
 
 def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):

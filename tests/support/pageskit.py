@@ -20,7 +20,7 @@ FLAGS = (
     "--disable-sync",
     "--host-resolver-rules=MAP stranger.example 127.0.0.1",
 )
-NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
+NAMES = ("overview", "live", "learning", "runs", "memory", "actors", "nodes", "logs", "settings")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 100_000
 """Milliseconds for which a test waits for what a page should show."""
@@ -67,11 +67,11 @@ def open_page(page, url, name):
 
 
 def tiles(page):
-    """The totals that the overview shows, as numbers, by what stands above them."""
-    found = page.locator(".tile").evaluate_all(
-        "all => all.map(each => [...each.querySelectorAll('.label, .value')].map(part => part.textContent))"
+    """The totals that the overview shows, as numbers, by their names in the API."""
+    found = page.locator(".tile[data-figure]").evaluate_all(
+        "all => all.map(each => [each.dataset.figure, each.querySelector('.value').textContent])"
     )
-    return {label: int(re.sub(r"\D", "", value)) for label, value in found}
+    return {name: int(re.sub(r"\D", "", value)) for name, value in found if name in ("steps", "episodes", "caches")}
 
 
 def ask(url, path, headers=None, method="GET", body=None):

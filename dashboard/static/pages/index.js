@@ -8,12 +8,14 @@ import {openLogs} from "./logs.js";
 import {openMemory} from "./memory.js";
 import {openNodes} from "./nodes.js";
 import {openOverview} from "./overview.js";
+import {openRuns} from "./runs.js";
 import {openSettings} from "./settings.js";
 
 export const PAGES = {
   overview: {title: "Overview", open: openOverview},
   live: {title: "Live", open: openLive},
   learning: {title: "Learning", open: openLearning},
+  runs: {title: "Runs", open: openRuns},
   memory: {title: "Memory", open: openMemory},
   actors: {title: "Actors", open: openActors},
   nodes: {title: "Nodes", open: openNodes},

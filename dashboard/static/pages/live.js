@@ -1,6 +1,7 @@
 // How everything goes on, over time: charts that share their cross-hair; drag to look closer.
 import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
+import {marksOf, withGaps} from "../curves.js";
 import {fill, h} from "../dom.js";
 import {bytes, clock, count, duration, figure, share} from "../format.js";
 import {choice, every, showProblem} from "../parts.js";
@@ -8,16 +9,16 @@ import {remember} from "../router.js";
 import {RANGES, spanOf} from "../ranges.js";
 
 const CHARTS = [
-  {title: "In and out", unit: "per second", names: {steps_per_second: "steps", samples_per_second: "samples"}},
+  {title: "Steps and samples", unit: "per second", names: {steps_per_second: "steps recorded", samples_per_second: "samples drawn"}},
+  {title: "Samples per step", unit: "drawn for each step recorded", names: {samples_per_insert: "samples per step"}},
+  {title: "Waiting", unit: "part of the learner's time, of the actors' caches", format: share, top: 0.1, names: {waiting_share: "learner waits", skipped_share: "caches skipped"}},
+  {title: "Age of samples", unit: "since they were recorded", format: duration, names: {sample_age_median: "median", sample_age_p90: "9 in 10 below", sample_age_max: "oldest"}},
+  {title: "Models behind the newest", unit: "versions", names: {sample_lag_mean: "mean", sample_lag_max: "most"}},
+  {title: "Request time", unit: "at servers", format: duration, names: {request_p50: "median", request_p99: "99 % below"}},
   {title: "Episodes and caches", unit: "per second", names: {episodes_per_second: "episodes", caches_per_second: "caches"}},
-  {title: "Who waits", unit: "share of time, of caches", format: share, top: 0.1, names: {waiting_share: "learner waits", skipped_share: "actors skip"}},
-  {title: "Samples per insert", names: {samples_per_insert: "samples per insert"}},
-  {title: "Age of samples", format: duration, names: {sample_age_median: "median", sample_age_p90: "nine in ten", sample_age_max: "oldest"}},
-  {title: "Models behind the newest", names: {sample_lag_mean: "mean", sample_lag_max: "most"}},
-  {title: "Time of a request", format: duration, names: {request_p50: "median", request_p99: "99 %"}},
-  {title: "Bytes", unit: "per second", format: bytes, names: {generated_bytes_per_second: "generated", received_bytes_per_second: "arrived"}},
+  {title: "Bytes", unit: "per second", format: bytes, names: {generated_bytes_per_second: "recorded", received_bytes_per_second: "received"}},
   {title: "Actors", format: count, names: {actors_active: "active", actors_silent: "silent"}},
-  {title: "Refused, and log lines", unit: "per second", names: {refused_per_second: "refused", log_lines_per_second: "log lines"}},
+  {title: "Refused messages, and log lines", unit: "per second", names: {refused_per_second: "refused", log_lines_per_second: "log lines"}},
 ];
 const NAMES = CHARTS.flatMap(({names}) => Object.keys(names));
 
@@ -40,15 +41,15 @@ export function openLive({root, parameters, stream, signal}) {
     drawRange();
     refresh();
   };
-  fill(root, h("div.bar", range, h("span.quiet", "Drag across a chart to look closer. Shades reach from the least to the greatest value.")), message,
+  fill(root, h("div.bar", range, h("span.quiet", "Drag across a chart to zoom in. Shades reach from the least to the greatest value; gray stretches: nobody looked.")), message,
     h("div.grid.wide", charts.map(({chart}) => chart.element)));
   drawRange();
   const refresh = every(2, signal, stream, async () => {
     try {
-      const found = await get("curves", {name: NAMES, points: 300, ...spanOf(state, stream)}, signal);
-      for (const {chart, names} of charts) {
-        chart.set(found.time, Object.entries(names).map(([name, title]) => lineOf(found, name, title)));
-      }
+      const asked = {name: NAMES, points: 300, ...spanOf(state, stream)};
+      const [found, events] = await Promise.all([get("curves", asked, signal), get("events", {}, signal)]);
+      const extras = {away: found.away, marks: marksOf(events, found, found.time, true)};
+      for (const {chart, names} of charts) chart.set(...withGaps(found, Object.entries(names).map(([name, title]) => lineOf(found, name, title))), extras);
       showProblem(message, null);
     } catch (error) {
       if (error.name !== "AbortError") showProblem(message, error);

@@ -1,25 +1,37 @@
-// Is it well? Totals with their rates, what holds the run up, and five answers in words.
+// Is it well, does it learn? What holds the run up, the curve of returns, the figures that say why, and the tables.
 import {get} from "../api.js";
-import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, NONE, partOf, share, until, words} from "../format.js";
+import {h, patch} from "../dom.js";
+import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
+import {term} from "../help.js";
 import {every, facts, table} from "../parts.js";
-import {address} from "../router.js";
+import {makeReturns} from "../returns.js";
+import {address, remember} from "../router.js";
 import {spark} from "../spark.js";
+import {isWaiting, startCard} from "./start.js";
 
-const TILES = [
-  {name: "steps", title: "Total steps", total: (totals) => totals.steps},
-  {name: "episodes", title: "Total episodes", total: (totals) => totals.episodes},
-  {name: "caches", title: "Total caches", total: (totals) => totals.accepted_caches},
-];
-const CURVES = [...TILES.map(({name}) => `${name}_per_second`), "return", "sample_age_median"];
+const CURVES = ["steps_per_second", "episodes_per_second", "caches_per_second", "samples_per_second", "samples_per_insert", "sample_age_median"];
 const SPAN = 600;
+const SCALARS = 4; // of the newest ones, shown beside the curve
+const HEIGHT = 330;
+const HEIGHT_OF_PHONE = 230;
+const NARROW = 700;
 const NEAR = 5; // values on either side that a former run is compared by
+const FEW = 0.5; // of the samples per step that were asked for, below which the tile says so
 const LEVELS = {good: "All well", notice: "Notice", bad: "Trouble"};
 
-export function openOverview({root, stream, signal}) {
+export function openOverview({root, parameters, stream, signal}) {
+  const state = Object.fromEntries(parameters);
   const verdicts = h("ul.verdicts", {"aria-label": "How the cluster stands", "aria-live": "polite"});
+  const start = h("div");
+  const now = h("section.card.now");
+  const change = (changes) => {
+    Object.assign(state, changes);
+    remember(changes);
+    returns.refresh();
+  };
+  const returns = makeReturns({state, change, stream, signal, height: innerWidth < NARROW ? HEIGHT_OF_PHONE : HEIGHT});
   const rest = h("div", h("p.quiet", "Waiting for the first look at the nodes …"));
-  fill(root, verdicts, rest);
+  root.replaceChildren(verdicts, start, h("div.hero", returns.element, now), rest);
   let curves = {};
   let former = null;
   every(30, signal, stream, async () => {
@@ -27,62 +39,21 @@ export function openOverview({root, stream, signal}) {
   });
   every(3, signal, stream, async () => {
     const since = Math.max(0, (stream.newest?.time ?? Date.now() / 1000) - SPAN);
-    curves = (await get("curves", {name: CURVES, since, points: 150}, signal)).mean;
+    curves = (await get("curves", {name: CURVES, since, points: 120}, signal)).mean;
   });
   return {
     update(overview) {
-      patch(verdicts, overview.verdicts.map((each) => verdict(each, overview.verdicts[0].level)));
-      const line = (name) => spark(curves[name] ?? [], `${words(name)}, the last ten minutes`);
-      patch(rest, sections(overview, line, {trend: trendOf(curves.return ?? []), former}));
+      const waits = isWaiting(overview);
+      const found = overview.verdicts.filter(({code}) => !(waits && code === "waiting_for_actors")); // the card below says it
+      patch(verdicts, found.map((each) => verdict(each, found[0].level)));
+      patch(start, waits && startCard(overview));
+      patch(now, learned(overview, returns.values, former));
+      patch(rest, sections(overview, curves));
     },
   };
 }
 
-/** The run before the one that is counted now, with its returns over steps; null where there is none. */
-async function formerRun(signal) {
-  const before = (await get("runs", {}, signal)).filter((run) => !run.is_current).at(-1);
-  if (!before) return null;
-  const {steps, mean} = await get("curves", {run: before.name, name: ["return"], since: 0, points: 400}, signal);
-  return {name: before.name, steps, returns: mean.return};
-}
-
-/** What the former run returned when it had counted as many steps: the mean of what is nearest; null where it had not. */
-function returnAt({steps, returns}, now) {
-  const known = steps.map((each, at) => [each, returns[at]]).filter(([each, value]) => each !== null && value !== null);
-  const after = known.findIndex(([each]) => each >= now);
-  if (after < 0) return null;
-  const near = known.slice(Math.max(0, after - NEAR), after + NEAR).map(([, value]) => value);
-  return near.reduce((sum, value) => sum + value, 0) / near.length;
-}
-
-/** "rising", "falling" or "level": the newest third of values against the oldest, by their standard errors; "" where few are known. */
-function trendOf(values) {
-  const known = values.filter((value) => value !== null);
-  const size = Math.floor(known.length / 3);
-  if (size < 5) return "";
-  const [before, after] = [about(known.slice(0, size)), about(known.slice(-size))];
-  const error = Math.sqrt((before.variance + after.variance) / size);
-  if (Math.abs(after.mean - before.mean) <= 2 * error) return "level";
-  return after.mean > before.mean ? "rising" : "falling";
-}
-
-function about(values) {
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  return {mean, variance: values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length};
-}
-
-function sections(overview, line, learned) {
-  return [
-    h("div.grid", TILES.map((each) => tile(each, overview, line))),
-    h("div.grid.five", learning(overview, line, learned), waiting(overview), fresh(overview, line), actors(overview), room(overview)),
-    tableOf(overview),
-  ];
-}
-
-function tile({name, title, total}, {totals, rates}, line) {
-  return h("section.card.tile", h("div.label", title), h("div.value", count(total(totals))),
-    h("div.rate", `${figure(rates[name])} per second`), line(`${name}_per_second`));
-}
+// ------------------------------------------------------------------------------------------------------ what is said first
 
 function verdict({level, code, text}, worst) {
   const title = level === "good" && worst !== "good" ? "Otherwise" : LEVELS[level] ?? level;
@@ -97,51 +68,130 @@ const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went
 const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
   servers_missing: ["nodes"], proxies_missing: ["nodes"], no_inserts: ["actors", {sort: "last_seen"}], no_caches: ["nodes"],
-  learner_behind: ["live"], samples_old: ["live"], models_behind: ["actors"], caches_rejected: ["actors", {sort: "rejected_caches"}],
-  actors_gone: ["actors"], no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
+  learner_behind: ["live"], samples_old: ["live"], models_behind: ["actors"], caches_rejected: ["actors", {sort: "rejected_caches"}], actors_gone: ["actors"],
+  no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
   learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
 };
+
+// ------------------------------------------------------------------------------------------------------ beside the curve
+
+/** "rising", "falling" or "level": the newest third of values against the third before, by their standard errors; "" where few are known. */
+function trendOf(known) {
+  const size = Math.floor(known.length / 3);
+  if (size < 5) return "";
+  const [before, after] = [about(known.slice(-2 * size, -size)), about(known.slice(-size))];
+  const error = Math.sqrt((before.variance + after.variance) / size);
+  if (Math.abs(after.mean - before.mean) <= 2 * error) return "level";
+  return after.mean > before.mean ? "rising" : "falling";
+}
+
+function about(values) {
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return {mean, variance: values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length};
+}
+
+/** The run before the one that is counted now, with its returns over steps; null where there is none. */
+async function formerRun(signal) {
+  const before = (await get("runs", {}, signal)).filter((run) => !run.is_current).at(-1);
+  if (!before) return null;
+  const {steps, mean} = await get("curves", {run: before.name, name: ["return"], since: 0, points: 400}, signal);
+  return {name: before.name, steps, returns: mean.return};
+}
+
+/** What the former run returned when it had counted as many steps: the mean of what is nearest. */
+function returnAt({steps, returns}, now) {
+  const known = steps.map((each, at) => [each, returns[at]]).filter(([each, value]) => each !== null && value !== null);
+  const after = known.findIndex(([each]) => each >= now);
+  if (after < 0) return "had ended";
+  const near = known.slice(Math.max(0, after - NEAR), after + NEAR).map(([, value]) => value);
+  return figure(near.reduce((sum, value) => sum + value, 0) / near.length);
+}
+
+const SIGNS = {rising: "↗ rising", falling: "↘ falling", level: "→ level"};
+
+function learned({learning, run, finished, totals}, values, former) {
+  const {return_mean: mean, goal} = learning;
+  const trend = trendOf(values);
+  const scalars = Object.entries({...learning.client_scalars, ...learning.learner_scalars}).slice(0, SCALARS);
+  return [
+    h("h2", "Does it learn?"),
+    h("div.label", term("return_now")),
+    h("div.value", figure(mean), trend && h(`span.trend.${trend}`, SIGNS[trend])),
+    mean === null && h("p.quiet", "No episode has ended yet."),
+    goal !== null && mean !== null && goalBar(mean, goal),
+    facts([
+      former && [`${former.name} after as many steps`, returnAt(former, totals.steps)],
+      ["Best so far", values.length ? figure(Math.max(...values)) : NONE],
+      ["Least and greatest", mean === null ? NONE : `${figure(learning.return_min)} and ${figure(learning.return_max)}`],
+      [term("length", "Episode length"), mean === null ? NONE : `${figure(learning.length_mean)} steps`],
+      ...scalars.map(([name, value]) => [words(name), figure(value)]),
+      ["Run", h("a", {href: address("runs")}, finished ? `${run} (over)` : run || NONE)],
+    ].filter(Boolean)),
+  ];
+}
+
+function goalBar(mean, goal) {
+  const part = goal > 0 ? Math.min(1, Math.max(0, mean / goal)) : Number(mean >= goal);
+  const text = mean >= goal ? `The goal of ${figure(goal)} is reached` : `${share(part)} of the goal of ${figure(goal)}`;
+  return [h("progress", {max: 1, value: part, "aria-label": text}), h("p.quiet", text)];
+}
+
+// -------------------------------------------------------------------------------------------------------------- figures
+
+function sections(overview, curves) {
+  return [
+    h("div.tiles", tilesOf(overview).map((each) => tile(each, curves))),
+    h("div.grid.four", waiting(overview), fresh(overview), actors(overview), room(overview)),
+    tableOf(overview),
+  ];
+}
+
+function tilesOf({totals, rates, freshness, tables}) {
+  const asked = tables.map((each) => each.samples_per_insert_target).find(Boolean) ?? 0;
+  const ratio = rates.samples_per_insert;
+  const isLow = asked && ratio !== null && ratio < FEW * asked;
+  return [
+    {name: "steps", label: "Steps", value: count(totals.steps), rest: `${figure(rates.steps)} / s`, curve: "steps_per_second"},
+    {name: "episodes", label: "Episodes", value: count(totals.episodes), rest: `${figure(rates.episodes)} / s`, curve: "episodes_per_second"},
+    {name: "caches", label: "Caches", value: count(totals.accepted_caches), rest: `${figure(rates.caches)} / s`, curve: "caches_per_second"},
+    {name: "samples", term: "drawn", label: "Samples drawn", value: `${figure(rates.samples)} / s`, rest: `${figure(rates.batches)} batches / s`, curve: "samples_per_second"},
+    {name: "samples_per_step", term: "samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: asked ? `${figure(asked)} asked for` : "no limit set", curve: "samples_per_insert"},
+    {name: "sample_age", term: "age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 below ${duration(freshness.age_p90)}`,
+      curve: "sample_age_median"},
+  ];
+}
+
+function tile({name, term: named = name, label, value, rest, curve, isLow}, curves) {
+  return h("section.card.tile", {"data-figure": name}, h("div.label", term(named, label)), h("div.value", value),
+    h(`div.rate${isLow ? ".low" : ""}`, rest), spark(curves[curve] ?? [], `${label}: ${words(curve)}, the last ten minutes`, 32));
+}
 
 function card(question, answer, ...rest) {
   return h("section.card", h("h2", question), h("p.answer", answer), ...rest);
 }
 
-function learning({learning: found, totals}, line, {trend, former}) {
-  const isKnown = found.return_mean !== null;
-  const answer = isKnown ? `Episodes return ${figure(found.return_mean)} on average${trend && `, ${trend}`}` : "No episode has ended yet";
-  const then = former && returnAt(former, totals.steps);
-  const scalars = Object.entries({...found.client_scalars, ...found.learner_scalars}).slice(0, 4);
-  return card("Does it learn?", answer, isKnown && line("return"), facts([
-    former && [`${former.name} after as many steps`, then === null ? "had ended" : figure(then)],
-    ["least … greatest return", isKnown ? `${figure(found.return_min)} … ${figure(found.return_max)}` : NONE],
-    ["length of an episode", figure(found.length_mean)],
-    ...scalars.map(([name, value]) => [words(name), figure(value)]),
-  ].filter(Boolean)));
-}
-
 function waiting({rates, latency, learners, tables}) {
   const held = tables.flatMap((each) => [each.draws_wait, each.inserts_wait]).filter(Boolean);
-  const learner = rates.waiting_share === null ? "Nobody learns now" : !rates.samples && rates.waiting_share < 0.5 ? "Nobody draws samples now" :
-    `The learner waits ${share(rates.waiting_share)} of its time`;
-  return card("Who waits for whom?", learner, ...held.map((text) => h("p", text)), facts([
-    ["caches that actors had to skip", share(rates.skipped_share)],
-    ["samples drawn", `${figure(rates.samples)} / s`],
-    ["learners", count(learners.length)],
-    ["batches that they took", count(learners.reduce((sum, each) => sum + each.batches, 0))],
-    ["requests, median and 99 %", `${duration(latency.p50)}, ${duration(latency.p99)}`],
+  const isIdle = rates.waiting_share === null || (!rates.samples && rates.waiting_share < 0.5);
+  const answer = rates.waiting_share === null ? "No learner draws now" : isIdle ? "Nobody draws samples now" :
+    rates.waiting_share < 0.02 ? "The learner does not wait" : `The learner waits ${share(rates.waiting_share)} of its time`;
+  return card("Who waits?", answer, ...held.map((text) => h("p", text)), facts([
+    [term("waiting_share", "Learner waits"), share(rates.waiting_share)],
+    [term("skipped", "Caches skipped"), share(rates.skipped_share)],
+    [term("request_time", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99 % < ${duration(latency.p99)}`],
+    ["Learners", h("a", {href: address("nodes")}, count(learners.length))],
+    ["Batches taken", count(learners.reduce((sum, each) => sum + each.batches, 0))],
   ]));
 }
 
-function fresh({freshness, rates, tables}, line) {
+function fresh({freshness}) {
   const isKnown = freshness.age_median !== null;
-  const targets = [...new Set(tables.map((each) => each.samples_per_insert_target).filter(Boolean).map(figure))].join(", ");
-  const answer = isKnown ? `Samples are ${duration(freshness.age_median)} old` : "No batch was drawn lately";
-  return card("Is the data fresh?", answer, isKnown && line("sample_age_median"), facts([
-    ["age of nine in ten, oldest", `${duration(freshness.age_p90)}, ${duration(freshness.age_max)}`],
-    ["models behind the newest", `${figure(freshness.lag_mean)} (most ${figure(freshness.lag_max)})`],
-    ["samples per insert", figure(rates.samples_per_insert) + (targets ? ` of ${targets}` : "")],
-    ["weight that draws left out", share(freshness.left_out)],
-    ["a batch is worth, of its size", share(freshness.effective)],
+  const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn lately";
+  return card("Is the data fresh?", answer, facts([
+    [term("age", "Oldest sample"), duration(freshness.age_max)],
+    [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`],
+    [term("batch_effective", "Effective batch"), freshness.effective === null ? NONE : share(freshness.effective)],
+    [term("left_out", "Priority left out"), share(freshness.left_out)],
   ]));
 }
 
@@ -149,26 +199,25 @@ function actors({actors: found, nodes}) {
   const missing = found.missing ? `, ${found.missing} of ${found.expected} missing` : "";
   const down = nodes.filter((node) => node.state !== "up");
   const link = (state) => h("a", {href: address("actors", {state})}, count(found[state]));
-  return card("Who is missing?", `${count(found.active)} actors are active${missing}`, facts([
-    ["active", link("active")],
-    ...(found.idle ? [["of these, recorded nothing yet", count(found.idle)]] : []),
-    ["silent", link("silent")],
-    ...(found.lost ? [["lost", link("lost")]] : []),
-    ["said goodbye", link("gone")],
-    ["nodes that answer", `${nodes.length - down.length} of ${nodes.length}`],
+  return card("Who is there?", `${count(found.active)} actor${found.active === 1 ? "" : "s"} active${missing}`, facts([
+    [term("actors", "Active"), link("active")],
+    ...(found.idle ? [["of these, nothing recorded yet", count(found.idle)]] : []),
+    ["Silent", link("silent")],
+    ...(found.lost ? [["Lost", link("lost")]] : []),
+    ["Gone, said goodbye", link("gone")],
+    ["Nodes that answer", h("a", {href: address("nodes")}, `${nodes.length - down.length} of ${nodes.length}`)],
     ...down.map((node) => [node.name || node.url, h(`span.state.${node.state}`, node.state)]),
   ]));
 }
 
 function room({forecast, totals, finished, rates, durable}) {
-  const end = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "No goal was set";
-  const part = totals.generated_bytes ? totals.received_bytes / totals.generated_bytes : null;
-  return card("Will it run out, and when is it done?", end, facts([
-    ["memory is full", until(forecast.memory_full, "now: the oldest makes room")],
-    ["disk is full", until(forecast.disk_full, "now")],
-    ["bytes sent", part === null ? NONE : partOf(part, "was generated")],
-    ["arriving now", `${bytes(rates.received_bytes)} / s`],
-    ["counts survive a crash", durable ? "yes" : "no (no state folder)"],
+  const answer = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "It goes on until somebody ends it";
+  return card("How long does it go on?", answer, facts([
+    [term("memory_full", "Memory is full"), until(forecast.memory_full, "now; the oldest makes room")],
+    [term("disk_full", "Disk is full"), until(forecast.disk_full, "now")],
+    [term("bytes_sent", "Bytes received"), !totals.generated_bytes ? NONE : `${bytes(totals.received_bytes)} for ${bytes(totals.generated_bytes)} recorded`],
+    ["Arriving now", `${bytes(rates.received_bytes)} / s`],
+    [term("durable", "Counts survive a crash"), durable ? "yes" : "no: no state folder"],
   ]));
 }
 
@@ -177,12 +226,12 @@ function tableOf({tables}) {
     {title: "Table", value: (row) => row.name},
     {title: "Storage", value: (row) => row.storage},
     {title: "Actors", value: (row) => count(row.clients), number: true},
-    {title: "Held", value: (row) => count(row.held_caches), number: true},
-    {title: "Bytes", value: (row) => bytes(row.held_bytes), number: true},
+    {title: "Held", value: (row) => `${count(row.held_caches)} ${row.storage}`, number: true},
+    {title: "Size", value: (row) => bytes(row.held_bytes), number: true},
     {title: "Full", value: fullness},
     {title: "Samples drawn", value: (row) => count(row.samples), number: true},
-    {title: "Unused", value: (row) => count(row.unused_samples), number: true},
-    {title: "Overwritten", value: (row) => count(row.overwritten_caches), number: true},
+    {title: "Samples left", value: (row) => count(row.unused_samples), number: true},
+    {title: "Overwritten", value: (row) => `${count(row.overwritten_caches)} ${row.storage}`, number: true},
   ];
   return tables.length ? table("Tables", columns, tables) : null;
 }
@@ -190,5 +239,5 @@ function tableOf({tables}) {
 function fullness(row) {
   if (row.full === null) return "no limit";
   const text = share(row.full);
-  return h("progress", {max: 1, value: row.full, "aria-label": `${row.name} is ${text} full`, title: text});
+  return h("span.full", h("progress", {max: 1, value: row.full, "aria-label": `${row.name} is ${text} full`}), text);
 }

@@ -1,0 +1,40 @@
+// What a cluster shows before its first actor: the line that starts one, with the address that is right here.
+import {h} from "../dom.js";
+
+/** Whether nothing was recorded yet in a cluster that is ready for it. */
+export function isWaiting({totals, actors, nodes, finished, recorded}) {
+  const isUp = nodes.some((node) => node.role === "server" && node.state !== "down");
+  return isUp && !finished && !recorded && totals.steps === 0 && actors.active + actors.silent + actors.lost + actors.gone === 0;
+}
+
+/** Where actors connect: a proxy before a server, one that answers before one that does not. */
+function entrance(nodes) {
+  const open = nodes.filter((node) => node.endpoint && node.state !== "down");
+  return open.find((node) => node.role === "proxy") ?? open[0] ?? null;
+}
+
+/** The card with the lines to copy. */
+export function startCard({nodes}) {
+  const node = entrance(nodes);
+  const address = node?.endpoint ?? "tcp://HOST:5560";
+  const keys = node?.keys ? ', keys="FOLDER"' : "";
+  const lines = ["import memoire", `client = memoire.connect("${address}"${keys})`, "writer = client.writer(envs)  # then writer.step(...) after each env.step"];
+  return h("section.card.start", h("h2", "Ready, and waiting for the first actor"),
+    h("p", "Servers are up and nothing was recorded yet. In the process that plays, write:"),
+    h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an actor"}, lines.join("\n")), h("button", {type: "button", click: copy}, "Copy")),
+    keys && h("p.quiet", "FOLDER holds the actor's keys; `memoire keys` makes them."),
+    h("p.quiet", "Does it get through? ", h("code", `memoire doctor ${address}`)));
+}
+
+/** Put the lines beside the button on the clipboard; where there is none, select them. */
+async function copy(event) {
+  const button = event.currentTarget;
+  const pre = button.previousElementSibling;
+  try {
+    await navigator.clipboard.writeText(pre.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(pre);
+    button.textContent = "Selected";
+  }
+}

@@ -1,0 +1,124 @@
+// The curve that a run is about: what episodes return, over steps, time or versions of the model, beside other runs, with the goal.
+import {get} from "./api.js";
+import {makeChart} from "./charts.js";
+import {columnsOf, marksOf, placesOn, ticksOf, together} from "./curves.js";
+import {fill, h} from "./dom.js";
+import {figure} from "./format.js";
+import {choice, every} from "./parts.js";
+
+const QUANTILES = [10, 25, 50, 75, 90].map((part) => `return_p${part}`);
+const POINTS = 400;
+const MOST_BESIDE = 5;
+const MOST_RUNS = 20; // in the menu
+const SMOOTH = {off: 1, some: 5, much: 20};
+const ACTORS = "The middle actor, by the mean of each one's last 20 episodes. Shades: the middle half of the actors, and 8 in 10.";
+const EPISODES = "The mean of the episodes that ended. The shade reaches from the least to the greatest.";
+
+export const isChosen = (state) => (state.beside ? state.beside.split("\n") : []);
+
+/**
+ * {element, refresh(), newest}: the chart with its controls. `state` is of the page: over, beside, smooth; `change(changes)` remembers
+ * parts of it. `newest` is what the curve of the run that is counted now said last: {values, times}.
+ */
+export function makeReturns({state, change, stream, signal, height}) {
+  const tools = h("div.bar.tools-of-chart");
+  const note = h("p.quiet.note");
+  const chart = makeChart({title: "Return of episodes", height, tools, note, sync: "learning"});
+  signal.addEventListener("abort", () => chart.close());
+  const cached = new Map(); // curves of runs that are over
+  let drawnTools = "";
+
+  const refresh = every(3, signal, stream, async () => {
+    const overview = stream.newest;
+    const topics = Object.keys(overview?.models ?? {});
+    const names = ["return", ...QUANTILES, "nodes_up", ...topics.map((topic) => `model.${topic}`)];
+    const [runs, events] = await Promise.all([get("runs", {}, signal), get("events", {}, signal)]);
+    const current = runs.find((run) => run.is_current);
+    const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean).slice(0, MOST_BESIDE);
+    drawTools(runs, topics);
+    const shown = current ? [current, ...beside] : beside;
+    const answers = await Promise.all(shown.map((run) => curvesOf(run, names)));
+    const topic = topics.includes(state.topic) ? state.topic : topics[0] ?? "";
+    draw(shown, answers, axisOf(state.over, shown.length, topics), topic, events, overview?.learning.goal ?? null);
+  });
+
+  async function curvesOf(run, names) {
+    if (!run.is_current && cached.has(run.name)) return cached.get(run.name);
+    const found = await get("curves", {run: run.name, name: names, since: 0, points: POINTS}, signal);
+    if (!run.is_current) cached.set(run.name, found);
+    return found;
+  }
+
+  function draw(runs, answers, axis, topic, events, goal) {
+    const isOne = runs.length === 1;
+    const sources = answers.map((answer, at) => sourceOf(answer, axis, topic, runs[at].began, SMOOTH[state.smooth] ?? SMOOTH.some));
+    const {x, columns} = together(sources);
+    let first = 0;
+    const lines = sources.map(({kind, columns: own}, at) => {
+      const mine = columns.slice(first, first + own.length);
+      first += own.length;
+      const name = isOne ? (kind === "actors" ? "middle actor" : "mean of episodes") : runs[at].name;
+      return lineOf(kind, name, mine, isOne, at);
+    });
+    const answer = answers[0];
+    const extras = {axis, goal};
+    if (answer) {
+      const xs = sources[0].xs;
+      extras.away = axis === "time" ? answer.away : [];
+      extras.marks = marksOf(events, answer, xs, axis === "time");
+      extras.ticks = axis === "version" ? [] : ticksOf(answer, topic, xs);
+    }
+    chart.set(x, lines, extras);
+    fill(note, sources[0]?.kind === "actors" ? ACTORS : EPISODES, extras.ticks?.length ? " Ticks at the foot: a new model." : "");
+    made.values = sources[0] ? sources[0].columns[0].filter((value) => value !== null && value !== undefined) : [];
+  }
+
+  function drawTools(runs, topics) {
+    const others = runs.filter((run) => !run.is_current).toReversed().slice(0, MOST_RUNS);
+    const key = JSON.stringify([others.map(({name}) => name), topics, state.over, state.beside, state.smooth]);
+    if (key === drawnTools) return;
+    drawnTools = key;
+    const isOpen = tools.querySelector("details")?.open;
+    const overs = [["steps", "over steps"], ["time", "over time"], ...topics.slice(0, 1).map(() => ["version", "over model versions"])];
+    fill(tools, besideMenu(others, isChosen(state), isOpen, (chosen) => change({beside: chosen.join("\n")})),
+      choice("Smoothing", [["off", "not smoothed"], ["some", "smoothed"], ["much", "smoothed more"]], state.smooth ?? "some", (smooth) => change({smooth})),
+      choice("Over", overs, state.over ?? "steps", (over) => change({over})));
+  }
+
+  const made = {element: chart.element, refresh, values: []};
+  return made;
+}
+
+/** Runs are compared by the time since they began, not by the day. */
+function axisOf(over = "steps", runs, topics) {
+  if (over === "version" && topics.length) return "version";
+  if (over !== "time") return "steps";
+  return runs > 1 ? "elapsed" : "time";
+}
+
+/** Columns of one run: of its actors, or of its episodes where there is but one actor. */
+function sourceOf(answer, axis, topic, began, width) {
+  const xs = placesOn(axis, answer, began, topic);
+  const isOfActors = answer.mean.return_p50?.some((value) => value !== null);
+  const columns = isOfActors ? QUANTILES.map((name) => columnsOf(answer, name, width)[0]) : columnsOf(answer, "return", width);
+  const ordered = isOfActors ? [columns[2], columns[0], columns[4], columns[1], columns[3]] : columns;
+  return {kind: isOfActors ? "actors" : "episodes", xs, time: answer.time, away: answer.away, columns: ordered};
+}
+
+function lineOf(kind, name, columns, isOne, shade) {
+  if (kind === "episodes") return {name, shade, values: columns[0], ...(isOne ? {low: columns[1], high: columns[2]} : {})};
+  const [values, p10, p90, p25, p75] = columns;
+  const bands = isOne ? [{low: p10, high: p90}, {low: p25, high: p75}] : [{low: p25, high: p75}];
+  return {name, shade, values, bands};
+}
+
+/** Which runs are drawn beside this one. */
+function besideMenu(others, chosen, isOpen, change) {
+  if (!others.length) return null;
+  const toggle = (name, isOn) => change(isOn ? [...chosen, name].slice(-MOST_BESIDE) : chosen.filter((each) => each !== name));
+  return h("details.menu", {open: isOpen}, h("summary", chosen.length ? `Beside ${chosen.length} run${chosen.length > 1 ? "s" : ""}` : "Compare with"),
+    h("div.card", others.map(({name, facts}) => {
+      const box = h("input", {type: "checkbox", checked: chosen.includes(name), change: () => toggle(name, box.checked)});
+      return h("label", box, name, h("span.quiet", figure(facts.return_mean)));
+    })));
+}
