@@ -16,9 +16,9 @@ BIN := .venv/bin
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart pictures image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -115,6 +115,12 @@ lint-house:
 lint-chart:
 	$(BIN)/python tools/chart.py --check
 
+lint-pictures:
+	$(BIN)/python tools/pictures.py --check
+
+pictures: setup
+	$(BIN)/python tools/pictures.py
+
 image:
 	$(PYTHON) tools/image.py --engine $(ENGINE)
 
@@ -139,6 +145,8 @@ bench: setup-dev
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
+	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
+	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks

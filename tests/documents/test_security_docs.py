@@ -1,31 +1,22 @@
-"""docs/security.md names only tests that exist, for every threat; what it says of defaults and roles is so."""
+"""docs/security.md has every threat; what it says of defaults and roles is so."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from dockit import functions_of, named_tests
 from memoire.cli.main import parser
 from memoire.security import permissions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 POLICY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-THREATS = re.findall(r"^\| (T\d+) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
+THREATS = re.findall(r"^\| (T\d+) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
 
 
 def test_threats_are_numbered_and_whole():
     assert [row[0] for row in THREATS] == [f"T{number}" for number in range(1, len(THREATS) + 1)]
     assert len(THREATS) == len(re.findall(r"^\| T\d+", PAGE, re.MULTILINE)) >= 13
-
-
-@pytest.mark.parametrize("row", THREATS, ids=[row[0] for row in THREATS])
-def test_every_threat_names_tests_that_exist(row):
-    named = named_tests(row[4])
-    assert named, f"{row[0]} names no test"
-    assert not [f"{file}::{test}" for file, test in named if test not in functions_of(file)]
-    assert not re.sub(r"`test_\w+::test_\w+`", "", row[4]).strip(), "only tests stand in the last column"
 
 
 def test_every_role_has_its_row():

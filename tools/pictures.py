@@ -1,0 +1,155 @@
+"""Draw the README's curve and bars from what the benchmarks recorded.
+
+    python tools/pictures.py            docs/pictures/learning.svg and speed.svg, from docs/benchmarks/*.json
+    python tools/pictures.py --check    fail if a picture is not as it would be drawn
+
+The drawings follow the reader's theme, light or dark, and need no font and no library.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS, PICTURES = ROOT / "docs" / "benchmarks", ROOT / "docs" / "pictures"
+STYLE = """<style>
+  text { font: 13px system-ui, sans-serif; fill: #24292f }
+  .title { font-size: 15px; font-weight: 600 }
+  .faint { fill: #57606a }
+  .grid { stroke: #d0d7de; stroke-width: 1 }
+  .goal { stroke: #57606a; stroke-dasharray: 5 4 }
+  .a { stroke: #0969da; fill: #0969da } .b { stroke: #bc4c00; fill: #bc4c00 }
+  .line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
+  .band { stroke: none; opacity: .18 }
+  .bar { stroke: none }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 } .faint { fill: #9198a1 } .grid { stroke: #3d444d } .goal { stroke: #9198a1 }
+    .a { stroke: #4493f8; fill: #4493f8 } .b { stroke: #f0883e; fill: #f0883e }
+  }
+  text.a, text.b { stroke: none }
+</style>"""
+COMPARED = "draw + gather 256, W1"
+"""The row of docs/benchmarks/learner.json that the bars show."""
+PEERS = {
+    "Stable-Baselines3": "Stable-Baselines3 (uniform)",
+    "cpprb": "cpprb",
+    "TorchRL": "TorchRL",
+    "Reverb": "Reverb",
+    "NumPy,": "NumPy, indexing alone",
+}
+"""Baselines by their first word, and what a bar calls them."""
+
+
+def picture(width: int, height: int, label: str, parts: Sequence[str]) -> str:
+    """A whole drawing; `label` says in a sentence what it shows."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+    return "\n".join([head, f"<title>{label}</title>", STYLE, *parts, "</svg>"]) + "\n"
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Words at a place."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
+
+
+def path(points: Sequence[tuple[float, float]], kind: str, end: str = "") -> str:
+    """A line through these points, or a shape if `end` closes it."""
+    return f'<path class="{kind}" d="M' + " L".join(f"{x:.1f} {y:.1f}" for x, y in points) + f'{end}"/>'
+
+
+def quartiles(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float, float]]:
+    """Steps, lower quartile, median, upper quartile over the seeds, for each recorded point."""
+    rows = []
+    for points in zip(*curves, strict=True):
+        low, middle, high = statistics.quantiles([mean for _, mean in points], n=4, method="inclusive")
+        rows.append((points[0][0], low, middle, high))
+    return rows
+
+
+def learning(record: dict[str, Any]) -> str:
+    """The curve of each way to draw: the median over the seeds, in a band of its quartiles."""
+    width, height, left, right, top, bottom = 760, 320, 56, 20, 52, 44
+    found = {name: quartiles(curves) for name, curves in record["curves"].items()}
+    most = max(rows[-1][0] for rows in found.values())
+
+    def place(steps: float, mean: float) -> tuple[float, float]:
+        across = left + (width - left - right) * steps / most
+        return across, height - bottom - (height - top - bottom) * mean / 500
+
+    parts = [text(left, 22, "CartPole-v1: mean return of the last 20 episodes", "title")]
+    for mean in (0, 100, 200, 300, 400, 500):
+        _, y = place(0, mean)
+        parts += [path([(left, y), (width - right, y)], "grid"), text(left - 8, y + 4, str(mean), "faint", "end")]
+    for steps in range(0, int(most) + 1, 10_000):
+        x, _ = place(steps, 0)
+        parts.append(text(x, height - bottom + 20, f"{steps:,}", "faint", "middle"))
+    seeds = len(next(iter(record["curves"].values())))
+    steps_label = f"environment steps (median and quartiles of {seeds} seeds)"
+    parts.append(text((left + width - right) / 2, height - 6, steps_label, "faint", "middle"))
+    parts.append(path([place(0, record["solved"]), place(most, record["solved"])], "goal"))
+    for number, (name, rows) in enumerate(found.items()):
+        color = "ab"[number]
+        upper, lower = [place(row[0], row[3]) for row in rows], [place(row[0], row[1]) for row in rows]
+        parts.append(path([*upper, *lower[::-1]], f"{color} band", " Z"))
+        parts.append(path([place(row[0], row[2]) for row in rows], f"{color} line"))
+        parts.append(text(left + 190 * number, 42, f"drawn {name}", color))
+    return picture(width, height, "CartPole is learned from samples drawn by priority and uniformly", parts)
+
+
+def ratios(record: dict[str, Any]) -> list[tuple[str, float]]:
+    """What is compared, and how many times as fast memoire is; the largest first."""
+    rows = [(baseline.split()[0], ratio) for what, baseline, ratio in record["rows"] if what == COMPARED]
+    return sorted(((PEERS[word], ratio) for word, ratio in rows), key=lambda row: -row[1])
+
+
+def speed(record: dict[str, Any]) -> str:
+    """A bar for each peer: the time that it takes for a batch, in times of memoire's."""
+    rows = [*ratios(record), ("memoire", 1.0)]
+    rows.sort(key=lambda row: row[1])
+    width, left, top, step = 760, 200, 40, 28
+    height = top + step * len(rows) + 12
+    scale = (width - left - 70) / rows[-1][1]
+    parts = [text(10, 22, "Time to draw a batch of 256 samples, in times of memoire's (shorter is better)", "title")]
+    for number, (name, ratio) in enumerate(rows):
+        y = top + step * number
+        color = "a" if name == "memoire" else "b"
+        parts.append(text(left - 10, y + 17, name, "" if name == "memoire" else "faint", "end"))
+        bar = f'x="{left}" y="{y + 4}" width="{max(2.0, ratio * scale):.1f}" height="18" rx="2"'
+        parts.append(f'<rect class="{color} bar" {bar}/>')
+        parts.append(text(left + max(2.0, ratio * scale) + 8, y + 17, f"{ratio:.3g}"))
+    return picture(width, height, "memoire draws a batch faster than other replay memories", parts)
+
+
+def drawn() -> dict[Path, str]:
+    """Each picture, from its record."""
+    records = {name: json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8")) for name in WHAT}
+    return {PICTURES / f"{name}.svg": draw(records[source]) for source, (name, draw) in WHAT.items()}
+
+
+WHAT = {"cartpole": ("learning", learning), "learner": ("speed", speed)}
+
+
+def stale(pictures: Mapping[Path, str]) -> dict[Path, str]:
+    """Those that are not as they would be drawn."""
+    there = {file: file.read_text(encoding="utf-8") for file in pictures if file.exists()}
+    return {file: body for file, body in pictures.items() if there.get(file) != body}
+
+
+def main(arguments: list[str]) -> int:
+    """Draw, or compare with what is there."""
+    found = stale(drawn())
+    for file, body in found.items():
+        how = "not as it would be drawn: run `make pictures`" if arguments else "drawn"
+        print(f"{file.relative_to(ROOT)} is {how}")
+        if not arguments:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(body, encoding="utf-8")
+    return int(bool(arguments and found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
