@@ -18,7 +18,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart pictures image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart docs site pictures image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -39,6 +39,8 @@ help:
 	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
 	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
+	@echo "make docs          the documentation as a site: search, API reference, every page; opens it in a browser"
+	@echo "make site          the same without a browser, for CI: each link leads somewhere, nothing is loaded from elsewhere"
 	@echo "make clean         remove what the targets above made"
 
 setup setup-dev setup-checked:
@@ -117,6 +119,12 @@ lint-chart:
 
 lint-pictures:
 	$(BIN)/python tools/pictures.py --check
+
+docs: setup
+	$(BIN)/python tools/docs_site.py --open
+
+site: setup
+	$(BIN)/python tools/docs_site.py
 
 pictures: setup
 	$(BIN)/python tools/pictures.py

@@ -36,6 +36,8 @@ WHERE = "implementation_name == 'cpython' and sys_platform == 'linux'"
 """What images have, as uv writes it: what only others need is left out."""
 APART = {"sbom": ["cyclonedx-bom>=7"]}
 """What lists the contents of an environment, and is in none of them."""
+GROUPS = ("docs",)
+"""Dependency groups of pyproject.toml that are installed apart: no image has them."""
 
 
 def project() -> dict[str, Any]:
@@ -52,6 +54,7 @@ def requirements() -> Iterator[tuple[str, list[str]]]:
         yield name, [*ours, *wanted]
     yield "build", said["build-system"]["requires"]
     yield from APART.items()
+    yield from ((name, said["dependency-groups"][name]) for name in GROUPS)
 
 
 def oldest() -> str:

@@ -29,7 +29,8 @@ class Mode(enum.Enum):
     Conn = "Conn"
 
 
-Bind, Conn = Mode.Bind, Mode.Conn
+Bind = Mode.Bind
+Conn = Mode.Conn
 
 
 class ServerMemory(ReplayMemory):

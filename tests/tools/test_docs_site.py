@@ -1,0 +1,154 @@
+"""The documentation's site: each page is listed and linked, and a link that leads nowhere is found."""
+
+import subprocess
+
+import pytest
+
+import docs_site
+import site_check
+from dockit import ROOT
+
+DOCS = ROOT / "docs"
+LISTED = docs_site.sections((DOCS / "README.md").read_text(encoding="utf-8"))
+
+
+def listed_pages():
+    return [path for pages in LISTED.values() for path, _ in pages]
+
+
+def test_every_page_is_in_the_menu_once():
+    there = {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} - {"docs/README.md"}
+    assert sorted(there) == sorted(path for path in listed_pages() if path.startswith("docs/"))
+    assert list(LISTED) == ["Start", "Guides", "Operate", "Reference", "Design", "Results"]
+
+
+def test_every_page_begins_with_a_heading_of_its_own():
+    titles = [docs_site.title((ROOT / path).read_text(encoding="utf-8")) for path in listed_pages()]
+    assert all(titles) and len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("README.md", "index.md"),
+        ("docs/README.md", "pages.md"),
+        ("docs/guide.md", "guide.md"),
+        ("docs/benchmarks/README.md", "benchmarks/README.md"),
+        ("CONTRIBUTING.md", "project/CONTRIBUTING.md"),
+        ("examples/sb3_dqn.py", "project/examples/sb3_dqn.py.md"),
+        ("deploy/examples/actor", "project/deploy/examples/actor/index.md"),
+    ],
+)
+def test_each_file_has_its_place(path, place):
+    assert docs_site.site_path(path) == place
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A small checkout: two pages, a picture, an example and a folder."""
+    root = tmp_path / "checkout"
+    for name, text in {
+        "README.md": "# One\n\nFor everybody.\n\nSee [a page](docs/a.md#part), ![it](docs/p.svg), [out](https://e.org).\n",
+        "docs/README.md": "# All\n\n## Start\n\n| [../README.md](../README.md) | what it *is* |\n| [a.md](a.md) | `a` |\n",
+        "docs/a.md": "# The `a`\n\n## Part\n\n[x](../examples/x.py) [f](../examples) [home][h]\n\n```\n[no](link)\n```\n\n[h]: ../README.md\n",
+        "docs/p.svg": "<svg/>",
+        "examples/x.py": "print('```')\n",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "."], cwd=root, check=True)
+    return root
+
+
+def test_links_lead_to_where_their_targets_are_on_the_site(checkout, tmp_path):
+    menu, broken = docs_site.stage(tmp_path / "pages", checkout)
+    assert not broken and menu == {"Start": [("One", "index.md"), ("The a", "a.md")]}
+    assert "[a page](a.md#part), ![it](p.svg), [out](https://e.org)" in (tmp_path / "pages/index.md").read_text()
+    page = (tmp_path / "pages/a.md").read_text()
+    assert "[x](project/examples/x.py.md) [f](project/examples/index.md)" in page
+    assert "[h]: index.md" in page and "[no](link)" in page, "code stays as it is"
+    assert "````python\nprint('```')\n````" in (tmp_path / "pages/project/examples/x.py.md").read_text()
+    assert "* [examples/x.py](../examples/x.py.md)" in (tmp_path / "pages/project/examples/index.md").read_text()
+
+
+def test_a_link_to_a_file_that_is_not_there_is_named(checkout, tmp_path):
+    (checkout / "docs" / "a.md").write_text("# A\n\n[gone](gone.md)\n", encoding="utf-8")
+    assert docs_site.stage(tmp_path / "pages", checkout)[1] == ["docs/a.md links to gone.md, which is not there"]
+
+
+def test_llms_txt_names_each_page_with_what_it_is_for(checkout):
+    text = docs_site.llms(docs_site.sections((checkout / "docs/README.md").read_text()), checkout)
+    assert text == "# memoire\n\n> For everybody.\n\n## Start\n\n- [One](index.md): what it is\n- [The a](a.md): a\n"
+
+
+def test_every_public_name_has_a_place_in_the_api_reference():
+    names = docs_site.public_names((DOCS / "stability.md").read_text(encoding="utf-8"))
+    pages = dict(docs_site.api_pages(names))
+    assert names["memoire"][:3] == ["Schema", "Column", "Buffer"] and "__version__" not in names
+    for name in ("Buffer", "Server", "connect", "Reader", "ReplayMemory", "MemoireError"):
+        assert f"::: memoire.{name}\n" in pages[f"api/memoire.{name}.md"]
+    assert '"load"' in pages["api/memoire.dataset.md"] and "::: memoire.errors\n" in pages["api/memoire.errors.md"]
+    assert {"memoire.torch", "memoire.sb3", "memoire.minari", "memoire.nodes.http"} <= set(names)
+
+
+def test_every_command_is_on_the_page_of_commands():
+    import site_commands
+
+    page = site_commands.page()
+    assert page.startswith("# Commands\n")
+    for command in ("memoire server", "memoire dashboard", "memoire keys", "memoire doctor"):
+        assert f"\n## {command}" in page
+    assert "--endpoint" in page
+
+
+def test_the_menu_has_the_reference_before_the_other_pages_of_its_section():
+    menu = docs_site.nav({"Start": [("A", "a.md")], "Reference": [("B", "b.md")]}, ["api/memoire.Buffer.md"])
+    assert menu[0] == {"Start": [{"A": "a.md"}]}
+    assert menu[1]["Reference"][0] == {"API": [{"memoire.Buffer": "api/memoire.Buffer.md"}]}
+    assert menu[-1] == {"All pages": "pages.md"}
+
+
+def test_the_newest_version_is_the_latest(tmp_path):
+    for name in ("0.9", "0.10", "0.1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    found = docs_site.versions(tmp_path)
+    assert [(each["version"], each["aliases"]) for each in found] == [("0.10", ["latest"]), ("0.9", []), ("0.1", [])]
+
+
+PAGE = '<a href="b.html#there">b</a> <a href="https://example.org">out</a> <img src="p.svg"> <h2 id="top">a</h2>'
+
+
+def site(folder, **pages):
+    (folder / "p.svg").touch()
+    for name, text in {"a": PAGE, "b": '<h2 id="there">b</h2><a href="a.html#top">a</a>', **pages}.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    site_check.read.cache_clear()
+    return site_check.faults(folder)
+
+
+def test_a_site_whose_links_lead_somewhere_has_no_faults(tmp_path):
+    assert site(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('<a href="gone.html">x</a>', "links to gone.html, which is not there"),
+        ('<a href="a.html#nowhere">x</a>', "that page has no such heading"),
+        ('<a href="#nowhere">x</a>', "that page has no such heading"),
+        ('<a href="../out.html">x</a>', "which is not there"),
+        ('<script src="https://cdn.example.org/x.js"></script>', "loads https://cdn.example.org/x.js from elsewhere"),
+        ('<link rel="stylesheet" href="//fonts.example.org/x.css">', "from elsewhere"),
+        ('<img src="https://example.org/badge.svg">', "from elsewhere"),
+    ],
+)
+def test_what_is_wrong_with_a_page_is_named(tmp_path, text, words):
+    (found,) = site(tmp_path, c=text)
+    assert found.startswith("c.html ") and words in found
+
+
+def test_a_style_sheet_that_fetches_a_font_is_named(tmp_path):
+    (tmp_path / "x.css").write_text("@font-face { src: url('https://fonts.example.org/a.woff') }", encoding="utf-8")
+    assert site(tmp_path) == ["x.css loads something from elsewhere"]

@@ -1,0 +1,303 @@
+"""Build the documentation as a site: every page of docs/, an API reference, the commands, and llms.txt.
+
+    python tools/docs_site.py            into build/site/html, one folder for each version; then check every link
+    python tools/docs_site.py --open     and show it in a browser, from this machine, until Ctrl-C
+    python tools/docs_site.py --into F   add this version to the site in the folder F
+
+The lists of docs/README.md are the site's menu. Pages link to each other, and to files of the repository, as they do in
+a checkout: files that a page links to become pages, too. mkdocs-material and mkdocstrings build it, in an environment
+of their own, as deploy/requirements/docs.txt pins them. Nothing of the site is fetched from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import http.server
+import json
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import site_check
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "site"
+TOOLS = ROOT / "build" / "site-tools"
+"""Environment of mkdocs."""
+PINNED = ROOT / "deploy" / "requirements" / "docs.txt"
+LINK = re.compile(r"(\]\()([^)\s]+)(?=\))|(^\[[^\]]+\]: )(\S+)$", re.MULTILINE)
+"""A link or a picture of Markdown, and what it leads to."""
+ROW = re.compile(r"^\| \[[^\]]*\]\(([^)#]+)\) \| (.*) \|$")
+"""A row of docs/README.md: the page, and what it is for."""
+CODE = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "", ".sh": "bash"}
+"""What a file of this kind is coloured as."""
+
+
+def repository_path(page: str, target: str) -> str:
+    """The path in the repository of what a page links to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+
+
+def site_path(path: str) -> str:
+    """Where a file of the repository is on the site: README.md is its front page, docs/ is the top."""
+    if path == "README.md":
+        return "index.md"
+    if path == "docs/README.md":
+        return "pages.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path.endswith(".md"):
+        return f"project/{path}"
+    return f"project/{path}.md" if "." in posixpath.basename(path) else f"project/{path}/index.md"
+
+
+def relative(page: str, target: str) -> str:
+    """The link from one page of the site to another."""
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+@dataclass
+class Stage:
+    """The pages that mkdocs reads: those of docs/, and the files that they lead to."""
+
+    root: Path
+    folder: Path
+    staged: set[str] = field(default_factory=set)
+    """Paths in the repository that are there already."""
+    broken: list[str] = field(default_factory=list)
+    """Links that lead nowhere."""
+
+    def add(self, path: str) -> str:
+        """Stage a file or folder of the repository, and everything that it links to; its place on the site."""
+        place = path.removeprefix("docs/") if self._is_asset(path) else site_path(path)
+        if path not in self.staged:
+            self.staged.add(path)
+            source, staged = self.root / path, self.folder / place
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            if self._is_asset(path):
+                shutil.copyfile(source, staged)
+            else:
+                staged.write_text(self._text(path, source, place), encoding="utf-8")
+        return place
+
+    def _is_asset(self, path: str) -> bool:
+        """Whether it is a picture or a record, which is copied as it is."""
+        return path.startswith("docs/") and not path.endswith(".md")
+
+    def _text(self, path: str, source: Path, place: str) -> str:
+        if source.is_dir():
+            return self._listing(path, place)
+        text = source.read_text(encoding="utf-8")
+        if source.suffix == ".md":
+            return self._with_links(path, text, place)
+        return f"# {path}\n\n````{CODE.get(source.suffix, '')}\n{text.rstrip()}\n````\n"
+
+    def _listing(self, path: str, place: str) -> str:
+        """A page of what a folder holds."""
+        names = subprocess.run(["git", "ls-files", path], cwd=self.root, capture_output=True, text=True, check=True)
+        links = [(name, relative(place, self.add(name))) for name in names.stdout.split()]
+        return f"# {path}\n\n" + "".join(f"* [{name}]({link})\n" for name, link in links)
+
+    def _with_links(self, path: str, text: str, place: str) -> str:
+        """The page with each link leading to where its target is on the site; code stays as it is."""
+        pieces = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+        pieces[::2] = [LINK.sub(lambda found: self._moved(path, place, found), piece) for piece in pieces[::2]]
+        return "".join(pieces)
+
+    def _moved(self, path: str, place: str, found: re.Match[str]) -> str:
+        before, link = (found[1], found[2]) if found[1] else (found[3], found[4])
+        target, mark, anchor = link.partition("#")
+        if not target or "://" in target or target.startswith("mailto:"):
+            return found[0]
+        wanted = repository_path(path, target)
+        if not (self.root / wanted).exists():
+            self.broken.append(f"{path} links to {link}, which is not there")
+            return found[0]
+        return f"{before}{relative(place, self.add(wanted))}{mark}{anchor}"
+
+
+def sections(text: str) -> dict[str, list[tuple[str, str]]]:
+    """What docs/README.md lists: (page, what it is for) under each heading."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in text.splitlines():
+        if line.startswith("## "):
+            found[line[3:]] = []
+        elif (row := ROW.match(line)) and found:
+            found[list(found)[-1]].append((repository_path("docs/README.md", row[1]), row[2]))
+    return found
+
+
+def title(text: str) -> str:
+    """The first heading of a page, without code marks; a benchmark's is the name of its file."""
+    heading = re.search(r"^# (?:benchmarks/)?(.+?)(?:\.py)?$", text, re.MULTILINE)
+    return heading[1].replace("`", "") if heading else ""
+
+
+def public_names(stability: str) -> dict[str, list[str]]:
+    """The names that docs/stability.md calls public, by the module that they are imported from; rows of `memoire` add
+    up, its first eight names first.
+    """
+    found: dict[str, list[str]] = {}
+    head = ""
+    for row in re.findall(r"^\| (.*) \| (.*) \|$", stability, re.MULTILINE):
+        if row[0].startswith(("import", "names in")):
+            head = row[0]
+        elif head == "import":
+            for module in re.findall(r"[\w.]+", row[0]):
+                found[module] = re.findall(r"`([A-Za-z]\w*)`", row[1])
+        elif head.startswith("names in"):
+            found["memoire"] += re.findall(r"`([A-Za-z]\w*)`", row[0])
+    return found
+
+
+def api_pages(names: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """Each page of the API reference: a class or function of `memoire`, or a module."""
+    for name in names.get("memoire", ()):
+        yield f"api/memoire.{name}.md", f"::: memoire.{name}\n    options: {{heading_level: 1}}\n"
+    for module in sorted(set(names) - {"memoire"}):
+        chosen = f", members: {json.dumps(names[module])}" if names[module] else ""
+        yield f"api/{module}.md", f"::: {module}\n    options: {{heading_level: 1{chosen}}}\n"
+
+
+def commands_page(python: Path) -> str:
+    """Every command with its help, as it prints it."""
+    asked = "import sys; sys.path.insert(0, 'tools'); import site_commands; print(site_commands.page(), end='')"
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    done = subprocess.run([python, "-c", asked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def stage(folder: Path, root: Path = ROOT) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """Fill the folder with every page but the API's and the commands'; the menu, and links that lead nowhere."""
+    shutil.rmtree(folder, ignore_errors=True)
+    staging, menu = Stage(root, folder), {}
+    listed = sections((root / "docs" / "README.md").read_text(encoding="utf-8"))
+    staging.add("docs/README.md")
+    for section, pages in listed.items():
+        menu[section] = [(title((root / path).read_text(encoding="utf-8")), staging.add(path)) for path, _ in pages]
+    return menu, staging.broken
+
+
+def llms(listed: Mapping[str, list[tuple[str, str]]], root: Path = ROOT) -> str:
+    """llms.txt: what memoire is, and every page with what it is for, as Markdown."""
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    summary = " ".join(readme.split("\n\n")[1].split())
+    lines = ["# memoire", "", f"> {summary}"]
+    for section, pages in listed.items():
+        lines += ["", f"## {section}", ""]
+        for path, what in pages:
+            name = title((root / path).read_text(encoding="utf-8"))
+            lines.append(f"- [{name}]({site_path(path)}): {re.sub(r'[*`]', '', what)}")
+    return "\n".join(lines) + "\n"
+
+
+def nav(menu: Mapping[str, list[tuple[str, str]]], api: list[str]) -> list[object]:
+    """The menu of mkdocs: the sections of docs/README.md; the API and the commands stand in the reference."""
+    entries: list[object] = []
+    for section, pages in menu.items():
+        rows: list[object] = [{name: place} for name, place in pages]
+        if section == "Reference":
+            rows = [{"API": [{Path(page).stem: page} for page in api]}, {"Commands": "commands.md"}, *rows]
+        entries.append({section: rows})
+    entries.append({"All pages": "pages.md"})
+    return entries
+
+
+def tools() -> Path:
+    """The folder of mkdocs' programs; installed as they are pinned, if they are not."""
+    stamp, wanted = TOOLS / "pinned", hashlib.sha256(PINNED.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+        shutil.rmtree(TOOLS, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", TOOLS], check=True)
+        pip = [TOOLS / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--require-hashes", "--only-binary", ":all:", "-r", PINNED], check=True)
+        stamp.write_text(wanted, encoding="utf-8")
+    return TOOLS / "bin"
+
+
+def versions(site: Path) -> list[dict[str, object]]:
+    """What the site's menu of versions reads: the newest first."""
+    folders = [path.name for path in site.iterdir() if (path / "index.html").exists() and not path.is_symlink()]
+    folders.sort(key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+    return [{"version": name, "title": name, "aliases": ["latest"] * (name == folders[0])} for name in folders]
+
+
+FRONT = '<!doctype html><meta charset="utf-8"><title>memoire</title><meta http-equiv="refresh" content="0; url={0}/">'
+
+
+def version() -> str:
+    """The version of this checkout, without its last number: pages of 0.1 are those of every 0.1.x."""
+    text = (ROOT / "memoire" / "version.py").read_text(encoding="utf-8")
+    (found,) = re.findall(r'^VERSION = "(\d+\.\d+)', text, re.MULTILINE)
+    return str(found)
+
+
+def build(site: Path) -> list[str]:
+    """Stage, build and check; what is wrong."""
+    pages = BUILD / "pages"
+    menu, broken = stage(pages)
+    if broken:
+        return broken
+    api = dict(api_pages(public_names((ROOT / "docs" / "stability.md").read_text(encoding="utf-8"))))
+    for place, text in {**api, "commands.md": commands_page(Path(sys.executable))}.items():
+        (pages / place).parent.mkdir(exist_ok=True)
+        (pages / place).write_text(text, encoding="utf-8")
+    shutil.copyfile(ROOT / "dashboard" / "static" / "icon.svg", pages / "favicon.svg")
+    config = {"INHERIT": "../../mkdocs.yml", "docs_dir": "pages", "nav": nav(menu, list(api))}
+    (BUILD / "mkdocs.yml").write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
+    target = site / version()
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # it advertises
+    command = [tools() / "mkdocs", "build", "--quiet", "--strict", "--config-file", BUILD / "mkdocs.yml"]
+    if subprocess.run([*command, "--site-dir", target], cwd=BUILD, check=False).returncode:
+        return ["mkdocs complained: see above"]
+    shutil.copytree(pages, target, ignore=lambda _, names: [n for n in names if not is_text(n)], dirs_exist_ok=True)
+    listed = sections((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
+    (target / "llms.txt").write_text(llms(listed), encoding="utf-8")
+    found = versions(site)
+    (site / "versions.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    (site / "index.html").write_text(FRONT.format(found[0]["version"]), encoding="utf-8")
+    return site_check.faults(target)
+
+
+def is_text(name: str) -> bool:
+    """Whether a staged file is for programs that read llms.txt, or a folder that may hold some."""
+    return name.endswith(".md") or "." not in name
+
+
+def show(site: Path) -> None:
+    """Open it in a browser; a page from a file could not search."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/{version()}/"
+        print(f"{url} until Ctrl-C", flush=True)
+        webbrowser.open(url)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, default=BUILD / "html", metavar="FOLDER", help="where the site is")
+    parser.add_argument("--open", action="store_true", help="show it in a browser")
+    given = parser.parse_args(arguments)
+    given.into.mkdir(parents=True, exist_ok=True)
+    wrong = build(given.into.resolve())
+    print("\n".join(wrong) or f"{given.into / version()}: every link leads somewhere, nothing is loaded from elsewhere")
+    if given.open and not wrong:
+        show(given.into)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
