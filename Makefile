@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=
+RELEASE ?=
 ENGINE ?= docker
 SOAK ?=
 MUTANTS_ARGS ?=
@@ -18,7 +19,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart docs site pictures image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart docs site pictures release image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -41,6 +42,7 @@ help:
 	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
 	@echo "make docs          the documentation as a site: search, API reference, every page; opens it in a browser"
 	@echo "make site          the same without a browser, for CI: each link leads somewhere, nothing is loaded from elsewhere"
+	@echo "make release       a release into dist/release, tried but not published; RELEASE='wheel arm64' picks parts"
 	@echo "make clean         remove what the targets above made"
 
 setup setup-dev setup-checked:
@@ -128,6 +130,10 @@ site: setup
 
 pictures: setup
 	$(BIN)/python tools/pictures.py
+
+# Parts that this machine cannot make are named, and do not fail.
+release: setup-dev
+	$(BIN)/python tools/release.py $(RELEASE)
 
 image:
 	$(PYTHON) tools/image.py --engine $(ENGINE)

@@ -36,7 +36,7 @@ WHERE = "implementation_name == 'cpython' and sys_platform == 'linux'"
 """What images have, as uv writes it: what only others need is left out."""
 APART = {"sbom": ["cyclonedx-bom>=7"]}
 """What lists the contents of an environment, and is in none of them."""
-GROUPS = ("docs",)
+GROUPS = ("docs", "release")
 """Dependency groups of pyproject.toml that are installed apart: no image has them."""
 
 

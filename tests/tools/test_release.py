@@ -1,0 +1,145 @@
+"""A release: each part says what it made or why not, and the workflow publishes what the parts made, without a password."""
+
+import re
+
+import pytest
+import yaml
+
+import release
+from dockit import ROOT
+
+WORKFLOWS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+RELEASE = yaml.safe_load(WORKFLOWS["release"])
+
+
+def raising(error):
+    def made():
+        raise error
+
+    return made
+
+
+def test_a_part_that_cannot_be_made_here_is_named_and_does_not_fail(capsys):
+    assert release.make_all({"one": raising(release.NotHere("there is no docker")), "two": lambda: "made two"}) == 0
+    assert capsys.readouterr().out == "one      NOT MADE HERE: there is no docker\ntwo      made two\n"
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_made(capsys):
+    assert release.make_all({"one": raising(release.Failed("too new")), "two": lambda: "made two"}) == 1
+    assert capsys.readouterr().out == "one      FAILED: too new\ntwo      made two\n"
+
+
+def test_a_missing_program_says_which_package_has_it():
+    with pytest.raises(release.NotHere, match=r"there is no no-such-program \(Debian, Ubuntu: apt-get install thing\)"):
+        release.need("no-such-program", "thing")
+
+
+def test_a_command_that_fails_shows_what_it_printed():
+    with pytest.raises(release.Failed, match=r"(?s)sh -c echo why; exit 3\nwhy\n\nended with 3"):
+        release.run(["sh", "-c", "echo why; exit 3"])
+
+
+def test_every_place_that_names_the_version_names_the_same():
+    assert len(set(release.numbers().values())) == 1
+    assert set(release.numbers().values()) == {release.version()}
+
+
+def test_two_versions_are_refused():
+    with pytest.raises(release.Failed, match="one version is needed everywhere"):
+        release.agreed({"CHANGELOG.md": "1", "memoire/version.py": "2"})
+
+
+SAYS = """
+x.whl is consistent with the following platform
+tag: "{}".
+"""
+
+
+def test_a_wheel_for_old_systems_is_fine():
+    assert release.oldest_platform(SAYS.format("manylinux_2_17_x86_64")) == "manylinux_2_17"
+    assert release.oldest_platform(SAYS.format("manylinux_2_28_aarch64")) == "manylinux_2_28"
+
+
+@pytest.mark.parametrize("platform", ["manylinux_2_34_x86_64", "manylinux_3_1_aarch64", "linux_x86_64"])
+def test_a_wheel_that_asks_for_more_is_refused(platform):
+    with pytest.raises(release.Failed, match="asks for more than manylinux_2_28"):
+        release.oldest_platform(SAYS.format(platform))
+
+
+def test_sums_name_every_file(tmp_path):
+    (tmp_path / "b.whl").write_bytes(b"b")
+    (tmp_path / "a.tgz").write_bytes(b"a")
+    assert release.sums(tmp_path) == release.sums(tmp_path) == "SHA256SUMS of 2 files"
+    lines = (tmp_path / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    assert [line[64:] for line in lines] == ["  a.tgz", "  b.whl"]
+    assert lines[0].startswith("ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb")
+
+
+def test_the_notes_are_the_newest_section_of_the_changelog():
+    assert release.newest("# Changelog\n\nwords\n\n## 2 (today)\n\n- new\n\n## 1\n\n- old\n") == "- new\n"
+
+
+def test_the_page_lists_every_part():
+    page = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| `(\w+)` \|", page) == list(release.PARTS)
+
+
+def test_the_tests_of_the_core_that_qemu_runs_are_there():
+    import release_arm64
+
+    assert all((ROOT / name).exists() for name in release_arm64.TESTS)
+
+
+def jobs(text):
+    return yaml.safe_load(text)["jobs"].items()
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_read_and_no_more_unless_a_job_says_so(name):
+    assert yaml.safe_load(WORKFLOWS[name])["permissions"] == {"contents": "read"}
+    for job, about in jobs(WORKFLOWS[name]):
+        assert about["timeout-minutes"] <= 90, job
+        writes = {scope for scope, level in about.get("permissions", {}).items() if level == "write"}
+        assert not writes or about.get("if") == "github.ref_type == 'tag'" or job == "sums", job
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_actions_are_pinned_by_commit_and_no_secret_is_used(name):
+    used = re.findall(r"uses: (\S+)(.*)", WORKFLOWS[name])
+    assert used
+    for action, note in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) and re.fullmatch(r"  # v[\d.]+", note), action
+    assert "secrets." not in WORKFLOWS[name]
+    pins = dict(action.split("@") for action, _ in used)
+    assert all(pins[action.split("@")[0]] == action.split("@")[1] for action, _ in used), "one version of each"
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_shell_sees_values_of_the_event_as_variables_only(name):
+    for job, about in jobs(WORKFLOWS[name]):
+        assert not [step["run"] for step in about["steps"] if "${{" in step.get("run", "")], job
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_targets_and_parts_that_a_workflow_names_exist(name):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", re.sub(r"#.*", "", WORKFLOWS[name]))) <= targets
+    for parts in re.findall(r"parts: ([a-z0-9 ]+)\}", WORKFLOWS[name]):
+        assert set(parts.split()) <= set(release.PARTS)
+
+
+def test_every_part_is_in_the_workflow():
+    said = " ".join(re.findall(r"parts: ([a-z0-9 ]+)\}", WORKFLOWS["release"])).split() + ["sums"]
+    # Both are made natively there, for each processor.
+    assert set(said) | {"arm64", "image"} == set(release.PARTS)
+
+
+def test_the_index_is_reached_by_trusted_publishing_alone():
+    job = RELEASE["jobs"]["index"]
+    assert job["environment"] == "pypi" and job["permissions"] == {"id-token": "write"}
+    assert job["steps"][-1]["with"] == {"attestations": True}
+
+
+def test_images_are_built_for_both_processors_and_the_dockerfile_names_none():
+    assert "--platform linux/amd64,linux/arm64" in WORKFLOWS["release"]
+    assert not re.findall(r"amd64|x86_64|arm64|aarch64", (ROOT / "Dockerfile").read_text(encoding="utf-8"))

@@ -1,0 +1,104 @@
+"""The aarch64 wheel: built by Debian's cross compiler, its tests run by qemu in a Python of that processor.
+
+Python, its headers and its libraries for aarch64 are Debian's packages, unpacked into build/release/arm64. The system's
+own packages stay as they are: apt has lists and a state of its own here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import release
+
+FOLDER = release.WORK / "arm64"
+SYSTEM, PACKAGES = FOLDER / "root", FOLDER / "packages"
+DEBIAN = ("python3", "libpython3-dev", "libstdc++6")
+"""Packages that are unpacked, with what they need."""
+NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gymnasium", "numpy")
+"""What the tests import, beside memoire and its own needs."""
+TESTS = ("tests/replay/test_core_tree.py", "tests/replay/test_entry_values.py", "tests/wire/test_checksum.py",
+         "tests/wire/test_cache.py", "tests/pool/test_pool.py")  # fmt: skip
+"""Tests of each compiled module."""
+PLATFORMS = ("manylinux_2_17_aarch64", "manylinux2014_aarch64", "manylinux_2_27_aarch64", "manylinux_2_28_aarch64")
+
+
+def apt(*words: str) -> str:
+    """apt-get for aarch64, with a state of its own."""
+    for name in ("lists/partial", "cache/archives/partial"):
+        (FOLDER / name).mkdir(parents=True, exist_ok=True)
+    (FOLDER / "status").touch()
+    options = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "Dir::State::lists": FOLDER / "lists",
+        "Dir::State::status": FOLDER / "status",
+        "Dir::Cache": FOLDER / "cache",
+        "APT::Sandbox::User": "root",
+    }
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return release.run([release.need("apt-get", "apt"), "-qq", *given, *words])
+
+
+def system() -> Path:
+    """A folder with Debian's Python for aarch64; the version of that Python is in its path."""
+    done = FOLDER / "unpacked"
+    if not done.exists():
+        shutil.rmtree(SYSTEM, ignore_errors=True)
+        apt("update")
+        apt("install", "--yes", "--no-install-recommends", "--download-only", *DEBIAN)
+        SYSTEM.mkdir(parents=True)
+        for package in sorted((FOLDER / "cache" / "archives").glob("*.deb")):
+            release.run(["dpkg-deb", "--extract", package, SYSTEM])
+        done.touch()
+    return SYSTEM
+
+
+def python() -> Path:
+    """The interpreter."""
+    (found,) = [path for path in (system() / "usr" / "bin").glob("python3.*") if path.name[8:].isdigit()]
+    return found
+
+
+def build(compiler: str) -> Path:
+    """The wheel."""
+    include = system() / "usr" / "include"
+    return release.build_wheel(
+        "aarch64",
+        release.tools() / "python",
+        CC=compiler,
+        LDSHARED=f"{compiler} -shared",
+        CFLAGS=f"-I{include / python().name} -idirafter {include}",
+        _PYTHON_HOST_PLATFORM="linux-aarch64",
+    )
+
+
+def install(wheel: Path) -> None:
+    """The wheel and what its tests import, for that processor, into a folder."""
+    shutil.rmtree(PACKAGES, ignore_errors=True)
+    pip = [release.tools() / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--target", PACKAGES, "--only-binary", ":all:", "--implementation", "cp"]
+    pip += ["--python-version", python().name.removeprefix("python")]
+    release.run([*pip, *(word for name in PLATFORMS for word in ("--platform", name)), wheel, *NEEDED])
+
+
+def test(wheel: Path, emulator: str, tests: Sequence[str] = TESTS) -> str:
+    """Run the core's tests; pytest's last line."""
+    install(wheel)
+    command = [
+        emulator,
+        "-L",
+        SYSTEM,
+        python(),
+        "-P",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-x",
+        "-o",
+        "timeout=600",
+    ]
+    printed = release.run([*command, *tests], PYTHONPATH=str(PACKAGES), QEMU_LD_PREFIX=str(SYSTEM), CI="true")
+    return f"by {Path(emulator).name}: {printed.strip().splitlines()[-1].strip('= ')}"
