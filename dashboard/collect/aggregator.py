@@ -21,6 +21,7 @@ import msgspec
 from memoire.clock import wall_clock
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
+from memoire.net.progress import ProgressMonitor
 
 from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
 from .cluster import Cluster
@@ -53,7 +54,6 @@ INSPECTION_LIFETIME = 2.0
 MAX_PAGES = 100
 MAX_KEPT_ACTORS = 1_000
 """Actors of a run that are listed when it is opened from a file."""
-STUCK_TIMEOUT = 10.0
 
 
 class _Plan(NamedTuple):
@@ -117,6 +117,7 @@ class Aggregator:
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
         self._ended = threading.Event()
         self._turned = time.monotonic()
+        self._progress = ProgressMonitor()
         self._newest: Overview | None = None
         self.figures: Mapping[str, Point] = {}
         """Those of the newest look, by the names of their curves."""
@@ -155,10 +156,10 @@ class Aggregator:
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each."""
-        silence = time.monotonic() - self._turned
-        if self._thread.ident is not None and not self._ended.is_set() and silence > STUCK_TIMEOUT:
-            return [f"the thread that asks the nodes has not taken a turn for {silence:.0f} s"]
-        return []
+        if self._thread.ident is None or self._ended.is_set():
+            return []
+        silence = self._progress.silence(self._turned)
+        return [f"the thread that asks the nodes has not taken a turn for {silence:.0f} s"] if silence else []
 
     def readiness(self) -> list[str]:
         """Why there is nothing to see yet, a sentence each."""

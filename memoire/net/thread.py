@@ -24,6 +24,7 @@ from memoire.replay.guarded import Guarded
 
 from . import process
 from .poller import Poller
+from .progress import ProgressMonitor
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,6 @@ its owner is about to end.
 """
 IDLE_INTERVAL = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
-
-
-STUCK_TIMEOUT = 15.0
-"""Seconds without a turn after which a thread that takes one a second counts as stuck."""
 
 
 class Node(Guarded, ABC):
@@ -168,6 +165,7 @@ class Worker:
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
         self._posted: deque[Callable[[], None]] = deque()
         self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE_INTERVAL` at a time
+        self._progress = ProgressMonitor()
         self._stopping = False
         self._starting = threading.Lock()  # against a stop in the middle of a start
         self._linger = 0.0
@@ -195,13 +193,15 @@ class Worker:
         return self._thread.is_alive() and self._pid == os.getpid()
 
     def trouble(self) -> list[str]:
-        """What is wrong with the thread, in words: it died, or it is stuck inside of one turn. Empty while it works."""
+        """What is wrong with the thread, in words: it died, or it is stuck inside of one turn. Empty while it works or
+        is only slow, see `ProgressMonitor`.
+        """
         if self._pid != os.getpid() or self._stopping or self._thread.ident is None:
             return []
         if not self._thread.is_alive():
             return [f"thread {self._thread.name} has died: its log says why"]
-        silence = time.monotonic() - self._turned
-        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] * (silence > STUCK_TIMEOUT)
+        silence = self._progress.silence(self._turned)
+        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] if silence else []
 
     @property
     def is_here(self) -> bool:

@@ -486,14 +486,13 @@ def probed(container):
 def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
     objects = render(values=values)
     kept, sent = documented("livenessProbe"), documented("readinessProbe")
-    assert kept == asks("/livez", 10, failureThreshold=6) and sent == asks("/readyz", 5)
-    started = {
-        "relay": asks("/readyz", 1, failureThreshold=600)
-    }  # the programs of its Pod wait until it has met others
+    assert kept == asks("/livez", 10, timeout=20, failureThreshold=6) and sent == asks("/readyz", 5)
+    # The programs of a relay's Pod wait until it has met others.
+    started = {"relay": asks("/readyz", 1, timeout=20, failureThreshold=600)}
     for name, spec, _ in pods(objects):
         for one in containers(spec):
             shows_pages = any(port["name"] == "probes" for port in one.get("ports", ()))
-            start = started.get(one["name"], asks("/livez", 1, failureThreshold=120))
+            start = started.get(one["name"], asks("/livez", 1, timeout=20, failureThreshold=120))
             expected = {"startupProbe": start, "livenessProbe": kept, "readinessProbe": sent}
             sleeps = one.get("command") == ["sleep", "infinity"]
             assert probed(one) == (expected if shows_pages and not sleeps else {}), (name, one["name"])
@@ -501,6 +500,18 @@ def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(v
                 name,
                 one["name"],
             )
+
+
+@every_case
+def test_a_stopped_node_is_killed_within_three_minutes_and_a_slow_one_has_time(values):
+    """The kubelet asks again when an answer is late; after the last one the Pod has its grace period."""
+    for name, spec, _ in pods(render(values=values)):
+        for one in containers(spec):
+            if kept := one.get("livenessProbe"):
+                each = max(kept["periodSeconds"], kept["timeoutSeconds"])
+                noticed = kept["periodSeconds"] + kept["failureThreshold"] * each
+                assert noticed + spec["terminationGracePeriodSeconds"] <= 170, (name, one["name"])
+                assert kept["timeoutSeconds"] >= 20 and kept["failureThreshold"] * each >= 120, (name, one["name"])
 
 
 def test_a_program_may_have_other_probes():

@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 import memoire
 from memoire.accounting.merge import totals_of
 from memoire.errors import EndpointError, InsecureWarning
+from memoire.net import progress
 from memoire.net import thread as worker
+from memoire.net.progress import ProgressMonitor
 from memoire.nodes import http as node
 from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
@@ -368,16 +370,18 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
 
 def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monkeypatch):
     go_on, inside = threading.Event(), threading.Event()
-    monkeypatch.setattr(worker, "STUCK_TIMEOUT", 0.05)
+    requests = server._io.requests.worker
+    requests._progress = ProgressMonitor(0.05)
+    monkeypatch.setattr(progress, "RUNNABLE_TIMEOUT", 0.05)
     monkeypatch.setattr(worker, "IDLE_INTERVAL", 0.01)
-    server._io.requests.worker.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
+    requests.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
         assert inside.wait(DEADLINE)
         until(lambda: "thread memoire-requests is stuck: no turn for" in str(ask(pages, "/livez")[2]["reasons"]))
         assert ask(pages, "/livez")[0] == ask(pages, "/readyz")[0] == 503
     finally:
         go_on.set()
-    monkeypatch.setattr(worker, "STUCK_TIMEOUT", 15.0)
+    requests._progress = ProgressMonitor()
     until(lambda: ask(pages, "/livez")[0] == 200)
 
 
