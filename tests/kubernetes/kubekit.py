@@ -246,7 +246,7 @@ class Release:
         """{client: {"episodes", "steps", "pushed", "settled"}} of all servers, merged as the cluster's totals are."""
         pods = self.pods("server")
         with concurrent.futures.ThreadPoolExecutor(max(1, len(pods))) as threads:
-            found = by_client(merge(*threads.map(self.rows, pods)))
+            found = by_client(merge(*threads.map(self.account_rows, pods)))
         return {
             row["client"].tobytes().hex(): {
                 "episodes": int(row["episodes"]),
@@ -257,7 +257,7 @@ class Release:
             for row in found
         }
 
-    def rows(self, pod):
+    def account_rows(self, pod):
         """Every account that a server has, those that are not in its memory included."""
         parts, after = [b""], ""
         while len(parts) == 1 or after:
