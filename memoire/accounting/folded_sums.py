@@ -80,3 +80,10 @@ class Nothing:
     def sums(self) -> FoldedSums:
         """Nothing."""
         return FoldedSums()
+
+
+class SumsAlone(Nothing):
+    """An `AccountStore` that forgets accounts: of their ledger's totals only the sums are left."""
+
+    def keep(self, account: Account) -> None:
+        """Do nothing: the ledger has added the account to its sums."""

@@ -2,8 +2,8 @@
 
     name ─▶ connection ─▶ ZeroMQ's greeting and socket type ─▶ HELLO ─▶ schema ─▶ UPDATE, clocks
 
-Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It is counted
-as a client that has left; it changes nothing else. With a round trip (`roundtrip`) a cache is pushed and drawn back.
+Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It changes
+no total and no list. With a round trip (`roundtrip`) a cache is pushed and drawn back; servers count that apart.
 """
 
 import importlib.metadata

@@ -2,8 +2,8 @@
 
     this process ──HELLO, cache──▶ proxies ──▶ its home, table ROUNDTRIP ──▶ proxies ──DRAW──▶ this process
 
-Every server has that table beside its own, so that no learner ever meets what is pushed here; nothing but a cache and
-a client that has left is counted.
+Every server has that table beside its own, so that no learner ever meets what is pushed here. Its clients are probes:
+a server counts them apart, and no total, list or metric of a run has them.
 """
 
 import secrets
@@ -53,7 +53,7 @@ def travel(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Call
                 "Is every server behind this address one of this cluster, and of this release? Their logs say more.",
             )
         say(f"ok   {len(drawn)} samples of it came back as they were")
-    say(f"     the run's totals have one more cache, no steps and no episodes (client {client.client_id.hex()})")
+    say(f"     no total, list or metric of the run has it: servers count it apart (client {client.client_id.hex()})")
 
 
 def _push(client: Client, marks: np.ndarray, timeout: float) -> None:

@@ -239,7 +239,7 @@ def add_doctor(commands: Commands) -> None:
     doctor.add_argument(
         "--roundtrip",
         action="store_true",
-        help="push a small cache, too, into a table that no learner reads, and draw it back",
+        help="push a small cache, too, into a table that no learner reads, and draw it back: no total has it",
     )
     doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
     add_keys(doctor)

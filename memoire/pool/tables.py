@@ -245,6 +245,10 @@ class Tables:
         for name, limit in limits.items():
             intakes[name].limit(limit)
 
+    def is_probe(self, number: int) -> bool:
+        """Whether clients of the table of this number only try the way there and back: no run counts them."""
+        return number == self._roundtrip.number
+
     def _list(self) -> str:
         return ", ".join(map(repr, self._tables))
 

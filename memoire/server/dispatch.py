@@ -165,6 +165,11 @@ class Dispatcher:
         return self.runs.current.ledger
 
     @property
+    def probes(self) -> Ledger:
+        """Accounts of whoever only tries the way there and back."""
+        return self._state.probes
+
+    @property
     def logbook(self) -> Logbook:
         """Its log lines."""
         return self.runs.current.logbook

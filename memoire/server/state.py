@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from memoire.accounting.folded_sums import SumsAlone
 from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.runs import Past, Run, Runs
 from memoire.errors import ProtocolError
@@ -75,6 +76,10 @@ class ServerState:
         self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
         """Accounts that may be opened now, by the owner of their key."""
         self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)
+        self.probes = Ledger(
+            epoch=epoch, store=SumsAlone(), may_open=TokenBuckets(limits.new_clients, limits.new_clients_rate).take
+        )
+        """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
 
     @property
     def run(self) -> Run:
@@ -85,6 +90,10 @@ class ServerState:
     def ledger(self) -> Ledger:
         """Its accounts."""
         return self.runs.current.ledger
+
+    def ledger_of(self, table: int, run: Run | None = None) -> Ledger:
+        """Where clients of the table of this number are counted: in the ledger of a run, or else of the present one."""
+        return self.probes if self.tables.is_probe(table) else (run or self.run).ledger
 
     def wrong_run(self) -> ProtocolError:
         """What whoever speaks of another run is answered."""

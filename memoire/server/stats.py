@@ -128,6 +128,8 @@ class ServerStats:
     """Each table's own figures, by name; those below are sums over them."""
     guests: int
     """Clients that have said hello and reported nothing that counts; `totals.clients` is without them."""
+    probes: int
+    """Round trips of `memoire doctor --roundtrip` since the server was started, which no other figure has."""
     accounts_in_memory: int
     accounts_folded: int
     """Accounts that left memory, since their clients are gone or silent; they come back when these speak again."""
@@ -299,6 +301,7 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
             "totals": totals,
             "refused": dict(dispatcher.refused),
             "guests": guests,
+            "probes": dispatcher.probes.totals().clients,
             "accounts_in_memory": len(ledger),
             "accounts_folded": ledger.folded,
             "newcomers_left": int(dispatcher.newcomers.least(now)),

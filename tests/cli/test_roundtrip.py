@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import memoire
+from memoire.accounting.account import Totals
 from memoire.cli import doctor, roundtrip
 from memoire.errors import ParameterError
+from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import ROUNDTRIP, Table, Tables
-from netkit import Cluster
+from netkit import DEADLINE, Cluster, until
 
 SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
 
@@ -38,10 +40,37 @@ def test_a_cache_comes_back_through_a_proxy_and_meets_no_learner(cluster):
     assert "a cache of 16 entries is at its home" in said
     assert "samples of it came back as they were" in said
     assert all(server.stats().held_caches == 0 and server.tables == ("default",) for server in servers)
-    totals = [server.stats().totals for server in servers]
-    assert sum(each.accepted_caches for each in totals) == 1
-    assert sum(each.steps + each.episodes for each in totals) == 0
-    assert sum(server.stats().samples for server in servers) == 0
+    stats = [server.stats() for server in servers]
+    assert sum(each.probes for each in stats) == 1
+    for each in stats:
+        assert each.totals == Totals() and (each.guests, each.learners, each.samples) == (0, (), 0)
+    assert not any(server.clients() for server in servers)
+    assert "no total, list or metric of the run has it" in said
+
+
+def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
+    server = cluster.server(schema=SCHEMA, limits=Limits(new_clients=2, new_clients_rate=0.001, client_timeout=0.05))
+    assert examine(server.endpoint)[0] == doctor.WELL
+    assert server.stats().newcomers_left == 2
+    dispatcher = server._dispatcher
+    until(lambda: dispatcher.fold() or not len(dispatcher.probes))
+    dispatcher.probes.check_invariants()
+    assert server.stats().probes == 1 and not dispatcher.probes.guests
+
+
+def test_a_round_trip_takes_a_state_folder_nothing(cluster, tmp_path):
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+        assert examine(server.endpoint)[0] == doctor.WELL
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+        assert server.stats().totals == Totals() and not server.clients()
+
+
+def test_the_table_of_round_trips_keeps_no_log_lines(cluster):
+    server = cluster.server(schema=SCHEMA)
+    with memoire.connect(server.endpoint, table=ROUNDTRIP, timeout=DEADLINE) as client:
+        client.log("hello")
+        until(lambda: server.stats().refused.get("table"))
+        assert not server.lines()
 
 
 def test_several_go_there_and_back_at_once(cluster):

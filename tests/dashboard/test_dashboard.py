@@ -22,6 +22,7 @@ import pytest
 
 import memoire
 from boardkit import three_actors
+from memoire.cli.doctor import WELL, examine
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
@@ -438,6 +439,46 @@ def test_settings_show_schema_and_parameters_and_no_secret(small):
 
 
 # ------------------------------------------------------------------------------------------------------------ exports
+
+
+OF_ONE_NODE = re.compile(
+    r"memoire_(request_duration|proxy_|dropped_replies|uptime)|process_|python_|memoire_dashboard_"
+)
+"""Metrics of the messages that one node has handled, whoever sent them, and of its process."""
+
+
+def shown_of(board, *nodes):
+    """All that a dashboard and its nodes show, but times and what single nodes have handled."""
+    seen = get(board, "/api/overview")
+    parts = ("totals", "actors", "tables", "learning", "freshness", "learners", "runs", "verdicts", "missing")
+    shown = {name: seen[name] for name in parts}
+    shown["rows"] = [row | {"last_seen": 0.0} for row in get(board, "/api/actors")["rows"]]
+    shown["lines"] = get(board, "/api/logs")["rows"]
+    for each in (board, *nodes):
+        lines = ask(each, "/metrics")[2].decode().splitlines()
+        shown[each] = [line for line in lines if line.startswith("memoire") and not OF_ONE_NODE.match(line)]
+    return shown
+
+
+def test_a_round_trip_changes_nothing_that_a_dashboard_or_a_metric_shows(cluster):
+    with contextlib.ExitStack() as stack:
+        server = cluster.server(name="tried")
+        proxy = cluster.proxy([server])
+        pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
+        client = cluster.client(server)
+        record(client, 2)
+        client.update(DEADLINE)
+        board = stack.enter_context(watch(*pages))
+        urls = [each.url for each in pages]
+        until(lambda: board.aggregator.newest.totals.steps == 40)
+        before = shown_of(board, *urls)
+        assert before["totals"]["clients"] == 1 and len(before["rows"]) == 1
+        for _ in range(3):
+            assert examine(proxy.endpoint, roundtrip=True, timeout=DEADLINE, say=lambda line: None) == WELL
+        assert server.stats().probes == 3
+        looks = board.aggregator.newest.number
+        until(lambda: board.aggregator.newest.number >= looks + 3)
+        assert shown_of(board, *urls) == before
 
 
 def test_curves_are_exported(small):

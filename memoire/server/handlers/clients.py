@@ -9,6 +9,7 @@ from typing import Any
 from memoire.accounting.account import Account, sums_of
 from memoire.accounting.logbook import Entry
 from memoire.accounting.runs import Run
+from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
 from memoire.replay.limiter import NO_LIMIT
 from memoire.server.credit import Credits
@@ -58,15 +59,17 @@ class ClientsHandler:
             table.limiter.met(header.client, body.inserted, header.sequence)
             granted, _ = self._credits.grant(table, header.client, now)
             is_saved = state.committer.is_saved(state.run.name, header.client)
-        elif body.role == "reader":
+        elif body.role == "reader" and not state.tables.is_probe(table.number):
             state.learners.met(header.client, body, now, table.name)
         welcome = self._welcome(table, body, now, since, granted)
         return Reply(welcome, None, self._names(table), until_saved=not is_saved)
 
     def _register(self, client: bytes, body: messages.Hello, table: OpenTable, now: float) -> int:
         """Keep what a client says of itself; returns since when its account is open, or would be."""
-        ledger = self._state.ledger
+        ledger = self._state.ledger_of(table.number)
         account = ledger.greet(client, now, table.number)
+        if ledger is self._state.probes:
+            return account.since
         self._owners.move_to(account)
         account.host = body.host
         self._state.client_names.note(client, body.name)
@@ -133,7 +136,7 @@ class ClientsHandler:
         payload: Any = None
         if run is state.run:
             payload, changed = self._fetch_feedback(table, account, body, now)
-            if state.run.finished and (body.finished or body.leaving):
+            if state.run.finished and (body.finished or body.leaving) and not state.tables.is_probe(table.number):
                 state.informed.add(account.client)
             self._report(table, header, body, account)
             if table.limiter.is_active and not account.report.leaving:
@@ -143,7 +146,9 @@ class ClientsHandler:
 
     def _count(self, run: Run, header: Header, body: messages.Update, table: OpenTable, now: float) -> Account:
         """The client's account with all that it reports; what has changed is to be saved."""
-        committer, ledger = self._state.committer, run.ledger
+        committer, ledger = self._state.committer, self._state.ledger_of(table.number, run)
+        if ledger is self._state.probes:
+            return self._count_probe(header, body, table, now)
         before = sums_of(ledger.find(header.client))
         account = ledger.report(header.client, header.sequence, body, now, table.number)
         taken = run.logbook.take(header.client, body.lines, account.lines_through, now)
@@ -154,6 +159,11 @@ class ClientsHandler:
         if ledger.is_counted(account) and before != sums_of(account):
             committer.touch(run.name, account)
         return account
+
+    def _count_probe(self, header: Header, body: messages.Update, table: OpenTable, now: float) -> Account:
+        if body.lines or body.ended:
+            raise ProtocolError("table", f"table {table.name!r} is for round trips: it keeps no log lines and episodes")
+        return self._state.probes.report(header.client, header.sequence, body, now, table.number)
 
     def _fetch_feedback(
         self, table: OpenTable, account: Account, body: messages.Update, now: float
@@ -168,7 +178,7 @@ class ClientsHandler:
 
     def _report(self, table: OpenTable, header: Header, body: messages.Update, account: Account) -> None:
         """Tell pool and limiter what a client of the present run has reported."""
-        if not self._state.ledger.is_counted(account):
+        if not self._state.ledger_of(table.number).is_counted(account):
             return
         client, number = header.client, header.sequence
         table.pool.sums(client, number, body.total_weight, body.positives, body.minimum)

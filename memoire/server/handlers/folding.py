@@ -29,6 +29,7 @@ class Folding:
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
             self._fold_run(run, now)
+        self._fold_probes(now)
         runs.rest(lambda run: committer.is_run_saved(run.name))
 
     def _fold_run(self, run: Run, now: float) -> None:
@@ -41,6 +42,14 @@ class Folding:
                 if committer.is_saved(run.name, account.client):
                     run.ledger.fold(account)
         run.ledger.expire(now - limits.client_timeout)
+
+    def _fold_probes(self, now: float) -> None:
+        """Forget who made a round trip and is gone, or silent: only their sums stay."""
+        probes, since = self._state.probes, now - self._state.limits.client_timeout
+        for account in list(probes):
+            if account.last_seen < since:
+                probes.fold(account)
+        probes.expire(since)
 
     def trouble(self, now: float) -> str:
         """Why new clients may soon have to wait, as a sentence; "" while they need not."""

@@ -50,7 +50,7 @@ class IntakeHandler:
         run = self._state.run
         account = self._count(run, now, header, body, table.number)
         if account is not None:
-            run.ledger.accepted(account, header.payload_bytes, held.samples)
+            self._state.ledger_of(table.number, run).accepted(account, header.payload_bytes, held.samples)
 
     def reject(self, now: float, header: Header, body: Pushed, code: str) -> None:
         """Count for its client what was not taken, in the run that it was for, if that is known here.
@@ -63,7 +63,7 @@ class IntakeHandler:
             return
         account = self._count(run, now, header, body)
         if account is not None:
-            run.ledger.rejected(account, code)
+            self._state.ledger_of(header.table, run).rejected(account, code)
 
     def _check_run(self, header: Header) -> None:
         run = self._state.run
@@ -71,9 +71,10 @@ class IntakeHandler:
             raise ProtocolError("run", f"a cache of another run; this server counts {run.name!r}")
 
     def _count(self, run: Run, now: float, header: Header, body: Pushed, table: int = 0) -> Account | None:
-        account = run.ledger.arrived(
+        ledger = self._state.ledger_of(header.table, run)
+        account = ledger.arrived(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table
         )
-        if account is not None:
+        if account is not None and ledger is run.ledger:
             self._state.committer.touch(run.name, account)
         return account
