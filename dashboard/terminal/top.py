@@ -152,16 +152,16 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
     return [
         *_head(seen),
         *_totals(seen),
-        *_section("tables", [_table(row) for row in seen.tables], _TABLES),
+        *_section("tables", [_table(row) for row in seen.tables], TABLE_TITLES),
         *_incomplete(seen),
         *_actors(seen, actors, most),
-        *_section("learners", [_learner(row, seen.time) for row in seen.learners], _LEARNERS),
-        *_section("nodes", [_node(row, seen.time) for row in seen.nodes], _NODES),
+        *_section("learners", [_learner(row, seen.time) for row in seen.learners], LEARNER_TITLES),
+        *_section("nodes", [_node(row, seen.time) for row in seen.nodes], NODE_TITLES),
     ]
 
 
 # Titles of columns are those of the pages, in small letters: a test compares.
-_TABLES = (
+TABLE_TITLES = (
     "table",
     "storage",
     "actors",
@@ -173,11 +173,11 @@ _TABLES = (
     "overwritten",
     "waits for",
 )
-_ACTORS = (
+ACTOR_TITLES = (
     "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
 )  # fmt: skip
-_LEARNERS = ("learner", "at", "batches", "samples drawn", "waits", "last seen")
-_NODES = (
+LEARNER_TITLES = ("learner", "at", "batches", "samples drawn", "waits", "last seen")
+NODE_TITLES = (
     "node", "role", "state", "up for", "cpu", "memory", "requests/s", "open files", "access", "refused", "answer", "",
 )  # fmt: skip
 
@@ -254,7 +254,7 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
     said += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
     busiest = sorted((row for row in actors if row.state == "active"), key=lambda row: -row.steps_per_second)
     silent = sorted((row for row in actors if row.state == "silent"), key=lambda row: -row.last_seen)
-    found = _section(f"actors: {', '.join(said)}", [_actor(row) for row in busiest[:most]], _ACTORS)
+    found = _section(f"actors: {', '.join(said)}", [_actor(row) for row in busiest[:most]], ACTOR_TITLES)
     for row in silent[:most]:
         who = f"{escape(row.name) or row.label} host {escape(row.host) or NONE} server {escape(row.home) or NONE}"
         found.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))

@@ -311,7 +311,8 @@ def test_columns_are_called_as_in_the_pages():
     static = Path(top.__file__).parent.parent / "static"
     pages = [*(static / "pages").glob("*.js"), static / "terms.js"]
     called = {title.lower() for path in pages for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
-    heads = {head for row in (top._TABLES, top._ACTORS, top._LEARNERS, top._NODES) for head in row if head}
+    rows = (top.TABLE_TITLES, top.ACTOR_TITLES, top.LEARNER_TITLES, top.NODE_TITLES)
+    heads = {head for row in rows for head in row if head}
     assert heads <= called
 
 

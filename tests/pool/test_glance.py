@@ -161,21 +161,17 @@ def walked(pool: Any, start: Any) -> list[Any]:
 def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: dict[str, Any]) -> None:
     parameters = SETTINGS.replace(**changes)
     memory, pool = memory_of(np.linspace(0.5, 2.0, 100), parameters), Pool(SCHEMA, parameters, seed=1, clock=Clock())
-    for client in range(2):
+    held: dict[bytes, set[int]] = {name(0): set(), name(1): set()}
+    for client in held:
         for sequence in range(2):
-            payload = pack.build(memory, 64, now=0.0)
-            pool.add(name(client), sequence, unpack.check(payload, layout_of(SCHEMA, parameters)))
-    held = {
-        client.id: sorted(
-            set(np.concatenate([np.frombuffer(each.part(Part.NUMBER), "<i8") for each in client.queued()]))
-        )
-        for client in pool._queues.clients.values()
-    }
+            cache = unpack.check(pack.build(memory, 64, now=0.0), layout_of(SCHEMA, parameters))
+            held[client].update(np.frombuffer(cache.part(Part.NUMBER), "<i8").tolist())
+            pool.add(client, sequence, cache)
     pool.get(8)  # samples that were drawn are still held, and shown
     before, first = pool.stats(), pool.peek()
     assert first is not None
     steps = walked(pool, first.specimen(SCHEMA, 0))
-    assert [each.number for each in steps] == held[bytes.fromhex(steps[0].client)]
+    assert [each.number for each in steps] == sorted(held[bytes.fromhex(steps[0].client)])
     for each in steps:
         frames = each.arrays["obs"]
         newest = frames[0, 1] if each.axes["obs"] == 2 else frames[1]
