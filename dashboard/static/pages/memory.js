@@ -2,6 +2,7 @@
 // are spread, and one sample.
 import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
+import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until} from "../format.js";
 import {term} from "../help.js";
@@ -63,11 +64,12 @@ export function openMemory({root, parameters, stream, signal}) {
       const name = [...ofTables, ...ofNodes, ...[SENT, LOST, BATCHES].flatMap(Object.keys)];
       const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
       const lines = (names) => Object.entries(names).map(([key, title]) => lineOf(found, key, title));
-      held.set(found.time, lines(titles(ofTables, IS_HELD)));
-      nodes.set(found.time, lines(titles(ofNodes, IS_NODE)));
-      sent.set(found.time, lines(SENT));
-      lost.set(found.time, lines(LOST));
-      batches.set(found.time, lines(BATCHES));
+      const show = (chart, names) => chart.set(...withGaps(found, lines(names)), {away: found.away});
+      show(held, titles(ofTables, IS_HELD));
+      show(nodes, titles(ofNodes, IS_NODE));
+      show(sent, SENT);
+      show(lost, LOST);
+      show(batches, BATCHES);
       showProblem(message, null);
     } catch (error) {
       if (error.name !== "AbortError") showProblem(message, error);

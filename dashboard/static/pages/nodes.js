@@ -2,6 +2,7 @@
 // Learners beside them.
 import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
+import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
 import {term} from "../help.js";
@@ -118,7 +119,7 @@ function openNode(root, url, parameters, stream, signal) {
 async function draw(charts, row, state, stream, signal) {
   const key = (name) => `node.${row.name || row.url}.${name}`;
   const found = await get("curves", {name: charts.map(({name}) => key(name)), points: 300, ...spanOf(state, stream)}, signal);
-  for (const {chart, name, title} of charts) chart.set(found.time, [lineOf(found, key(name), title)]);
+  for (const {chart, name, title} of charts) chart.set(...withGaps(found, [lineOf(found, key(name), title)]), {away: found.away});
 }
 
 /** Who it is, and how it stands now. */
