@@ -196,7 +196,7 @@ def test_an_actor_has_a_curve_of_its_own_episodes(browser, scene):
         open_page(page, scene[2].url, f"actors?id={scene[1][2].client_id.hex()}")
         returns = page.locator("figure", has_text="Return of its episodes")
         returns.locator(".uplot canvas").wait_for()
-        returns.get_by_text("The figures").click()
+        returns.get_by_text("Figures as a table").click()
         cells = returns.locator("tbody td.number")
         until(lambda: cells.count() == 9)
         assert sorted(map(int, cells.all_inner_texts())) == list(range(30, 39))
