@@ -529,7 +529,7 @@ class RunFileError(MemoireError, ValueError):
     def __str__(self) -> str:
         return (
             f"the file {self.path!r} holds no run that a dashboard exported: {self.reason}. Export the run again (page "
-            "Runs, \"one file\", or GET /api/export.run) and open that file."
+            'Runs, "one file", or GET /api/export.run) and open that file.'
         )
 
 

@@ -11,8 +11,8 @@ const POINTS = 400;
 const MOST_BESIDE = 5;
 const MOST_RUNS = 20; // in the menu
 const SMOOTH = {off: 1, some: 5, much: 20};
-const ACTORS = "The middle actor, by the mean of each one's last 20 episodes. Shades: the middle half of the actors, and 8 in 10.";
-const EPISODES = "The mean of the episodes that ended. The shade reaches from the least to the greatest.";
+const ACTORS = "The middle actor, by its last 20 episodes. Shades hold half of the actors, and 8 in 10.";
+const EPISODES = "Mean of the episodes that ended; the shade reaches from the least to the greatest.";
 
 export const isChosen = (state) => (state.beside ? state.beside.split("\n") : []);
 
