@@ -104,27 +104,30 @@ def _lines(history: History, row: RunRow, now: float) -> Iterator[Line]:
             yield Figure(name, [(time, width, *point) for time, width, point in part])
 
 
-def read(path: str, history: History) -> Head:
+def read(path: str, history: History, max_bytes: int = MAX_FILE_BYTES) -> Head:
     """Put the run of a file into a history that is empty; what the file says of it.
+
+    Args:
+        max_bytes: Of all lines together, decompressed.
 
     Raises:
         RunFileError: it cannot be read, is something else, or was cut short.
     """
     try:
         with gzip.open(path) as file:
-            return _Reader(path, history).take(_split(path, file))
+            return _Reader(path, history).take(_split(path, file, max_bytes))
     except (OSError, EOFError, zlib.error) as error:
         raise RunFileError(path, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RunFileError(path, f"a line of it is not as it should be ({error})") from error
 
 
-def _split(path: str, file: gzip.GzipFile) -> Iterator[bytes]:
+def _split(path: str, file: gzip.GzipFile, max_bytes: int) -> Iterator[bytes]:
     total = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         total += len(line)
-        if len(line) > MAX_LINE_BYTES or total > MAX_FILE_BYTES:
-            raise RunFileError(path, f"it is larger than {MAX_FILE_BYTES >> 20} MiB, or a line of it is")
+        if len(line) > MAX_LINE_BYTES or total > max_bytes:
+            raise RunFileError(path, f"it has more than {max_bytes} bytes, or a line of more than {MAX_LINE_BYTES}")
         yield line
 
 

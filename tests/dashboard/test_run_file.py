@@ -140,12 +140,11 @@ def test_a_file_that_is_not_there_is_refused_in_words(history, tmp_path):
         run_file.read(str(tmp_path / "nothing.gz"), history)
 
 
-def test_a_file_that_unpacks_to_more_than_its_bound_is_refused(tmp_path, history, monkeypatch):
-    monkeypatch.setattr(run_file, "MAX_FILE_BYTES", 10_000)
+def test_a_file_that_unpacks_to_more_than_its_bound_is_refused(tmp_path, history):
     path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(b" " * 5_000 + b"\n" + b" " * 5_000 + b"\n"))
-    with pytest.raises(RunFileError):
-        run_file.read(str(path), history)
+    path.write_bytes(packed(HEAD, *[{"kind": "event", "body": {"time": 1, "kind": "", "node": "", "text": ""}}] * 50))
+    with pytest.raises(RunFileError, match="more than 1000 bytes"):
+        run_file.read(str(path), history, max_bytes=1_000)
 
 
 @given(st.binary(max_size=200))

@@ -154,7 +154,11 @@ class Trial:
                 settings = [part for setting in SETTINGS for part in ("--set", setting)]
                 schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", self.runs[0])
                 state = ("--state-dir", str(self.folder / "state" / name))
-                open_to_all = ("--endpoint", self.endpoints[name], "--insecure")  # addresses of a network of the trial's own
+                open_to_all = (
+                    "--endpoint",
+                    self.endpoints[name],
+                    "--insecure",
+                )  # addresses of a network of the trial's own
                 return "history.node", "server", *open_to_all, *schema, *state, *settings
             case "proxy":
                 behind = [self.endpoints[server] for server in self.kinds["server"]]

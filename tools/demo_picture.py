@@ -1,6 +1,6 @@
 """The picture of the dashboard at work that README shows: the overview beside a real run of the demo.
 
-    python tools/picture.py docs/pictures/overview.png
+    python tools/demo_picture.py docs/pictures/overview.png
 
 Starts `memoire demo --keep`, waits until its episodes return much, and takes the picture. Needs playwright, pillow, and
 chromium on the path. Ends the demo whatever happens.
