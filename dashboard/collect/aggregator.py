@@ -86,6 +86,19 @@ class _Known:
         self.after = 0
         self.episodes_of = ("", 0)
 
+    def plan(self, run: str, now: float) -> _Plan:
+        """What to ask the node for now, while this run is counted."""
+        return _Plan(
+            role=self.role,
+            run=run,
+            seen=self.seen if self.read_of == run else 0.0,
+            accounts=now >= self.accounts_due or self.read_of != run,
+            clients=now >= self.clients_due,
+            settings=now >= self.settings_due,
+            after=self.after,
+            episodes_of=self.episodes_of,
+        )
+
 
 class Aggregator:
     """Asks, merges, keeps.
@@ -255,7 +268,8 @@ class Aggregator:
             self._cluster.listed(urls, self._clock())
         for url in urls:
             if url not in self._asked:
-                self._asked[url] = self._pool.submit(self._ask, url, self._plan(url))
+                plan = self._known.setdefault(url, _Known()).plan(self._cluster.run, time.monotonic())
+                self._asked[url] = self._pool.submit(self._ask, url, plan)
         wait_for(self._asked.values(), timeout=patience)
         for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
             del self._asked[url]
@@ -288,20 +302,6 @@ class Aggregator:
                     self.history.add_event(run, msgspec.json.encode(event))
         except MemoireError as error:
             self.trouble = str(error)
-
-    def _plan(self, url: str) -> _Plan:
-        known, now, run = self._known.setdefault(url, _Known()), time.monotonic(), self._cluster.run
-        seen = known.seen if known.read_of == run else 0.0
-        return _Plan(
-            role=known.role,
-            run=run,
-            seen=seen,
-            accounts=now >= known.accounts_due or known.read_of != run,
-            clients=now >= known.clients_due,
-            settings=now >= known.settings_due,
-            after=known.after,
-            episodes_of=known.episodes_of,
-        )
 
     def _learn(self, url: str, answer: Answer) -> None:
         with self._lock:

@@ -95,6 +95,8 @@ class Session:
         name: str = "",
     ) -> None:
         self.client, self.endpoint, self.label, self.name = client, endpoint, label, name
+        self.shown = name or client.hex()[:8]
+        """What people call it: its name, or else the beginning of its id."""
         self.counts = RunCounts()
         self.inserts = Inserts(self.counts, limits.update_every)
         self.windows = AccountWindows(limits.credit)
@@ -132,11 +134,6 @@ class Session:
         self._is_over = False  # the client cannot go on
         self._is_moving = False  # while HELLO is to bring another home
         self._move_at = 0.0  # when to ask for another home again
-
-    @property
-    def shown(self) -> str:
-        """What people call it: its name, or else the beginning of its id."""
-        return self.name or self.client.hex()[:8]
 
     @property
     def schema(self) -> Schema:
