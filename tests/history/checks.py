@@ -51,6 +51,8 @@ class Kept:
     """server -> lines of its log files, in order, those of an older run first."""
     said: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """server -> client -> (episodes, steps) of the newest run, as it said last."""
+    folded: dict[str, int] = field(default_factory=dict)
+    """server -> accounts of that run that left its memory, as it said last: it names their clients no more."""
     found: dict[str, list[str]] = field(default_factory=dict)
     """server -> lines that its index finds, in order."""
 
@@ -122,6 +124,9 @@ def copies(kept: Kept) -> Iterator[str]:
     for server, said in kept.said.items():
         have = newest.get(server, {})
         different = sorted(client for client in said.keys() | have.keys() if said.get(client) != have.get(client))
+        unnamed = have.keys() - said.keys()
+        if len(unnamed) == kept.folded.get(server, 0):
+            different = [client for client in different if client not in unnamed]
         for client in different[:3]:
             yield (
                 f"copies: {server} said {said.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"

@@ -411,6 +411,7 @@ class Trial:
                     texts = [path.read_text(encoding="utf-8") for path in files]
                     kept.lines[server] += [line for text in texts for line in text.splitlines()]
             said = self.final[server].get("clients", {})
+            kept.folded[server] = self.final[server].get("accounts_folded", 0)
             kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
         return kept
 

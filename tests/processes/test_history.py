@@ -98,12 +98,13 @@ def well() -> tuple[list[Event], Kept]:
     ]
     lines = {"server-0": logged("server-0", (ONE, 1), (ONE, 2)), "server-1": []}
     earlier = {"server-0": {ONE: (1, 10), TWO: (0, 0)}, "server-1": {TWO: (1, 7), ONE: (1, 10)}}
-    counted = {"server-0": {ONE: (1, 5)}}
+    counted = {"server-0": {ONE: (1, 5), TWO: (0, 0)}}  # the second one was silent for long
     kept = Kept(
         {"earlier": earlier, "now": counted},
         {"server-0": {ONE: 1}},
         lines,
-        said=copy.deepcopy(counted),
+        said={"server-0": {ONE: (1, 5)}},
+        folded={"server-0": 1},
         found=copy.deepcopy(lines),
     )
     return events, kept
@@ -174,6 +175,7 @@ def put(name: str, value: Any) -> Any:
         (counted(TWO, 3, 9), "counts: 3 episodes of client 22222222 (actor-1); 0 were acknowledged, 2 begun"),
         (put("said", {ONE: (1, 4)}), "server-0 said (1, 4) of client 11111111, and has (1, 5) on disk"),
         (put("said", {}), "server-0 said None of client 11111111, and has (1, 5) on disk"),
+        (put("folded", 0), "server-0 said None of client 22222222, and has (0, 0) on disk"),
         (
             added(event(4.9, "totals", by="nemesis", run="earlier", episodes=2, steps=18, missing=[])),
             "totals: the servers have (2, 17) of run 'earlier', and (2, 18) was told",
