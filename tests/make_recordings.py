@@ -101,11 +101,12 @@ def act(url: str, name: str, steps: str) -> None:
     with memoire.connect(url, name=name, timeout=60.0) as client:
         writer = client.writer(check=False)
         print("[]", flush=True)
-        began, number, obs = time.monotonic(), 0, np.zeros(2, np.float32)
+        began, number = time.monotonic(), 0
         while not ended.wait(max(0.0, began + number / float(steps) - time.monotonic())):
             for _ in range(10):
                 number += 1
-                writer.step(obs, None, 1.0, number % 50 == 0, False, obs, {})
+                obs = np.full(2, number, np.float32)
+                writer.step(obs, None, 1.0, number % 50 == 0, False, obs + 1, {})
 
 
 def learn(url: str, rate: str) -> None:

@@ -86,7 +86,7 @@ class Signs:
     lost: int = 0
     """Actors that have been silent for so long that they will not come back."""
     gone: int = 0
-    """Actors that said goodbye."""
+    """Actors that reported their end."""
     proxies_up: int = 0
     expected_servers: int = 0
     expected_proxies: int = 0
@@ -168,7 +168,7 @@ def _actors(signs: Signs) -> list[Verdict]:
     if signs.silent:
         actors, its, it, counts = _agree(signs.silent, "actor its it counts", "actors their they count")
         text = (
-            f"{signs.silent} {actors} fell silent without a goodbye. Look at {its} machine and network; after "
+            f"{signs.silent} {actors} fell silent and did not report an end. Look at {its} machine and network; after "
             f"--lost-after seconds {it} {counts} as lost."
         )
         found.append(Verdict("notice", "actors_silent", text, "--lost-after"))
@@ -189,12 +189,14 @@ def _absent(signs: Signs) -> list[Verdict]:
     if signs.silent or signs.lost:
         number = signs.silent + signs.lost
         ended = "the only one" if number == 1 else f"all {number}"
-        text = f"No actor is active: {ended} fell silent without a goodbye. Start actors again (memoire.connect)."
+        text = (
+            f"No actor is active: {ended} fell silent and did not report an end. Start actors again (memoire.connect)."
+        )
         return [Verdict("bad", "no_actors", text, "memoire.connect")]
     if signs.gone:
         text = (
-            f"No actor is active: {'the only one' if signs.gone == 1 else f'all {signs.gone}'} said goodbye. Start "
-            "others (memoire.connect), or end the run with finish()."
+            f"No actor is active: {'the only one' if signs.gone == 1 else f'all {signs.gone}'} ended. Start others "
+            "(memoire.connect), or end the run with finish()."
         )
         return [Verdict("notice", "actors_gone", text, "finish()")]
     text = "No actor has connected yet. Start one that calls memoire.connect with the address of a proxy or server."
@@ -304,8 +306,8 @@ def _quality(signs: Signs) -> list[Verdict]:
     if signs.outdated:
         (use,) = _agree(signs.outdated, "uses", "use")
         text = (
-            f"{signs.outdated} of {signs.active} actors still {use} a model that was replaced more than a minute "
-            "ago. Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
+            f"{signs.outdated} of {signs.active} actors still {use} a model that was replaced more than a minute ago. "
+            "Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
         )
         found.append(Verdict("notice", "models_behind", text, "--beside"))
     if signs.rejected_share > MUCH_REJECTED:

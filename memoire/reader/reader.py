@@ -116,17 +116,10 @@ class Reader(Node):
             process.tune()
         self.urls = _addresses(urls)
         self.reader_id = secrets.token_bytes(16)
-        self.name = process_name(name)
-        """What people call it; "" if nobody gave it a name."""
+        self.name = process_name(name)  # that people see; "" if nobody gave it one
         self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
-        self._options: dict[str, Any] = {
-            "name": self.name,
-            "seed": seed,
-            "ahead": ahead,
-            "partition": partition,
-            "context": context,
-        }
-        self._options |= {"limits": limits, "keys": self._keys, "tune_process": tune_process}
+        self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
+        self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
         self._handed_out, self._prefetch = HandedOut(), Prefetch(ahead)
@@ -135,12 +128,7 @@ class Reader(Node):
         self._thread = ReaderThread(
             self.urls,
             reader_id=self.reader_id,
-            hello=lambda: _hello(
-                self.name,
-                self._asked_table or self.table,
-                self._scalars,
-                self._handed_out.figures(self._prefetch.samples),
-            ),
+            hello=lambda: _hello(self),
             prefetch=self._prefetch,
             partition=Partition(partition),
             rng=random.Random(seed),
@@ -484,16 +472,16 @@ def _addresses(urls: Sequence[str]) -> tuple[str, ...]:
     return urls
 
 
-def _hello(name: str, table: str, scalars: dict[str, float], figures: dict[str, float]) -> messages.Hello:
+def _hello(reader: Reader) -> messages.Hello:
     """What a reader says of itself to servers. Called inside of its thread."""
     return messages.Hello(
         role="reader",
-        table=table,
+        table=reader._asked_table or reader.table,
         software=SOFTWARE,
         host=socket.gethostname()[:256],
-        name=name,
+        name=reader.name,
         pid=os.getpid(),
         codecs=codecs(),
-        scalars=scalars,
-        figures=figures,
+        scalars=reader._scalars,
+        figures=reader._handed_out.figures(reader._prefetch.samples),
     )

@@ -221,7 +221,7 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
     assert "notice: 1 of 3 actors is missing." in out
     assert re.search(r"^steps +80 +[\d.,KM]+/s    mean return +20$", out, re.M)
     assert re.search(r"^default +caches +2 +2 ", out, re.M)
-    assert "actors: 2 active, 0 silent, 0 gone, 1 of 3 missing" in out
+    assert "actors: 2 active, 0 silent, 0 lost, 0 gone, 1 of 3 missing" in out
     assert all(client.stats().client[:12] in out for client in cluster.clients_there)
     assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
 

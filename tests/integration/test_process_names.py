@@ -65,6 +65,7 @@ def test_names_reach_servers_pages_and_lines(cluster):
     client.log("hello")
     client.update(20.0)
     other.update(20.0)
+    until(lambda: server.stats().log_lines == 1)
     until(lambda: server.stats().learners)
     assert {row.client: row.name for row in server.clients()} == {
         client.client_id.hex(): "actor-3",

@@ -113,6 +113,7 @@ def test_lines_are_read_over_http_a_page_at_a_time(server):
             "received": row["received"],
             "client": server.lines()[0].client.hex(),
             "label": "00000001",
+            "name": "",
             "text": "begins",
         }
         assert row["time"].endswith("+00:00")

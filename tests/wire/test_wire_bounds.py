@@ -68,6 +68,7 @@ KINDS = {
     "share": reals(0.0, 1.0),
     "seconds": reals(0.0, 2.0**40),
     "name": texts(0, 256),
+    "process name": (["", "a", "7", "A.b_c-9", "x" * 253], ["x" * 254, "a b", "a\n", ".a", "\u2713", b"x", None]),
     "word of 16": texts(0, 16),
     "code": texts(0, 64),
     "address": texts(0, 1024),
@@ -151,6 +152,7 @@ FIELDS = {
     "parts": "SUMS.of DRAW.of",
     "code": "REFUSED.code",
     "16 small": "REFUSED.versions",
+    "process name": "HELLO.name",
     "address": "Endpoints.request Endpoints.push Endpoints.publish",
     "any float": "Ended.returned",
 }
