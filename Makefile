@@ -6,6 +6,7 @@ LOCK_ARGS ?=
 RELEASE ?=
 ENGINE ?= docker
 SOAK ?=
+DEMO_ARGS ?=
 MUTANTS_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
@@ -22,7 +23,7 @@ LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling l
 .PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart docs site pictures release image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
-	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
+	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-quick    the quick half, in a minute and a half: without sockets of whole clusters, without processes"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
@@ -53,7 +54,7 @@ setup setup-dev setup-checked:
 	@$(PYTHON) tools/setup_venv.py $(if $(filter setup,$@),run,$(@:setup-%=%))
 
 demo: setup
-	@$(BIN)/memoire demo
+	@$(BIN)/memoire demo $(DEMO_ARGS)
 
 test: setup-checked
 	@$(MAKE) --no-print-directory test-plain

@@ -19,12 +19,17 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 STAMPS = os.path.join(VENV, "stamps")
 PYTHON = os.path.join(VENV, "bin", "python")
 OLDEST = (3, 11)
+TICK = 1.0
+"""Seconds between two counts on a terminal."""
+WORTH_SAYING = 2.0
+"""Seconds of a step that are said elsewhere."""
 NAMES = ["python3.%d" % minor for minor in range(14, OLDEST[1] - 1, -1)]
 
 
@@ -145,15 +150,41 @@ def done(step, key):
 
 
 def call(what, *command, **environment):
-    """Run a command in the checkout; its output is shown only when it fails."""
-    print("memoire: " + what, flush=True)
+    """Run a command in the checkout, and show how long it takes; its output is shown only when it fails."""
     variables = dict(os.environ, **environment)
-    result = subprocess.run(
-        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    if result.returncode:
-        sys.stdout.write(result.stdout.decode(errors="replace"))
-        give_up("a step failed: %s." % what, "The command was: " + " ".join(map(shlex.quote, command)))
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            follow(what, process, began, sys.stdout)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if process.returncode:
+            said.seek(0)
+            sys.stdout.write(said.read().decode(errors="replace"))
+            give_up("a step failed: %s." % what, "The command was: " + " ".join(map(shlex.quote, command)))
+
+
+def follow(what, process, began, out):
+    """Say what is done until a process has ended: in one line that counts seconds on a terminal, else once."""
+    is_live = out.isatty()
+    out.write("memoire: " + what + ("" if is_live else "\n"))
+    out.flush()
+    while True:
+        try:
+            process.wait(TICK if is_live else None)
+        except subprocess.TimeoutExpired:
+            pass
+        seconds = "%.0f s" % (time.monotonic() - began)
+        if is_live:
+            out.write("\rmemoire: %s ... %s" % (what, seconds) + ("" if process.returncode is None else "\n"))
+            out.flush()
+        elif time.monotonic() - began >= WORTH_SAYING:
+            out.write("memoire: that took %s\n" % seconds)
+        if process.returncode is not None:
+            return
 
 
 def pip_install(what, *packages):

@@ -1,8 +1,11 @@
 """Setting up a clean clone: where something is missing, the message names it and says how to install it."""
 
 import importlib.util
+import io
+import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -75,3 +78,35 @@ def test_a_step_is_done_once_until_what_it_depends_on_changes(
     setup.done("build", "a")
     assert setup.is_done("build", "a")
     assert not setup.is_done("build", "b")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Step:
+    """A process that runs for a few ticks."""
+
+    def __init__(self, ticks: int) -> None:
+        self.ticks = ticks
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None) -> None:
+        self.ticks -= 1
+        if timeout is not None and self.ticks >= 0:
+            raise subprocess.TimeoutExpired("step", timeout)
+        self.returncode = 0
+
+
+def test_a_step_counts_its_seconds_in_one_line_of_a_terminal(setup: ModuleType) -> None:
+    out = Terminal()
+    setup.follow("building memoire", Step(2), time.monotonic() - 7.0, out)
+    assert out.getvalue() == "memoire: building memoire" + 3 * "\rmemoire: building memoire ... 7 s" + "\n"
+
+
+@pytest.mark.parametrize(("seconds", "more"), [(7.0, "memoire: that took 7 s\n"), (0.0, "")])
+def test_a_step_says_elsewhere_how_long_it_took_if_that_was_long(setup: ModuleType, seconds: float, more: str) -> None:
+    out = io.StringIO()
+    setup.follow("building memoire", Step(0), time.monotonic() - seconds, out)
+    assert out.getvalue() == "memoire: building memoire\n" + more
