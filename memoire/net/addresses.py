@@ -107,6 +107,12 @@ def beside(endpoint: str) -> tuple[str, str]:
 _ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")
 
 
+def page_seen_from(dialled: str, page: str) -> str:
+    """The same of a node's pages, "http://HOST:PORT"."""
+    scheme, _, place = page.partition("://")
+    return f"{scheme}://{seen_from(dialled, f'tcp://{place}').partition('://')[2]}"
+
+
 def seen_from(dialled: str, endpoint: str) -> str:
     """`endpoint` as whoever dialled `dialled` reaches it: a wildcard host is the host that answered the request."""
     if not _ANY_HOST.match(endpoint) or not dialled.startswith("tcp://"):

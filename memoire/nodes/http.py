@@ -41,8 +41,10 @@ from types import TracebackType
 from typing import Self
 
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
+from memoire.proxy.proxy import Proxy
 from memoire.security.exposure import is_loopback, warn
 from memoire.security.tokens import Guesses, Tokens
+from memoire.server.server import Server
 
 from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, PageRequest, as_error
 from .supervision import LINE
@@ -125,6 +127,8 @@ class NodePages:
         for thread in self._threads:
             thread.start()
         self._begun.wait()
+        if node is not None:
+            self.show(node)
 
     @classmethod
     def from_environment(cls, node: Node | None = None) -> Self:
@@ -168,8 +172,10 @@ class NodePages:
         return (f"http://{self.address}",) if is_open else ()
 
     def show(self, node: Node) -> None:
-        """Speak of this node from now on."""
+        """Speak of this node from now on. A server or proxy tells others where its pages are."""
         self._node = node
+        if self.address is not None and isinstance(node, Server | Proxy):
+            node.show_pages(f"http://{self.address}")
 
     def close(self) -> None:
         """End the threads and all connections. May be called again."""

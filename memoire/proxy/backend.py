@@ -50,6 +50,8 @@ class Backend(ABC):
         """Hash of the run that is counted there."""
         self.endpoints = messages.Endpoints()
         """Where it takes caches and publishes, as it says."""
+        self.pages: tuple[str, ...] = ()
+        """Where it, and what is behind it, shows pages."""
         self.hello = HelloSchedule()
         self.refusal = ""
         """Why the proxy that is there is not let in itself; "" while it does not say so."""

@@ -22,7 +22,7 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.topics import Topics
 from memoire.net import link, sockets
-from memoire.net.addresses import seen_from
+from memoire.net.addresses import page_seen_from, seen_from
 from memoire.net.channel import Channel
 from memoire.net.context import Context
 from memoire.net.feed import Feed
@@ -210,6 +210,7 @@ class BackendLink(Backend):
                 _log.warning("proxy %s: %s", self._common.name, error)
             return
         change = self.learn(header, told)
+        self.pages = tuple(page_seen_from(self.channel.address, page) for page in told.pages)
         if change.has_moved or self._push.socket is None:
             self._close_data()
             self._open_data(told.endpoints)

@@ -161,6 +161,10 @@ class Proxy(Node):
         """Address for notices, as bound."""
         return self._endpoints.publish
 
+    def show_pages(self, address: str) -> None:
+        """Tell whoever asks that the pages about this proxy are at "http://HOST:PORT"."""
+        self._thread.router.pages = (address,)
+
     def set_servers(self, servers: Sequence[str]) -> None:
         """From now on forward to these addresses. Those that are new are connected to; the clients of those that are
         not in the list any more are told to ask for another home, where they tell everything anew. From any thread.

@@ -25,6 +25,8 @@ START_GRACE = 10.0
 RETIRE_TIMEOUT = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 
+MAX_PAGES = 4096
+"""Addresses of pages that a WELCOME has room for."""
 MAX_REMOVED = 4096
 """Homes that are known to be removed. A client of an older one is told so later, after `START_GRACE`."""
 
@@ -39,6 +41,8 @@ class Behind(Protocol):
     """Those that take no new clients; a proxy's list may be without them already."""
     unmet: tuple[str, ...]
     """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
+    pages: tuple[str, ...]
+    """Where it, and what is behind it, shows pages."""
 
     @property
     def is_away(self) -> bool:
@@ -68,6 +72,8 @@ class Router(Generic[B]):
         """When the list was given."""
         self.homes: dict[int, B] = {}
         """By the hash of a server's name, the way to it."""
+        self.pages: tuple[str, ...] = ()
+        """Where the proxy's own pages are."""
         self._removed: dict[int, None] = {}  # homes behind addresses that were taken off the list, newest last
 
     # Who is there
@@ -190,6 +196,7 @@ class Router(Generic[B]):
             servers=list(self.servers),
             leaving=list(leaving),
             unmet=self.unmet(),
+            pages=list(dict.fromkeys([*self.pages, *(page for back in self.backs for page in back.pages)]))[:MAX_PAGES],
             models={**told.models, **newest},
             limits={name: min(bytes_, getattr(limits, name, bytes_)) for name, bytes_ in told.limits.items()},
         )

@@ -194,6 +194,10 @@ class Dispatcher:
         """Whether clients are sent elsewhere: this server is being drained."""
         return self._state.leaving
 
+    def show_pages(self, address: str) -> None:
+        """Say in each WELCOME from now on where this server's pages are."""
+        self._state.pages = (address,)
+
     @property
     def feedback_given(self) -> int:
         """Priorities that learners have set."""

@@ -190,6 +190,10 @@ class Server(Node):
         """Of this process; None where everybody is let in."""
         return self._gate.keys
 
+    def show_pages(self, address: str) -> None:
+        """Tell whoever asks that the pages about this server are at "http://HOST:PORT"."""
+        self._dispatcher.show_pages(address)
+
     def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Answer requests at one more address; returns it as it is bound.
 

@@ -73,6 +73,8 @@ class ServerState:
         """Clients that have said that they know that the run is over."""
         self.leaving = False
         """Whether clients are sent elsewhere: this server is being drained."""
+        self.pages: tuple[str, ...] = ()
+        """Where its pages are, for those who ask for them."""
         self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
         """Accounts that may be opened now, by the owner of their key."""
         self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)

@@ -168,6 +168,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
     granted_steps: Count = NO_LIMIT  # as in UPDATED
     unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
+    pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
 
 
 class Line(Part, frozen=True, array_like=True):

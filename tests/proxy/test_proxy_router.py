@@ -20,6 +20,7 @@ class Back:
     names: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     unmet: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
     is_away: bool = False
     denied: str = ""
 

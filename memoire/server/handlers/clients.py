@@ -107,6 +107,7 @@ class ClientsHandler:
             durable=state.committer.is_durable,
             leaving=[state.name] if state.leaving else [],
             granted_steps=granted_steps,
+            pages=list(state.pages),
         )
 
     def _names(self, table: OpenTable) -> dict[str, int]:
