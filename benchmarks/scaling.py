@@ -25,7 +25,8 @@ from measure import amount, arguments, distinct, machine
 import memoire
 from memoire.cli import plan
 from memoire.nodes import local_cluster
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.child import Child
+from memoire.nodes.launcher import Launcher
 
 QUESTION = str(__doc__)
 PROCESSES = 3
@@ -161,7 +162,8 @@ class Setup:
 
     def start(self, launcher: Launcher) -> local_cluster.Local:
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
-        cluster = local_cluster.start(launcher, self.schema, settings, servers=self.servers, proxies=self.proxies)
+        nodes = local_cluster.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
+        cluster = local_cluster.start(launcher, nodes)
         if cluster is None:
             raise KeyboardInterrupt
         return cluster

@@ -5,6 +5,7 @@ import pathlib
 
 from memoire.cli import main
 from memoire.nodes import settings
+from memoire.nodes.sizes import size
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 BEGIN = "<!-- From here on written by tools/settings_docs.py. -->\n"
@@ -17,7 +18,7 @@ def kind(action):
         return "list"
     if action.choices:
         return ", ".join(action.choices)
-    return {int: "whole number", float: "number"}.get(action.type, "text")
+    return {int: "whole number", float: "number", size: "size"}.get(action.type, "text")
 
 
 def row(command, action):

@@ -6,6 +6,7 @@ Needs nothing but the client's three requirements, so that it runs inside of the
 no total and no list. With a round trip (`roundtrip`) a cache is pushed and drawn back; servers count that apart.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,7 +14,7 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from memoire.clock import wall_clock
@@ -327,16 +328,23 @@ def _other_version(detail: str) -> Sick:
 
 def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> messages.Endpoints:
     """HELLO and UPDATE, as a client does; the addresses that it learned."""
-    try:
-        asker = _Asker(endpoint, timeout, keys)
-    except EndpointError as error:
-        raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
-    try:
+    with asking(endpoint, timeout, keys) as asker:
         welcome = _greet(asker, say)
         answer, seconds = asker.ask(messages.Update(epoch=welcome.epoch, leaving=True))
         say(f"ok   UPDATE is answered within {1e3 * seconds:.1f} ms")
         _compare_clocks(answer.body, wall_clock() - seconds / 2, say)
         return welcome.endpoints
+
+
+@contextlib.contextmanager
+def asking(endpoint: str, timeout: float, keys: Keys | None) -> "Iterator[_Asker]":
+    """What asks an address, and waits for each answer at most `timeout` seconds. Raises Sick."""
+    try:
+        asker = _Asker(endpoint, timeout, keys)
+    except EndpointError as error:
+        raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
+    try:
+        yield asker
     finally:
         asker.close()
 

@@ -12,16 +12,23 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import memoire
 from memoire.errors import MemoireError
+from memoire.version import VERSION
 
-from . import operate, run, watch
+from . import launch, operate, run, watch
+from .examples import EXAMPLES
+from .options import Commands
+from .parser import Parser
 
-HERE = "tcp://127.0.0.1:5560"
-ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
-ROLES = ("actor", "server", "learner", "reader", "proxy")
-"""What a key may be for, as `memoire.security.permissions` knows them; a test compares."""
 Command = Callable[[argparse.Namespace], int]
+GROUPS: Mapping[str, Sequence[Callable[[Commands], None]]] = {
+    "on this machine": (run.add_demo, launch.add_launch, run.add_up),
+    "nodes of a cluster": (run.add_server, run.add_proxies, watch.add_dashboard),
+    "look at a cluster": (watch.add_top, watch.add_logs, watch.add_report, watch.add_totals, watch.add_doctor),
+    "change a cluster": (operate.add_run, operate.add_drain, operate.add_snapshot),
+    "prepare a cluster": (operate.add_key_tool, operate.add_schema_printer, operate.add_plan),
+}
+"""What each command is for, in the order of the help."""
 EXTRAS = {
     "gymnasium": "demo",
     "rich": "demo",
@@ -37,9 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
     from memoire.nodes import settings, supervision
 
+    words = list(sys.argv[1:] if arguments is None else arguments)
     top, commands = parsers()
+    if not words:
+        top.print_help()
+        return 0
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
     try:
-        words = sys.argv[1:] if arguments is None else arguments
         given = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
         command: Command = given.command
         return command(given)
@@ -55,34 +67,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The whole command line."""
     return parsers()[0]
 
 
-def parsers() -> "tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]":
+def parsers() -> tuple[Parser, Mapping[str, Parser]]:
     """The whole command line, and each command's part of it."""
     from memoire.nodes import settings
 
-    top = argparse.ArgumentParser(prog="memoire", description="A distributed prioritized replay memory.")
-    top.add_argument("--version", action="version", version=f"memoire {memoire.__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    run.add_server(commands)
-    operate.add_schema_printer(commands)
-    run.add_proxies(commands)
-    run.add_up(commands)
-    run.add_demo(commands)
-    operate.add_run(commands)
-    watch.add_dashboard(commands)
-    watch.add_top(commands)
-    watch.add_report(commands)
-    watch.add_logs(commands)
-    watch.add_doctor(commands)
-    watch.add_totals(commands)
-    operate.add_plan(commands)
-    operate.add_drain(commands)
-    operate.add_snapshot(commands)
-    operate.add_key_tool(commands)
+    top = Parser(
+        prog="memoire",
+        usage="memoire COMMAND [OPTIONS]",
+        description="A distributed prioritized replay memory for reinforcement learning.",
+        epilog="`memoire COMMAND --help` explains a command, with examples.",
+    )
+    top.add_argument("--version", action="version", version=f"memoire {VERSION}")
+    commands = top.add_subparsers(title="commands", prog="memoire", required=True, metavar="COMMAND")
+    top.groups = {title: _added(commands, add) for title, add in GROUPS.items()}
     for name in settings.COMMANDS:
         settings.add_to(commands.choices[name])
-    return top, commands.choices
+    for path, examples in EXAMPLES.items():
+        _at(top, path.split()).examples = examples
+    return top, top.commands
+
+
+def _added(commands: Commands, add: Sequence[Callable[[Commands], None]]) -> list[str]:
+    """Add commands; their names."""
+    before = set(commands.choices)
+    for each in add:
+        each(commands)
+    return [name for name in commands.choices if name not in before]
+
+
+def _at(parser: Parser, path: Sequence[str]) -> Parser:
+    for name in path:
+        parser = parser.commands[name]
+    return parser

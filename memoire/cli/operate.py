@@ -1,11 +1,14 @@
 """Commands that prepare a cluster or change one that lives: schema, plan, keys, run, drain, snapshot."""
 
 import argparse
+from collections.abc import Callable
 
 from memoire.errors import ParameterError
+from memoire.nodes.sizes import size
 
 from . import in_cluster_arguments
-from .options import Commands, add_keys
+from .addresses import endpoint_of
+from .options import SCHEMA, Commands, add_env, add_keys
 
 ROLES = ("actor", "server", "learner", "reader", "proxy")
 """What a key may be for, as `memoire.security.keyfolder` knows them; a test compares."""
@@ -19,7 +22,9 @@ def add_schema_printer(commands: Commands) -> None:
         description="Print what the steps of a Gymnasium environment are made of, as a server's --schema takes it, and "
         "server.schema of the Helm chart: for servers that have no Gymnasium.",
     )
-    printer.add_argument("env", metavar="ENV", help="Gymnasium environment, such as CartPole-v1")
+    which = printer.add_mutually_exclusive_group(required=True)
+    which.add_argument("env", nargs="?", metavar="ENV", help="Gymnasium environment, such as CartPole-v1")
+    which.add_argument("--env", dest="named", metavar="ENV", help="the same, as other commands have it")
     printer.set_defaults(command=_schema)
 
 
@@ -54,8 +59,8 @@ def add_plan(commands: Commands) -> None:
         metavar="SHAPE",
         help="of one frame, with :DTYPE where it is not uint8, such as 64:float32 (default: %(default)s)",
     )
-    state.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
-    state.add_argument("--env", help="Gymnasium environment whose observations, actions and rewards are stored")
+    state.add_argument("--schema", metavar="FILE", help=SCHEMA)
+    add_env(state)
     plan.add_argument(
         "--set",
         action="append",
@@ -63,7 +68,7 @@ def add_plan(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="a parameter, such as frame_stack=4, multi_step=3 or cache_size=256; may be repeated",
     )
-    numbers: tuple[tuple[str, type, float, str], ...] = (
+    numbers: tuple[tuple[str, Callable[[str], float], float, str], ...] = (
         ("--actors", int, 300, "actor processes"),
         ("--steps", float, 50.0, "environment steps of each actor in a second"),
         ("--learners", int, 10, "learners"),
@@ -72,7 +77,7 @@ def add_plan(commands: Commands) -> None:
         ("--capacity", int, 1_000_000, "steps stored: at each actor with caches, at all servers with episodes"),
         ("--compressed", float, 1.0, "what `--set compression=lz4` leaves of the frames' bytes: of Atari 0.05"),
         ("--network", float, 10.0, "Gbit/s of the network of a server's or proxy's node"),
-        ("--model-bytes", float, 0.0, "bytes of a model"),
+        ("--model-bytes", size, 0, "size of a model, such as 20MB"),
         ("--model-every", float, 10.0, "seconds between two models"),
     )
     for name, kind, default, words in numbers:
@@ -190,7 +195,7 @@ def _keys_revoke(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     from memoire.reader.reader import Reader
 
-    with Reader([given.endpoint], timeout=given.timeout, keys=given.keys) as reader:
+    with Reader([endpoint_of(given.endpoint)], timeout=given.timeout, keys=given.keys) as reader:
         reader.begin_run(given.name, given.timeout)
         if given.finish:
             reader.finish(given.timeout)
@@ -202,7 +207,7 @@ def _run(given: argparse.Namespace) -> int:
 def _schema(given: argparse.Namespace) -> int:
     from memoire.nodes.roles import schema_of
 
-    print(schema_of(None, given.env).to_json())
+    print(schema_of(None, given.env or given.named).to_json())
     return 0
 
 
@@ -239,7 +244,7 @@ def _snapshot(given: argparse.Namespace) -> int:
     if given.show is not None and given.endpoint is None and given.to is None:
         return snapshots.show(given.show, check=given.check, as_json=given.json)
     if given.show is None and given.endpoint is not None and given.to is not None:
-        return snapshots.order(given.endpoint, given.to, timeout=given.timeout, keys=given.keys)
+        return snapshots.order(endpoint_of(given.endpoint), given.to, timeout=given.timeout, keys=given.keys)
     raise ParameterError("ENDPOINT", given.endpoint, "an address with --to NAME, or left out with --show FILE")
 
 
@@ -249,5 +254,6 @@ def _drain(given: argparse.Namespace) -> int:
     if given.keep is not None:
         drain_above(given.server, given.keep, timeout=given.timeout, keys=given.keys)
     else:
-        drain(given.server, given.to, timeout=given.timeout, keys=given.keys)
+        stay = [endpoint_of(each) for each in given.to]
+        drain(endpoint_of(given.server), stay, timeout=given.timeout, keys=given.keys)
     return 0

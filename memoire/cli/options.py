@@ -11,11 +11,15 @@ from memoire.security import exposure
 if TYPE_CHECKING:
     from memoire.security.tokens import Tokens
 
+    from .parser import Parser
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """What a command is added to."""
 HERE = "tcp://127.0.0.1:5560"
 ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
+SCHEMA = "JSON file that describes an entry, or the JSON itself"
+ENV = "Gymnasium environment, such as CartPole-v1, whose observations, actions and rewards are stored"
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
 
 
@@ -34,7 +38,8 @@ def add_nodes(to: argparse.ArgumentParser) -> None:
         "nodes",
         nargs="+",
         metavar="NODE",
-        help="where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name",
+        help="where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name; "
+        "a tcp:// address is asked for its pages, and those of servers behind it",
     )
     to.add_argument("--token-file", metavar="FILE", help="a file with the token that the nodes ask for")
 
@@ -73,11 +78,11 @@ def add_io_threads(to: argparse.ArgumentParser) -> None:
     )
 
 
-def add_schema(to: argparse.ArgumentParser) -> None:
+def add_schema(to: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """What is stored, in one table or several, and how it is sampled."""
-    source = to.add_mutually_exclusive_group(required=True)
-    source.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
-    source.add_argument("--env", help="Gymnasium environment whose observations, actions and rewards are stored")
+    source = to.add_mutually_exclusive_group(required=is_required)
+    source.add_argument("--schema", metavar="FILE", help=SCHEMA)
+    add_env(source)
     source.add_argument(
         "--tables",
         metavar="FILE",
@@ -91,6 +96,11 @@ def add_schema(to: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8; may be repeated",
     )
+
+
+def add_env(to: argparse._ActionsContainer) -> None:
+    """The environment that says what an entry is."""
+    to.add_argument("--env", metavar="ENV", help=ENV)
 
 
 def add_state(to: argparse.ArgumentParser, what: str) -> None:

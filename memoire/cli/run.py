@@ -2,11 +2,12 @@
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
 from memoire.errors import ParameterError
-from memoire.net.context import use_io_threads
+from memoire.nodes.sizes import size
 
+from .addresses import endpoint_of
+from .launch import nodes_of, tables_of
 from .options import (
     ELSEWHERE,
     HERE,
@@ -25,9 +26,6 @@ from .options import (
     check_endpoint,
     page_options,
 )
-
-if TYPE_CHECKING:
-    from memoire.pool.tables import Table
 
 
 def add_server(commands: Commands) -> None:
@@ -78,7 +76,9 @@ def add_server(commands: Commands) -> None:
     )
     server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
-    server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
+    server.add_argument(
+        "--byte-limit", type=size, default=0, metavar="SIZE", help="of the caches held, such as 4GiB; 0: 1GiB"
+    )
     add_keys(server)
     add_io_threads(server)
     add_limits(server)
@@ -143,11 +143,16 @@ def add_demo(commands: Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="a cluster that learns to balance a pole, on this machine",
-        description="Run servers, proxies, actors on a Gymnasium environment with discrete actions, and a learner with "
-        "a small NumPy network, until the last 20 episodes return more than the goal. Exit status: 0 reached, 1 not "
-        "reached within the limit.",
+        description="Run servers, proxies, actors on a Gymnasium environment with discrete actions, a learner with a "
+        "small NumPy network, and a dashboard, until the last 20 episodes return more than the goal. To look around, "
+        "let it go on (--keep): whatever you kill comes back. Exit status: 0 reached, 1 not reached within the limit.",
     )
-    demo.add_argument("--env", default="CartPole-v1", help="Gymnasium environment (default: %(default)s)")
+    demo.add_argument(
+        "--env",
+        default="CartPole-v1",
+        metavar="ENV",
+        help="Gymnasium environment with discrete actions (default: %(default)s)",
+    )
     demo.add_argument("--actors", type=int, default=2, metavar="N", help="actor processes (default: %(default)s)")
     add_counts(demo)
     demo.add_argument(
@@ -168,10 +173,11 @@ def add_demo(commands: Commands) -> None:
 
 def _server(given: argparse.Namespace) -> int:
     pages = page_options(given)
-    use_io_threads(given.io_threads)
+    from memoire.net.context import use_io_threads
     from memoire.nodes import roles
 
-    tables = _tables(given)
+    use_io_threads(given.io_threads)
+    tables = tables_of(given)
     return roles.serve(
         given.endpoint,
         None if tables else roles.schema_of(given.schema, given.env),
@@ -197,27 +203,17 @@ def _server(given: argparse.Namespace) -> int:
     )
 
 
-def _tables(given: argparse.Namespace) -> "dict[str, Table] | None":
-    """Those of --tables; a wrong one is said here, and not by a child."""
-    from memoire.nodes.tables_file import read_tables
-
-    if given.tables is None:
-        return None
-    if given.set:
-        raise ParameterError("--set", given.set, 'absent beside --tables: each table has "parameters" of its own')
-    return read_tables(given.tables)
-
-
 def _proxy(given: argparse.Namespace) -> int:
     pages = page_options(given)
-    use_io_threads(given.io_threads)
+    from memoire.net.context import use_io_threads
     from memoire.nodes import roles
 
+    use_io_threads(given.io_threads)
     if bool(given.servers) == bool(given.servers_file):
         raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
     return roles.relay(
         given.endpoint,
-        given.servers,
+        [endpoint_of(server) for server in given.servers or ()],
         role=given.role,
         name=given.name,
         servers_file=given.servers_file,
@@ -230,23 +226,9 @@ def _proxy(given: argparse.Namespace) -> int:
 
 def _up(given: argparse.Namespace) -> int:
     check_endpoint(given, "--host", f"tcp://{given.host}:{given.port}")
-    from memoire.nodes import local_cluster, roles
+    from memoire.nodes.local_run import up
 
-    roles.read_parameters(given.set)  # a wrong one is said here, and not by a child
-    return local_cluster.up(
-        None if _tables(given) else roles.schema_of(given.schema, given.env),
-        given.set,
-        tables=given.tables,
-        servers=given.servers,
-        proxies=given.proxies,
-        host=given.host,
-        port=given.port,
-        run=given.run,
-        state_dir=given.state_dir,
-        dashboard=not given.no_dashboard,
-        insecure=given.insecure,
-        keys=given.keys,
-    )
+    return up(nodes_of(given, given.host, insecure=given.insecure), dashboard=not given.no_dashboard)
 
 
 def _demo(given: argparse.Namespace) -> int:

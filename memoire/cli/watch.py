@@ -4,6 +4,7 @@ import argparse
 
 from memoire.errors import ParameterError
 
+from .addresses import endpoint_of, pages_of
 from .options import Commands, add_keys, add_nodes, add_probes, tokens
 
 
@@ -22,7 +23,7 @@ def add_dashboard(commands: Commands) -> None:
         default=[],
         metavar="NODE",
         help="where a node's pages are (its --http), such as http://server-0:8080; dns:NAME:PORT is every address of a "
-        "name, such as a headless service",
+        "name, such as a headless service; a tcp:// address is asked for its pages, and those of servers behind it",
     )
     shown.add_argument("--open", metavar="FILE", help="show this exported run in place of a cluster")
     board.add_argument(
@@ -80,7 +81,7 @@ def _dashboard(given: argparse.Namespace) -> int:
 
     return serve(
         Settings(
-            nodes=tuple(given.nodes),
+            nodes=tuple(pages_of(given.nodes)),
             listen=given.listen,
             history=given.history,
             probes=given.probes,
@@ -127,7 +128,6 @@ def add_report(commands: Commands) -> None:
         description="Give the figures of the whole cluster, those of the dashboard's curves, to another tool, until "
         "the run is finished or Ctrl-C. A run that begins meanwhile is a run of its own there. Other tools: "
         "memoire.loggers. Exit status: 0 every node answered; 1 nobody did; 3 some did not; 130 Ctrl-C.",
-        epilog="example: memoire report server-0:8080 server-1:8080 --to tensorboard --folder runs",
     )
     add_nodes(report)
     report.add_argument("--to", required=True, choices=("tensorboard", "trackio"), help="who gets them")
@@ -157,7 +157,7 @@ def _report(given: argparse.Namespace) -> int:
         return Trackio(given.project, run)
 
     return report(
-        given.nodes,
+        pages_of(given.nodes),
         open_logger,
         node_token=tokens(given.token_file),
         every=given.every,
@@ -194,7 +194,7 @@ def _top(given: argparse.Namespace) -> int:
     from memoire.dashboard.terminal.top import top
 
     return top(
-        given.nodes,
+        pages_of(given.nodes),
         node_token=tokens(given.token_file),
         every=given.every,
         once=given.once,
@@ -214,7 +214,7 @@ def _logs(given: argparse.Namespace) -> int:
         raise ParameterError("--until", given.until, "left out with --follow, which has no end")
     names = ("text", "client", "label", "since", "until", "run")
     return tail(
-        given.nodes,
+        pages_of(given.nodes),
         wanted_lines(**{name: getattr(given, name) for name in names}),
         token=tokens(given.token_file),
         follow=given.follow,
@@ -235,7 +235,9 @@ def add_doctor(commands: Commands) -> None:
         "protocol; 7 it does not answer; 8 it answers but gives no schema; 9 it refuses; 10 a cache did not come back "
         "(--roundtrip).",
     )
-    doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
+    doctor.add_argument(
+        "endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay, or its page"
+    )
     doctor.add_argument(
         "--roundtrip",
         action="store_true",
@@ -255,7 +257,9 @@ def add_totals(commands: Commands) -> None:
         "was at home. Exit status: 0 every server answered; 1 nobody did; 3 some did not, and what they alone have "
         "counted is missing.",
     )
-    totals.add_argument("endpoints", nargs="+", metavar="ENDPOINT", help="addresses of a proxy, or of all servers")
+    totals.add_argument(
+        "endpoints", nargs="+", metavar="ENDPOINT", help="address of a proxy or its page, or of all servers"
+    )
     totals.add_argument("--run", help="name of the experiment (default: the one that is counted now)")
     totals.add_argument("--json", action="store_true", help="print one JSON object")
     totals.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
@@ -266,10 +270,11 @@ def add_totals(commands: Commands) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     from .doctor import examine
 
-    return examine(given.endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
+    return examine(endpoint_of(given.endpoint), timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
 
 
 def _totals(given: argparse.Namespace) -> int:
     from .totals import show
 
-    return show(given.endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)
+    endpoints = [endpoint_of(each) for each in given.endpoints]
+    return show(endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)

@@ -8,7 +8,8 @@ behind when this one is interrupted, terminated, or killed.
     with Launcher() as launcher:
         child = launcher.start("server-0", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0")
         launcher.await_ready([child])          # raises ChildDied with the child's last words
-        while launcher.pump(1.0): ...          # reports arrive; False once this process is asked to end
+        while launcher.pump(1.0):              # False once this process is asked to end
+            print(child.reports)               # reports arrive
 """
 
 import contextlib
@@ -17,88 +18,21 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import IO, Any, Self
 
 from memoire.errors import ChildDied, MemoireTimeout
 
-from . import bootstrap
+from .child import ONE_THREAD, PROGRAM_READY, Child
 from .restarts import Restarts
-from .supervision import LINE
+from .signals import SignalWatch
 
-LAST_LINES = 40
-"""Lines of each child's output that are kept."""
 READY_TIMEOUT = 90.0
 """Seconds that children have to become ready."""
 STOP_GRACE = 10.0
 """Seconds that each group of children has to end before it is killed."""
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Every child is one of many on the machine: thread pools of their own would fight each other for its cores."""
-
-
-class Child:
-    """One launched process, and those that took its place when it died, as their launcher knows them.
-
-    Attributes:
-        name: What it is called in messages.
-        command: What it was started with: module, arguments.
-        environment: Variables of its own.
-        facts: What it said when it became ready; None before.
-        reports: The newest value of each fact that it reported.
-        tail: The last lines of its standard output and error.
-        may_die: The others go on without it, whatever it ends with.
-        restarts: When it is started again; None where its death is everybody's.
-        again: What the command has in addition then, by what it said when it was ready.
-    """
-
-    process: "subprocess.Popen[bytes]"
-    line: socket.socket
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.name, self.command, self.environment = name, tuple(command), environment
-        self.restarts: Restarts | None = None
-        self.again: Callable[[dict[str, Any]], tuple[str, ...]] = lambda facts: ()
-        self.facts: dict[str, Any] | None = None
-        self.reports: dict[str, Any] = {}
-        self.tail: deque[str] = deque(maxlen=LAST_LINES)
-        self.is_stopping = False
-        self.may_die = False
-        self.started_at = 0.0
-        self._known: dict[str, Any] = {}  # facts of the newest life that had any
-        self._partial = {"line": b"", "output": b""}
-
-    def begin(self, process: "subprocess.Popen[bytes]", line: socket.socket, now: float) -> None:
-        """A new process is this child from now on."""
-        self._known = self.facts or self._known
-        self.process, self.line, self.facts, self.started_at = process, line, None, now
-        self.tail.clear()
-        self._partial = {"line": b"", "output": b""}
-
-    @property
-    def next_command(self) -> tuple[str, ...]:
-        """What its next process is started with."""
-        facts = self.facts or self._known
-        return (*self.command, *(self.again(facts) if facts else ()))
-
-    @property
-    def status(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        return self.process.poll()
-
-    def order(self, order: str) -> None:
-        """Send an order; a child that is gone hears nothing."""
-        with contextlib.suppress(OSError):
-            self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
-
-    def lines(self, source: str, data: bytes) -> list[bytes]:
-        """Whole lines of "line" or "output", `data` added; the rest is kept for the next call."""
-        *whole, self._partial[source] = (self._partial[source] + data).split(b"\n")
-        return whole
 
 
 class Launcher:
@@ -119,18 +53,20 @@ class Launcher:
         say: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.children: list[Child] = []
-        self.stop_signal: int | None = None
-        """The signal that asked this process to end."""
         self._on_output, self._clock, self._say = on_output, clock, say
         self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._former_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        self._former = {number: signal.signal(number, self._on_signal) for number in numbers}
+        self._signals = SignalWatch((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), wakes=(signal.SIGCHLD,))
+        self._selector.register(self._signals, selectors.EVENT_READ, None)
         self._is_closed = False
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that asked this process to end."""
+        return self._signals.first
+
+    def forget_signal(self) -> None:
+        """Go on although this process was asked to end; the next signal counts."""
+        self._signals.forget()
 
     # ---------------------------------------------------------------------------------------------- starting
 
@@ -141,22 +77,42 @@ class Launcher:
         empty; its output and error are one stream, kept here. A group of its own keeps Ctrl-C on the terminal away from
         it: this process hears it, and ends the children in order.
         """
-        child = Child(name, (module, *arguments), environment or {})
+        usual = {"MEMOIRE_NAME": name} | dict.fromkeys(ONE_THREAD, "1")
+        child = Child(name, (module, *arguments), usual | dict(environment or {}))
+        return self._add(child)
+
+    def start_program(
+        self, name: str, words: Iterable[str], environment: Mapping[str, str], ready_after: float = PROGRAM_READY
+    ) -> Child:
+        """Start a Python file, or a module by its dotted name, with its arguments, as `python` would; returns at once.
+
+        It need not know that it is launched: it is ready when it has run for `ready_after` seconds. When it ends, all
+        processes end that it has started. The rest is as with `start`.
+        """
+        child = Child(name, tuple(words), {"MEMOIRE_NAME": name} | dict(environment))
+        child.ready_after = ready_after
+        return self._add(child)
+
+    def _add(self, child: Child) -> Child:
         self._begin(child)
         self.children.append(child)
         return child
 
     def supervise(
-        self, children: Iterable[Child], again: Callable[[dict[str, Any]], tuple[str, ...]] | None = None
+        self,
+        children: Iterable[Child],
+        again: Callable[[dict[str, Any]], tuple[str, ...]] | None = None,
+        most: int | None = None,
     ) -> None:
         """Start `children` again when they die, once they have been ready (`pump` does); say so before they are.
 
         Args:
             again: Arguments that are added then, by what the child said when it was ready: an address, so that others
                 find it where it was.
+            most: Deaths in a row that are followed by another start, see `Restarts`.
         """
         for child in children:
-            child.restarts, child.again = Restarts(), again or child.again
+            child.restarts, child.again = Restarts(most), again or child.again
 
     def abandon(self, children: Iterable[Child]) -> None:
         """Start these never again: what they have done counts."""
@@ -192,12 +148,11 @@ class Launcher:
                 status 0 is fine.
         """
         if self.stop_signal is None:
-            due = [child.restarts.due for child in self.children if child.restarts and child.restarts.due is not None]
-            self._take(min([timeout, *(at - self._clock() for at in due)]))
+            self._take(min([timeout, *(at - self._clock() for child in self.children for at in _due(child))]))
         for child in self.children:
             if self.stop_signal is None and child.restarts and child.restarts.due is not None:
                 self._start_again(child, child.restarts)
-            elif not child.is_stopping and not child.may_die:
+            elif not child.is_stopping:
                 self._look_after(child)
         return self.stop_signal is None
 
@@ -214,17 +169,20 @@ class Launcher:
     # ------------------------------------------------------------------------------------------------ ending
 
     def stop(self, children: Iterable[Child], grace: float = STOP_GRACE) -> None:
-        """End `children` together: SIGTERM, and SIGKILL for those that still run after `grace` seconds."""
+        """End `children` together: SIGTERM, and SIGKILL for those that still run after `grace` seconds, or when this
+        process is asked to end once more.
+        """
         group = list(children)
         for child in group:
             child.is_stopping = True
             child.process.terminate()
         deadline = self._clock() + grace
         while any(child.status is None for child in group) and self._clock() < deadline:
+            if self._signals.is_urgent:
+                break
             self._take(min(0.2, deadline - self._clock()))
         for child in group:
-            child.process.kill()
-            child.process.wait()
+            child.kill()
             self._listen_out(child)
 
     def close(self, grace: float = STOP_GRACE) -> None:
@@ -237,16 +195,11 @@ class Launcher:
                 self.stop(group, grace)
         finally:
             for child in self.children:  # also when somebody interrupted the orderly end
-                child.process.kill()
-                child.process.wait()
+                child.kill()
                 child.line.close()
-                _stdout(child).close()
+                child.output.close()
             self._selector.close()
-            signal.set_wakeup_fd(self._former_wakeup)
-            for number, handler in self._former.items():
-                signal.signal(number, handler)
-            self._woken.close()
-            self._wake.close()
+            self._signals.close()
 
     def __enter__(self) -> Self:
         return self
@@ -259,42 +212,44 @@ class Launcher:
     # ----------------------------------------------------------------------------------------------- its parts
 
     def _begin(self, child: Child) -> None:
-        """Start a process for a child."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-P", bootstrap.__file__, *child.next_command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **child.environment, **_inherited(theirs)},
-                process_group=0,
-            )
-        child.begin(process, ours, self._clock())
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._selector.register(ours, selectors.EVENT_READ, (child, "line"))
-        self._selector.register(process.stdout, selectors.EVENT_READ, (child, "output"))
+        """Start a process for a child, and listen to it."""
+        child.begin(self._clock())
+        self._selector.register(child.line, selectors.EVENT_READ, (child, "line"))
+        self._selector.register(child.output, selectors.EVENT_READ, (child, "output"))
 
     def _look_after(self, child: Child) -> None:
         """See whether a child works, and what to do if it has died."""
+        if child.status is None:
+            self._see_work(child)
+        elif child.status != 0 and not (child.may_die and child.restarts is None):
+            self._listen_out(child)
+            self._see_death(child)
+
+    def _see_work(self, child: Child) -> None:
         now, restarts = self._clock(), child.restarts
-        if child.status is None and restarts is not None:
-            if child.facts is not None:
-                restarts.ready(now)
-            elif restarts.count and now - child.started_at > READY_TIMEOUT:
-                child.process.kill()  # its start came to nothing
-        if child.status in (None, 0):
+        if child.ready_at is not None and now >= child.ready_at:
+            child.facts = {}
+        if restarts is None:
             return
-        self._listen_out(child)
+        if child.facts is not None:
+            restarts.ready(now)
+        elif restarts.count and now - child.started_at > READY_TIMEOUT:
+            child.kill()  # its start came to nothing
+
+    def _see_death(self, child: Child) -> None:
+        """Decide when it is started again. Raises ChildDied where it is not, and the others need it."""
+        now, restarts = self._clock(), child.restarts
         if restarts is not None and child.facts is not None:
             restarts.ready(now)  # it was, for a moment
-        pause = None if restarts is None else restarts.died(now)
+        pause = None if restarts is None else restarts.died(now, is_killed=child.process.returncode < 0)
         died = ChildDied(child.name, child.process.returncode, tuple(child.tail))
-        if pause is None:
+        if pause is not None:
+            self._say(f"{child.name} {died.how}; it is started again in {pause:g} s{_last(child.tail)}")
+        elif child.may_die:
+            child.restarts = None
+            self._say(f"{child.name} {died.how}, and is not started again{_last(child.tail)}")
+        else:
             raise died
-        self._say(f"{child.name} {died.how}; it is started again in {pause:g} s{_last(child.tail)}")
 
     def _start_again(self, child: Child, restarts: Restarts) -> None:
         if restarts.is_due(self._clock()):
@@ -304,7 +259,7 @@ class Launcher:
 
     def _forget(self, child: Child) -> None:
         """Close what is left of a dead process."""
-        for end in (child.line, _stdout(child)):
+        for end in (child.line, child.output):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(end)
             end.close()
@@ -316,21 +271,17 @@ class Launcher:
             groups.setdefault(child.name.rpartition("-")[0] or child.name, []).append(child)
         return list(reversed(groups.values()))
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop_signal = number
-
     def _take(self, timeout: float) -> None:
         """Read what there is to read, waiting for the first of it."""
         for key, _ in self._selector.select(max(0.0, timeout)):
             if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._woken.recv(4096)
+                self._signals.drain()
             else:
                 self._read(*key.data)
 
     def _read(self, child: Child, source: str) -> bool:
         """Take in what a child said on its "line" or printed; whether more may come."""
-        end: socket.socket | IO[bytes] = child.line if source == "line" else _stdout(child)
+        end: socket.socket | IO[bytes] = child.line if source == "line" else child.output
         try:
             data = os.read(end.fileno(), 1 << 16)
         except BlockingIOError:
@@ -347,8 +298,7 @@ class Launcher:
                 _told(child, json.loads(text))
         if not more:
             self._selector.unregister(end)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(1.0)  # its files are closed, so it is as good as gone: let `status` say so
+            child.await_end(1.0)  # its files are closed, so it is as good as gone: let `status` say so
         return more
 
     def _heard(self, child: Child, line: str) -> None:
@@ -359,7 +309,7 @@ class Launcher:
 
     def _listen_out(self, child: Child) -> None:
         """Take in all that a dead child has left in its pipes."""
-        for source, end in (("line", child.line), ("output", _stdout(child))):
+        for source, end in (("line", child.line), ("output", child.output)):
             while end in self._selector.get_map() and self._has_data(end):
                 self._read(child, source)
 
@@ -369,20 +319,18 @@ class Launcher:
             return bool(selector.select(0))
 
 
-def _inherited(line: socket.socket) -> dict[str, str]:
-    """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
-    return {LINE: str(line.fileno()), bootstrap.PATH: json.dumps(sys.path)}
+def _due(child: Child) -> Iterable[float]:
+    """When this child wants to be looked at, though nothing is heard of it."""
+    if child.restarts is not None and child.restarts.due is not None:
+        yield child.restarts.due
+    elif child.ready_at is not None:
+        yield child.ready_at
 
 
 def _last(tail: Iterable[str]) -> str:
     """The last line of a child's output, as the end of a sentence about it."""
     said = [line.strip() for line in tail]
     return f" (its last words: {said[-1]})" if said else ""
-
-
-def _stdout(child: Child) -> IO[bytes]:
-    assert child.process.stdout is not None
-    return child.process.stdout
 
 
 def _told(child: Child, message: dict[str, Any]) -> None:

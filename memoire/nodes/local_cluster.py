@@ -1,8 +1,7 @@
-"""Servers and proxies on this machine: what `memoire up` runs, and what `memoire demo` plays on."""
+"""Servers, proxies and a dashboard on this machine, as processes of a launcher."""
 
 import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ from memoire.errors import ParameterError, StateUnusable
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 
-from .launcher import Child, Launcher
+from .child import Child
+from .launcher import Launcher
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -28,89 +28,106 @@ class Local:
         """The proxies' addresses; the server's where there is no proxy."""
         return tuple(str((child.facts or {})["endpoint"]) for child in self.proxies or self.servers)
 
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """Where the nodes' pages are."""
+        return tuple(str((child.facts or {})["http"]) for child in (*self.servers, *self.proxies))
 
-def start(
-    launcher: Launcher,
-    schema: Schema | None,
-    settings: Sequence[str] = (),
-    *,
-    tables: str | None = None,
-    servers: int = 1,
-    proxies: int = 1,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    run: str | None = None,
-    cache_limit: int = 0,
-    state_dir: str | None = None,
-    insecure: bool = False,
-    keys: Given = None,
-) -> Local | None:
-    """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
-    Args:
-        schema: Of the servers' only table; None where `tables` says what there is.
-        settings: Parameters as "name=value", see `roles.read_parameters`.
-        tables: Path of a file with the tables of each server, see `tablefile`.
-        host: Address to listen at; "*" is all of the machine's.
-        port: Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
-            (requests, caches, notices). 0 takes any free ones.
-        cache_limit: Caches that each server holds, 0 for no limit but bytes.
-        state_dir: Folder with a folder for the state of each server; None keeps everything in memory.
-        insecure: Whether `host` may be an address that everybody reaches.
-        keys: A cluster's keys folder, or of one process that may do everything; None is $MEMOIRE_KEYS, or no keys.
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Which servers and proxies to run on this machine.
 
     Raises:
         ParameterError: counts that make no cluster.
-        StateUnusable: `state_dir` is no folder, and cannot be made.
+    """
+
+    schema: Schema | None = None
+    """Of the servers' only table; None where `tables` says what there is."""
+    settings: Sequence[str] = ()
+    """Parameters as "name=value", see `roles.read_parameters`."""
+    tables: str | None = None
+    """Path of a file with the tables of each server, see `tables_file`."""
+    servers: int = 1
+    proxies: int = 1
+    host: str = "127.0.0.1"
+    """Address to listen at; "*" is all of the machine's."""
+    port: int = 0
+    """Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
+    (requests, caches, notices). 0 takes any free ones."""
+    run: str | None = None
+    cache_limit: int = 0
+    """Caches that each server holds, 0 for no limit but bytes."""
+    state_dir: str | None = None
+    """Folder with a folder for the state of each server; None keeps everything in memory."""
+    insecure: bool = False
+    """Whether `host` may be an address that everybody reaches."""
+    keys: Given = None
+    """A cluster's keys folder, or of one process that may do everything; None is $MEMOIRE_KEYS, or no keys."""
+
+    def __post_init__(self) -> None:
+        check_counts(self.servers, self.proxies)
+
+    def server_flags(self, number: int) -> tuple[str, ...]:
+        """What the command of a server has beside its address."""
+        return (
+            *(("--schema", self.schema.to_json()) if self.schema else ("--tables", _found_anywhere(str(self.tables)))),
+            *("--name", f"server-{number}"),
+            *with_keys(self.keys, "server"),
+            *(() if self.run is None else ("--run", self.run)),
+            *("--cache-limit", str(self.cache_limit)),
+            *(() if self.state_dir is None else ("--state-dir", os.path.join(self.state_dir, f"server-{number}"))),
+            *(part for setting in self.settings for part in ("--set", setting)),
+        )
+
+
+def start(launcher: Launcher, nodes: Nodes) -> Local | None:
+    """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
+
+    Raises:
+        StateUnusable: the state folder is no folder, and cannot be made.
         ChildDied: a process could not start; why is in the message.
     """
-    check_counts(servers, proxies)
-    if state_dir is not None:
-        try:
-            os.makedirs(state_dir, exist_ok=True)
-        except OSError as error:
-            advice = "Name a folder that is there or can be made (--state-dir)."
-            raise StateUnusable(state_dir, error.strerror or str(error), advice) from error
-    fronts = [f"tcp://{host}:{port + 3 * number if port else 0}" for number in range(max(proxies, 1))]
-    local = [f"tcp://127.0.0.1:{0}"] * servers if proxies else fronts
-    open_to_all = ("--insecure",) if insecure else ()
-    made = [
-        launcher.start(
-            f"server-{number}",
-            "memoire",
-            "server",
-            *("--endpoint", endpoint, *open_to_all),
-            *(("--schema", schema.to_json()) if schema else ("--tables", _found_anywhere(str(tables)))),
-            *("--name", f"server-{number}"),
-            *with_keys(keys, "server"),
-            *(() if run is None else ("--run", run)),
-            *("--cache-limit", str(cache_limit)),
-            *(() if state_dir is None else ("--state-dir", os.path.join(state_dir, f"server-{number}"))),
-            *(part for setting in settings for part in ("--set", setting)),
-        )
-        for number, endpoint in enumerate(local)
+    _make_folder(nodes.state_dir)
+    fronts = [
+        f"tcp://{nodes.host}:{nodes.port + 3 * number if nodes.port else 0}" for number in range(max(nodes.proxies, 1))
     ]
+    inner = ["tcp://127.0.0.1:0"] * nodes.servers if nodes.proxies else fronts
+    servers = _ready(
+        launcher,
+        [
+            _node(launcher, "server", number, each, nodes, nodes.server_flags(number))
+            for number, each in enumerate(inner)
+        ],
+    )
+    if servers is None or not nodes.proxies:
+        return None if servers is None else Local(servers, ())
+    behind = (*with_keys(nodes.keys, "proxy"), *(str((child.facts or {})["endpoint"]) for child in servers))
+    made = [_node(launcher, "proxy", number, each, nodes, behind) for number, each in enumerate(fronts)]
+    proxies = _ready(launcher, made)
+    return None if proxies is None else Local(servers, proxies)
+
+
+def _make_folder(state_dir: str | None) -> None:
+    try:
+        if state_dir is not None:
+            os.makedirs(state_dir, exist_ok=True)
+    except OSError as error:
+        advice = "Name a folder that is there or can be made (--state-dir)."
+        raise StateUnusable(str(state_dir), error.strerror or str(error), advice) from error
+
+
+def _node(launcher: Launcher, role: str, number: int, endpoint: str, nodes: Nodes, flags: tuple[str, ...]) -> Child:
+    open_to_all = ("--insecure",) if nodes.insecure else ()
+    return launcher.start(f"{role}-{number}", "memoire", role, "--endpoint", endpoint, *open_to_all, *flags)
+
+
+def _ready(launcher: Launcher, made: list[Child]) -> tuple[Child, ...] | None:
+    """These, once they are ready, and started again from then on; None when asked to end meanwhile."""
     if not launcher.await_ready(made):
         return None
     launcher.supervise(made, where_it_was)
-    behind = [str((child.facts or {})["endpoint"]) for child in made]
-    front = [
-        launcher.start(
-            f"proxy-{number}",
-            "memoire",
-            "proxy",
-            "--endpoint",
-            endpoint,
-            *open_to_all,
-            *with_keys(keys, "proxy"),
-            *behind,
-        )
-        for number, endpoint in enumerate(fronts if proxies else [])
-    ]
-    if not launcher.await_ready(front):
-        return None
-    launcher.supervise(front, where_it_was)
-    return Local(tuple(made), tuple(front))
+    return tuple(made)
 
 
 def where_it_was(facts: dict[str, Any]) -> tuple[str, ...]:
@@ -126,29 +143,24 @@ def with_keys(keys: Given, role: str) -> tuple[str, ...]:
     return () if found is None else ("--keys", str(found.folder))
 
 
-def show(launcher: Launcher, cluster: Local) -> Child | None:
-    """Start a dashboard of the cluster on a free port of this machine; its address is the fact "http" once it is ready.
+def show(launcher: Launcher, pages: Sequence[str], history: str | None = None) -> Child | None:
+    """Start a dashboard of these nodes' pages on a free port of this machine; its address is the fact "http" once it is
+    ready. It is started again at that address when it dies, with its curves if `history` names a file for them.
 
-    None where what it needs (the extra [dashboard]) is not installed. The cluster goes on if it dies.
+    None where what it needs (the extra [dashboard]) is not installed. The cluster goes on without it.
     """
     if any(importlib.util.find_spec(module) is None for module in DASHBOARD_NEEDS):
         return None
-    nodes = [str((child.facts or {})["http"]) for child in (*cluster.servers, *cluster.proxies)]
-    board = launcher.start("dashboard", "memoire", "dashboard", *nodes, "--listen", "127.0.0.1:0")
+    keeps = () if history is None else ("--history", history)
+    board = launcher.start("dashboard", "memoire", "dashboard", *pages, "--listen", "127.0.0.1:0", *keeps)
     board.may_die = True
+    launcher.supervise([board], where_it_showed)
     return board
 
 
-def announce(board: Child | None) -> Child | None:
-    """Print where the dashboard is, once it is there; what is left to be announced."""
-    if board is None or board.facts is None:
-        return board
-    print(f"memoire: dashboard: {board.facts['http']}", flush=True)
-    return None
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def where_it_showed(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Flags with which a dashboard that is started again has its former address: a browser has it open."""
+    return ("--listen", str(facts["http"]).partition("://")[2].rstrip("/"))
 
 
 def check_counts(servers: int, proxies: int) -> None:
@@ -162,51 +174,3 @@ def check_counts(servers: int, proxies: int) -> None:
 def _found_anywhere(tables: str) -> str:
     """The path of a file with tables as from any folder; or the JSON that it is in place of one."""
     return tables if tables.lstrip().startswith("{") else os.path.abspath(tables)
-
-
-def up(
-    schema: Schema | None,
-    settings: Sequence[str],
-    *,
-    tables: str | None = None,
-    servers: int,
-    proxies: int,
-    host: str,
-    port: int,
-    run: str | None,
-    state_dir: str | None = None,
-    dashboard: bool = True,
-    insecure: bool = False,
-    keys: Given = None,
-) -> int:
-    """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints.
-
-    A process that dies is started again.
-    """
-    check_counts(servers, proxies)
-    with Launcher(lambda name, line: _note(f"{name}: {line}"), say=lambda line: _note(f"memoire: {line}")) as launcher:
-        cluster = start(
-            launcher,
-            schema,
-            settings,
-            tables=tables,
-            servers=servers,
-            proxies=proxies,
-            host=host,
-            port=port,
-            run=run,
-            state_dir=state_dir,
-            insecure=insecure,
-            keys=keys,
-        )
-        if cluster is None:
-            return 0
-        for endpoint in cluster.endpoints:
-            print(f"memoire: actors and learners connect to {endpoint}", flush=True)
-        for child in (*cluster.servers, *cluster.proxies):
-            print(f"memoire: how {child.name} stands: {(child.facts or {})['http']}/status", flush=True)
-        print("Ctrl-C ends the cluster.", file=sys.stderr, flush=True)
-        board = show(launcher, cluster) if dashboard else None
-        while launcher.pump(60.0):
-            board = announce(board)
-    return 0

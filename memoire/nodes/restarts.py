@@ -15,12 +15,17 @@ MAX_FAILED_STARTS = 5
 class Restarts:
     """The deaths of one process, and when it is to be started next.
 
+    Args:
+        most: Deaths in a row, each less than `MIN_UPTIME` seconds after it began to work, that are followed by another
+            start; None sets no limit.
+
     Attributes:
         due: When it is to be started again; None while it runs, or is given up.
         count: How often that was decided.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.due: float | None = None
         self.count = 0
         self._has_worked = False
@@ -37,14 +42,19 @@ class Restarts:
         if self._ready_since is None:
             self._has_worked, self._ready_since, self._failed_starts = True, now, 0
 
-    def died(self, now: float) -> float | None:
-        """Take in a death; seconds until it is to be started again, None where it cannot start."""
+    def died(self, now: float, *, is_killed: bool = False) -> float | None:
+        """Take in a death; seconds until it is to be started again, None where that is of no use.
+
+        Args:
+            is_killed: A signal ended it: that says nothing about whether it can start.
+        """
         if self._ready_since is None:
             self._failed_starts += 1
         elif now - self._ready_since >= MIN_UPTIME:
             self._deaths = 0
         self._ready_since = None
-        if not self._has_worked or self._failed_starts >= MAX_FAILED_STARTS:
+        cannot_start = not (self._has_worked or is_killed) or self._failed_starts >= MAX_FAILED_STARTS
+        if cannot_start or (self._most is not None and self._deaths >= self._most):
             return None
         pause = min(MAX_PAUSE, MIN_PAUSE * 2.0**self._deaths)
         self._deaths += 1

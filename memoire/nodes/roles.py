@@ -28,6 +28,7 @@ from . import snapshots
 from .environments import env_schema
 from .http import NodePages
 from .pages import security
+from .sizes import NotASize, size
 from .supervision import LauncherLine
 from .tables_file import parameters_from
 
@@ -85,10 +86,19 @@ def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
         ParameterError: a name is none of `Limits`, or a value does not fit.
     """
     changes = _settings("--limit", settings, Limits.__dataclass_fields__, such_as="new_clients=100000")
-    for name, value in changes.items():
-        if isinstance(value, str):
-            raise ParameterError("--limit", f"{name}={value}", "a number behind the =")
-    return Limits(**changes | fixed)
+    return Limits(**{name: _limit(name, value) for name, value in changes.items()} | fixed)
+
+
+def _limit(name: str, value: Any) -> Any:
+    """The value of a limit: a number, or a size such as 1GiB."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if name.endswith("_bytes"):
+            return size(value)
+    except NotASize as error:
+        raise ParameterError("--limit", f"{name}={value}", f"{error.expected}, behind the =") from error
+    raise ParameterError("--limit", f"{name}={value}", "a number behind the =")
 
 
 def _settings(option: str, settings: Sequence[str], known: Iterable[str], *, such_as: str) -> dict[str, Any]:

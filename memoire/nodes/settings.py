@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from memoire.errors import ParameterError
-from memoire.suggestions import hint
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
 """Those that read a file of settings and the environment."""
@@ -76,7 +75,7 @@ def parse(
     """
     name = next(iter(words), "")
     if name not in COMMANDS:
-        return _parsed(top, commands, words)
+        return top.parse_args(words)
     command = commands[name]
     path = _path(words, environment)
     content = {} if path is None else read(path)
@@ -87,7 +86,7 @@ def parse(
     for action in _settings(command):
         if action.dest in said:
             _fill(command, action, said[action.dest].value)
-    given = _parsed(top, commands, words)
+    given = top.parse_args(words)
     for group in ALTERNATIVES:
         weaker = [each for each in group if each in said]
         if weaker and any(getattr(given, each, None) not in (None, []) for each in group if each not in said):
@@ -96,22 +95,6 @@ def parse(
                 del said[each]
     if given.show_settings:
         given.command = _shown(command, said, defaults)
-    return given
-
-
-def _parsed(
-    top: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str]
-) -> argparse.Namespace:
-    """The command line, as `parse_args` takes it; of an unknown command or flag it says which was meant."""
-    name = next(iter(words), "-")
-    if not name.startswith("-") and name not in commands:
-        top.error(f"there is no command {name!r}{hint(name, commands)}. The commands are {', '.join(commands)}")
-    given, left = top.parse_known_args(words)
-    if left:
-        command = commands.get(name, top)
-        flags = [flag for action in command._actions for flag in action.option_strings]
-        unknown = [f"{word}{hint(word.partition('=')[0], flags)}" for word in left]
-        command.error(f"unrecognized arguments: {' '.join(unknown)}. `{command.prog} --help` shows all")
     return given
 
 
@@ -273,7 +256,8 @@ def _one(action: argparse.Action, value: Any, where: str) -> Any:
         read: Callable[[str], Any] = action.type if callable(action.type) else str
         taken = read(str(value))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-        kind = {int: "a whole number", float: "a number"}.get(action.type, str(error))  # type: ignore[call-overload]
+        kinds = {int: "a whole number", float: "a number"}
+        kind = getattr(error, "expected", None) or kinds.get(action.type, str(error))  # type: ignore[call-overload]
         raise ParameterError(where, value, kind) from error
     if action.choices is not None and taken not in action.choices:
         raise ParameterError(where, value, f"one of {', '.join(map(str, action.choices))}")

@@ -9,8 +9,11 @@ that no process is left behind even by a launcher that was killed. Whatever goes
 Unix stream is reset, not ended, where something lies unread. And in case a copy of the launcher holds its end of the
 line, Linux sends SIGHUP when the launcher itself dies, which ends the line from this side. A process that nobody
 launched has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
+
+A program that knows nothing of launchers has a `guard` in its place: it ends with its launcher, too.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -20,17 +23,15 @@ import signal
 import socket
 import sys
 import threading
-import time
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
+
+from .signals import SignalWatch
 
 LINE = "MEMOIRE_TETHER"
 """Environment variable in which a launched process finds the number of the line's file descriptor."""
 ORPHAN_GRACE = 4.0
 """Seconds that a child has to end by itself once its launcher is gone."""
-TWICE = 0.5
-"""Seconds after which a second signal means another one: whoever signals a group and its leader sends the first twice.
-"""
 ABANDONED = 70
 """Exit status of a child that did not."""
 PR_SET_PDEATHSIG = 1
@@ -44,27 +45,28 @@ class LauncherLine:
     Args:
         grace: Seconds that the process has to end by itself once its launcher is gone.
 
+    It has to end now (`stopping`) at SIGTERM or SIGINT, or when its launcher is gone. Another signal ends it at once.
+
     Attributes:
-        stopping: The process has to end now: SIGTERM, SIGINT, or its launcher is gone. Another signal ends it at once.
-        finishing: The launcher ordered an orderly end ("finish"). Both only ever become true.
+        finishing: The launcher ordered an orderly end ("finish"). This and `stopping` only ever become true.
     """
 
     def __init__(self, grace: float = ORPHAN_GRACE) -> None:
-        self.stopping = False
-        self._grace = grace
         self.finishing = False
-        self._asked_at = 0.0  # when the first signal came
+        self._grace = grace
+        self._is_cut = False  # nobody is at the other end any more
         self._line = _inherited_line()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        self._former_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        self._former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._signals = SignalWatch((signal.SIGTERM, signal.SIGINT), on_repeat=_end_at_once)
         if self._line is not None:
             signal.signal(signal.SIGHUP, self._on_orphaned)  # for good, as the line
-            if not _hang_up_with_parent():
+            if not _signal_with_parent(signal.SIGHUP):
                 self._end_line()
             threading.Thread(target=self._listen, args=(self._line,), name="memoire-tether", daemon=True).start()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process has to end now."""
+        return self._is_cut or self._signals.first is not None
 
     @property
     def is_launched(self) -> bool:
@@ -85,21 +87,13 @@ class LauncherLine:
         In any thread, but in one at a time.
         """
         if not (self.stopping or self.finishing):
-            select.select([self._woken], [], [], timeout)
-        try:
-            while self._woken.recv(64):
-                pass
-        except BlockingIOError:
-            pass
+            select.select([self._signals], [], [], timeout)
+        self._signals.drain()
         return not (self.stopping or self.finishing)
 
     def close(self) -> None:
         """Give signals back to whoever had them. The line stays open, as long as the process lives."""
-        signal.set_wakeup_fd(self._former_wakeup)
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        self._woken.close()
-        self._wake.close()
+        self._signals.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,32 +103,19 @@ class LauncherLine:
     ) -> None:
         self.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only a flag: a handler that takes a lock could wait for the thread that it interrupts. And a byte of its own,
-        # since another thread's `wait` may have taken the interpreter's before the flag was set.
-        now = time.monotonic()
-        if self._asked_at and now - self._asked_at > TWICE:
-            os.write(2, b"memoire: told to end a second time: ending at once\n")
-            os._exit(128 + number)
-        self._asked_at = self._asked_at or now
-        self.stopping = True
-        self._rouse()
-
     def _tell(self, message: dict[str, Any]) -> None:
         if self._line is None:
             return
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
         except OSError:  # nobody is there; _listen ends the process if this does not
-            self.stopping = True
-            self._rouse()
+            self._cut()
 
     def _listen(self, line: socket.socket) -> None:
         """Thread: take orders until the line ends; then see to it that the process does, too."""
         with contextlib.suppress(Exception):  # whatever is wrong with the line, nobody gives orders on it any more
             self._take_orders(line)
-        self.stopping = True
-        self._rouse()
+        self._cut()
         threading.Event().wait(self._grace)
         try:
             sys.stderr.write(f"the launcher is gone, and this process did not end within {self._grace:g} s\n")
@@ -146,7 +127,7 @@ class LauncherLine:
             for order in orders:
                 if json.loads(order).get("order") == "finish":
                     self.finishing = True
-                    self._rouse()
+                    self._signals.wake()
 
     def _on_orphaned(self, number: int, frame: FrameType | None) -> None:
         self._end_line()  # `_listen` does the rest
@@ -156,11 +137,55 @@ class LauncherLine:
             with contextlib.suppress(OSError):  # it has ended already
                 self._line.shutdown(socket.SHUT_RDWR)
 
-    def _rouse(self) -> None:
-        try:
-            self._wake.send(b"\0")
-        except OSError:
-            pass  # closed, or full: then nobody waits, or is woken anyway
+    def _cut(self) -> None:
+        self._is_cut = True
+        self._signals.wake()
+
+
+def guard(grace: float = ORPHAN_GRACE) -> None:
+    """Have this process end with its launcher, whatever runs in it. Call it in the main thread, before that begins.
+
+    SIGTERM ends it as Ctrl-C would, through every `with` and `finally`, with status 143; a program may handle SIGTERM
+    in another way. When the launcher dies, the process gets SIGTERM, and `grace` seconds later it is killed, with all
+    processes that it has started.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    line = _inherited_line()
+    if line is None:
+        return
+    atexit.register(_end_group_of_orphan, line)  # the first one is called last
+    if not _signal_with_parent(signal.SIGTERM):
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=_end_with, args=(line, grace), name="memoire-guard", daemon=True).start()
+
+
+def _end_with(line: socket.socket, grace: float) -> NoReturn:
+    """Thread: wait until the line ends; then end the process, and its group."""
+    with contextlib.suppress(OSError):
+        while line.recv(4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(grace)
+    _end_group_of_orphan(line)
+    os._exit(ABANDONED)
+
+
+def _end_group_of_orphan(line: socket.socket) -> None:
+    """End this process and all that it has started, if nobody is there any more who would."""
+    line.setblocking(False)
+    with contextlib.suppress(OSError):  # nothing to read: the launcher lives
+        if not line.recv(1, socket.MSG_PEEK) and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would cut short what this one has begun
+    raise SystemExit(128 + number)
+
+
+def _end_at_once(number: int) -> NoReturn:
+    os.write(2, b"memoire: told to end a second time: ending at once\n")
+    os._exit(128 + number)
 
 
 def _inherited_line() -> socket.socket | None:
@@ -174,13 +199,13 @@ def _inherited_line() -> socket.socket | None:
     return line
 
 
-def _hang_up_with_parent() -> bool:
-    """Have the kernel send SIGHUP when the thread that started this process ends; False where it has ended already.
+def _signal_with_parent(number: int) -> bool:
+    """Have the kernel send a signal when the thread that started this process ends; False where it has ended already.
 
     Only Linux does. A `Launcher` lives in its process' main thread, which ends with the process.
     """
     if sys.platform != "linux":
         return True
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent

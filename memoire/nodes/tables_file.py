@@ -2,7 +2,7 @@
 
     {
       "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
-      "demo":   {"schema": "demo.json", "byte_limit": 200000000}
+      "demo":   {"schema": "demo.json", "byte_limit": "200MB"}
     }
 
 Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
@@ -22,6 +22,7 @@ from memoire.replay.schema import Schema
 from memoire.suggestions import refuse_unknown
 
 from .environments import env_schema
+from .sizes import size
 
 SETTINGS = ("multi_step", "discount", "frame_stack", "storage", "capacity", "byte_limit", "max_step")
 
@@ -55,10 +56,14 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
         return Table(
             _schema(settings, folder),
             parameters=parameters_from(settings.get("parameters", {})),
-            **{name: settings[name] for name in SETTINGS if name in settings},
+            **{name: _value(name, settings[name]) for name in SETTINGS if name in settings},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
         raise ParameterError(where, "these settings", f"those of a table: {error}") from error
+
+
+def _value(name: str, value: Any) -> Any:
+    return size(value) if name == "byte_limit" and isinstance(value, str) else value
 
 
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:

@@ -15,7 +15,8 @@ import numpy as np
 
 from memoire.accounting.logbook import Wanted, format_line
 from memoire.errors import ChildDied
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.child import Child
+from memoire.nodes.launcher import Launcher
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema

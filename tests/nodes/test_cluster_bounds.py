@@ -12,8 +12,9 @@ import pytest
 from memoire.cli import doctor
 from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
+from memoire.nodes.child import Child
 from memoire.nodes.http import REQUEST_TIMEOUT, NodePages
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.launcher import Launcher
 from memoire.nodes.pages import Page
 from memoire.nodes.supervision import LINE, LauncherLine, _inherited_line
 from memoire.rl.demo import actor, demo
@@ -46,14 +47,6 @@ def test_the_rate_of_steps_follows_over_two_seconds():
         rates.append(progress.step_rate)
     assert rates == [50.0, 125.0, 125.0, 200.0]
     assert (progress.episodes, progress.caches, progress.held_caches) == (1, 2, 3)
-
-
-def test_where_the_dashboard_is_is_said_once(capsys):
-    board = Child("dashboard", (), {})
-    assert local_cluster.announce(None) is None and local_cluster.announce(board) is board
-    board.facts = {"http": "http://127.0.0.1:8265"}
-    assert local_cluster.announce(board) is None
-    assert capsys.readouterr().out == "memoire: dashboard: http://127.0.0.1:8265\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +94,7 @@ def test_the_line_of_a_launcher_is_taken_out_of_the_environment_and_waits(monkey
 LAUNCHED = """
 import sys
 from memoire.nodes import supervision
-supervision._hang_up_with_parent = lambda: sys.argv[1] == "True"
+supervision._signal_with_parent = lambda number: sys.argv[1] == "True"
 with supervision.LauncherLine() as line:
     line.wait(60.0)
     print(line.stopping, line.finishing)

@@ -105,9 +105,16 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
         ({"server": 3}, "server must be a section: an object with flags of memoire server, got 3"),
         ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
         ({"server": {"settings": "x"}}, "server.settings must be one of"),
-        ({"server": {"byte-limit": "many"}}, "server.byte-limit must be a whole number, got 'many'"),
-        ({"server": {"byte-limit": 1.5}}, "server.byte-limit must be a whole number, got 1.5"),
-        ({"server": {"byte-limit": True}}, "server.byte-limit must be a number, got True"),
+        ({"server": {"capacity": "many"}}, "server.capacity must be a whole number, got 'many'"),
+        (
+            {"server": {"byte-limit": "many"}},
+            "server.byte-limit must be a size in bytes, such as 1GiB, 500MB or 4096, got 'many'",
+        ),
+        (
+            {"server": {"byte-limit": 1.5}},
+            "server.byte-limit must be a size in bytes, such as 1GiB, 500MB or 4096, got 1.5",
+        ),
+        ({"server": {"capacity": True}}, "server.capacity must be a number, got True"),
         ({"server": {"snapshot-every": "soon"}}, "server.snapshot-every must be a number, got 'soon'"),
         ({"server": {"storage": "tapes"}}, "server.storage must be one of caches, episodes, got 'tapes'"),
         ({"server": {"name": ["a"]}}, "server.name must be text, got ['a']"),
@@ -128,7 +135,11 @@ def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("MEMOIRE_BYTE_LIMIT", "1GB", r"\$MEMOIRE_BYTE_LIMIT must be a whole number, got '1GB'"),
+        (
+            "MEMOIRE_BYTE_LIMIT",
+            "1GX",
+            r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, such as 1GiB, 500MB or 4096, got '1GX'",
+        ),
         ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
         ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words with blanks between them"),
         ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),

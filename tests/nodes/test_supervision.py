@@ -63,3 +63,25 @@ def test_only_failed_starts_in_a_row_count() -> None:
         made.started()
         if number % 2:
             made.ready(float(number))
+
+
+def test_a_process_that_was_killed_is_started_again_though_it_never_worked() -> None:
+    made = Restarts()
+    assert made.died(1.0, is_killed=True) == MIN_PAUSE
+    assert made.died(2.0) is None, "it ended by itself then"
+
+
+def test_a_process_that_dies_soon_after_each_start_is_given_up_at_its_limit() -> None:
+    made = Restarts(most=3)
+    pauses = []
+    for number in range(4):
+        made.ready(10.0 * number)
+        pauses.append(made.died(10.0 * number + 1.0))
+    assert pauses[-1] is None and None not in pauses[:-1]
+
+
+def test_a_minute_of_work_gives_a_process_its_starts_back() -> None:
+    made = Restarts(most=1)
+    for number in range(5):
+        made.ready(100.0 * number)
+        assert made.died(100.0 * number + MIN_UPTIME) == MIN_PAUSE

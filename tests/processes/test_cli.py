@@ -45,7 +45,8 @@ def test_the_version_is_the_package_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "snapshot", "doctor", "top", "logs"]
+    "command",
+    ["server", "proxy", "relay", "up", "launch", "demo", "run", "totals", "drain", "snapshot", "doctor", "top", "logs"],
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -55,11 +56,11 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["dance"], ["server"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
+    for arguments in (["dance"], ["server"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
         with pytest.raises(SystemExit) as ended:
             main.main(arguments)
         assert ended.value.code == 2
-    assert "usage: memoire" in capsys.readouterr().err
+    assert "memoire up: argument --schema: not allowed with argument --env\nFor example: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

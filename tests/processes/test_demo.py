@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from memoire.nodes import local_cluster
-from memoire.nodes.launcher import ONE_THREAD
+from memoire.nodes.child import ONE_THREAD
 
 # ------------------------------------------------------------------------------------------------- without a network
 
@@ -172,7 +172,11 @@ def caches(line: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "roles", [{" proxy ": "proxy-0", ".actor ": "actor-"}, {" server ": "server-0", ".learner ": "learner"}]
+    "roles",
+    [
+        {" proxy ": "proxy-0", ".actor ": "actor-", " dashboard ": "dashboard"},
+        {" server ": "server-0", ".learner ": "learner"},
+    ],
 )
 def test_processes_that_die_are_started_again_and_the_demo_goes_on(roles: dict[str, str]) -> None:
     with playing() as (process, pids):

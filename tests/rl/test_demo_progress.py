@@ -79,6 +79,22 @@ def test_short_lines_come_every_two_seconds() -> None:
         assert words in written[0]
 
 
+def test_lines_say_again_where_the_dashboard_is() -> None:
+    written: list[str] = []
+    lines = demo.Lines(written.append)
+    for seconds in (1.0, 29.0, 31.0, 45.0, 62.0):
+        progress = progress_of(report([], {}), seconds=seconds)
+        progress.dashboard = "http://127.0.0.1:1234"
+        lines.show(progress)
+    hints = [
+        place for place, line in enumerate(written) if line == "dashboard: http://127.0.0.1:1234 | Ctrl-C ends the demo"
+    ]
+    assert hints == [3, 6], "below the lines of 31 and 62 seconds"
+    quiet: list[str] = []
+    demo.Lines(quiet.append).show(progress_of(report([], {}), seconds=99.0))
+    assert len(quiet) == 1, "without a dashboard there is nothing to say"
+
+
 def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     panel = demo.Panel("the title")
     progress = progress_of(report([], {}, steps=4000), learner=LEARNER)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memoire.cli import main
+from memoire.cli import main, operate
 from memoire.errors import KeyFileError, ProtocolError
 from memoire.pool.tables import ROUNDTRIP
 from memoire.security import key_files, key_writer, keypairs, permissions
@@ -367,4 +367,4 @@ def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsy
 
 
 def test_the_command_line_knows_the_roles_of_keys():
-    assert main.ROLES == permissions.ROLES
+    assert operate.ROLES == permissions.ROLES

@@ -17,8 +17,11 @@ from typing import Any, Protocol
 
 from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
+from memoire.nodes.child import Child
 from memoire.nodes.environments import make_envs, sizes
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.launcher import Launcher
+from memoire.nodes.local_cluster import Local, Nodes
+from memoire.nodes.local_run import LocalRun
 from memoire.replay.schema import Schema
 
 PARAMETERS = ("multi_step=3", "discount_factor=[0.99]", "samples_per_insert=32", "cache_size=1024")
@@ -36,6 +39,8 @@ ACTORS_NICE = 10
 """Actors use whatever the others leave: on few cores the learner would else wait for servers that wait for a core."""
 SHOW_INTERVAL = 0.25
 PRINT_INTERVAL = 2.0
+HINT_INTERVAL = 30.0
+"""Seconds after which lines say again where the dashboard is."""
 
 
 @dataclass(frozen=True)
@@ -168,17 +173,23 @@ class Display(Protocol):
 
 
 class Lines:
-    """Progress as plain lines, one every `PRINT_INTERVAL` seconds: for files, pipes and logs."""
+    """Progress as plain lines, one every `PRINT_INTERVAL` seconds: for files, pipes and logs. Where the dashboard is
+    follows every `HINT_INTERVAL` seconds, so that it stays in sight.
+    """
 
     def __init__(self, write: Callable[[str], object] = print) -> None:
         self._write = write
         self._next = 0.0
+        self._hint_at = HINT_INTERVAL
 
     def show(self, progress: Progress) -> None:
         """A line, if it is time for one."""
         if progress.seconds >= self._next:
             self._next = progress.seconds + PRINT_INTERVAL
             self._write(progress.brief())
+        if progress.dashboard and progress.seconds >= self._hint_at:
+            self._hint_at = progress.seconds + HINT_INTERVAL
+            self._write(progress.hint())
 
     def close(self) -> None:
         """Nothing to tidy."""
@@ -243,7 +254,6 @@ class Demo:
         self.solved_return: float | None = None
         self.stopped_by: int | None = None
         self.own_counts: dict[str, dict[str, Any]] = {}
-        self.board: Child | None = None  # until it was announced
 
     @property
     def seconds(self) -> float:
@@ -252,30 +262,32 @@ class Demo:
 
     def run(self) -> int:
         """Run it; 0 when the goal was reached, 1 when not, 130 or 143 when a signal came before."""
-        options = self.options
         with (
             tempfile.TemporaryDirectory(prefix="memoire-demo-") as folder,
             Launcher(say=lambda line: print(f"memoire: {line}", flush=True)) as launcher,
         ):
-            cluster = local_cluster.start(
-                launcher,
-                self.schema,
-                PARAMETERS,
-                servers=options.servers,
-                proxies=options.proxies,
-                run=f"demo-{options.env}-{options.seed}",
-                cache_limit=HELD_CACHES,
-                keys=options.keys,
-            )
+            run = LocalRun(launcher, self._nodes(), dashboard=self.options.dashboard)
             is_complete = False
-            if cluster is not None:
-                workers = self._start_workers(launcher, cluster.endpoints, os.path.join(folder, "network"))
-                self.board = local_cluster.show(launcher, cluster) if options.dashboard else None
-                self._watch(launcher, cluster, workers)
-                is_complete = self._finish(launcher, cluster, workers)
+            if run.begin() and run.cluster is not None:
+                workers = self._start_workers(launcher, run.cluster.endpoints, os.path.join(folder, "network"))
+                run.show(history=os.path.join(folder, "history"))
+                self._watch(run, run.cluster, workers)
+                is_complete = self._finish(launcher, run.cluster, workers)
             signalled = launcher.stop_signal or self.stopped_by
         status = self._sum_up(is_complete)
         return 128 + signalled if signalled and status else status
+
+    def _nodes(self) -> Nodes:
+        options = self.options
+        return Nodes(
+            schema=self.schema,
+            settings=PARAMETERS,
+            servers=options.servers,
+            proxies=options.proxies,
+            run=f"demo-{options.env}-{options.seed}",
+            cache_limit=HELD_CACHES,
+            keys=options.keys,
+        )
 
     def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...], checkpoint: str) -> list[Child]:
         """The learner first: actors act at random until it has published. One that is started again has its network."""
@@ -308,25 +320,23 @@ class Demo:
         launcher.supervise([learner, *actors])
         return [learner, *actors]
 
-    def _watch(self, launcher: Launcher, cluster: local_cluster.Local, workers: list[Child]) -> None:
+    def _watch(self, run: LocalRun, cluster: Local, workers: list[Child]) -> None:
         """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
         shown = display(
             f"memoire demo: {self.options.env}, {len(cluster.servers)} servers, {len(cluster.proxies)} proxies, "
             f"{self.options.actors} actors of {self.options.num_envs} environments, 1 learner, seed {self.options.seed}"
         )
-        due = self.seconds
+
+        def turn() -> bool:
+            self.progress.dashboard = run.dashboard
+            self.progress.take(cluster.servers, workers[0].reports, self.seconds)
+            shown.show(self.progress)
+            if self.progress.is_reached and not self._is_solved:
+                self.progress.solved_after, self.solved_return = self.seconds, self.progress.mean_return
+            return self.options.keep or not (self._is_solved or self.seconds >= self.options.seconds)
+
         try:
-            while launcher.pump(max(0.0, due - self.seconds)):
-                if self.seconds < due:
-                    continue
-                due = self.seconds + SHOW_INTERVAL
-                self._announce()
-                self.progress.take(cluster.servers, workers[0].reports, self.seconds)
-                shown.show(self.progress)
-                if self.progress.is_reached and self.progress.solved_after is None:
-                    self.progress.solved_after, self.solved_return = self.seconds, self.progress.mean_return
-                if not self.options.keep and (self._is_solved or self.seconds >= self.options.seconds):
-                    break
+            run.watch(turn, SHOW_INTERVAL)
         finally:
             shown.close()
 
@@ -334,20 +344,15 @@ class Demo:
     def _is_solved(self) -> bool:
         return self.progress.solved_after is not None
 
-    def _announce(self) -> None:
-        """Print where the dashboard is, once it is there, and keep the address in sight."""
-        if self.board is not None and self.board.facts is not None:
-            self.progress.dashboard = str(self.board.facts["http"])
-        self.board = local_cluster.announce(self.board)
-
-    def _finish(self, launcher: Launcher, cluster: local_cluster.Local, workers: list[Child]) -> bool:
+    def _finish(self, launcher: Launcher, cluster: Local, workers: list[Child]) -> bool:
         """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
 
         False when that did not work out, or when a signal asked for a quick end.
         """
         if launcher.stop_signal not in (None, signal.SIGINT):
             return False
-        self.stopped_by, launcher.stop_signal = launcher.stop_signal, None  # a second Ctrl-C ends this, too
+        self.stopped_by = launcher.stop_signal
+        launcher.forget_signal()  # a second Ctrl-C ends this, too
         learner, *actors = workers
         launcher.abandon(launcher.children)
         learner.order("finish")

@@ -1,0 +1,118 @@
+"""One address for every command: that for requests and that of a node's pages lead to each other, by asking the node.
+
+    tcp://proxy:5560   ── HELLO ──▶  http://proxy:8080, http://server-0:8080, ...   for top, logs, dashboard
+    http://proxy:8080  ── GET /status ──▶  tcp://proxy:5560                         for totals, run, doctor, ...
+
+What was asked, and what came of it, goes to standard error.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memoire.errors import EndpointError, ParameterError
+
+ASK_TIMEOUT = 5.0
+"""Seconds that a node has to answer."""
+MAX_STATUS_BYTES = 16 << 20
+REQUESTS = ("tcp://", "ipc://")
+PAGES = ("http://",)
+Say = Callable[[str], object]
+
+
+def note(line: str) -> None:
+    """Say what was asked, beside what the command prints."""
+    print(f"memoire: {line}", file=sys.stderr, flush=True)
+
+
+def pages_of(addresses: Sequence[str], *, say: Say = note) -> list[str]:
+    """Where the pages of nodes are: each address as it is, or what the node at an address for requests says of itself,
+    and of all servers behind it. Keys are those of $MEMOIRE_KEYS.
+
+    Raises:
+        EndpointError: nobody answers there, or no node there shows pages.
+    """
+    found: dict[str, None] = {}
+    for address in addresses:
+        if not address.startswith(REQUESTS):
+            found[address] = None
+            continue
+        pages = _asked(address)
+        say(f"asked {address} for pages: {', '.join(pages)}")
+        found |= dict.fromkeys(pages)
+    return list(found)
+
+
+def endpoint_of(address: str, *, say: Say = note) -> str:
+    """The address for requests: as it is, or as the page of a node says.
+
+    Raises:
+        EndpointError: nobody answers there, or it is no server, proxy or relay.
+    """
+    if not address.startswith(PAGES):
+        return address
+    endpoint = _endpoint(address)
+    say(f"asked {address} for its address: {endpoint}")
+    return endpoint
+
+
+def _asked(address: str) -> list[str]:
+    from memoire.net.addresses import page_seen_from
+    from memoire.security.keyfolder import Keys
+    from memoire.wire import messages
+
+    from . import doctor
+
+    keys = Keys.of(None, "learner")
+    hello = messages.Hello(role="doctor", host=socket.gethostname()[:256], pid=os.getpid())
+    try:
+        with doctor.asking(address, ASK_TIMEOUT, keys) as asker:
+            answer = asker.ask(hello)[0].body
+    except doctor.Sick as sick:
+        raise EndpointError(address, "ask", sick.found, f"an address that answers: {sick.advice}") from sick
+    pages = answer.pages if isinstance(answer, messages.Welcome) else []
+    if not pages:
+        instead = "the address of its pages (--http), or start it with --http 127.0.0.1:8080"
+        raise EndpointError(address, "find the pages of", "no node there shows any", instead)
+    return [page_seen_from(address, page) for page in pages]
+
+
+def _endpoint(address: str) -> str:
+    from memoire.net.addresses import seen_from
+
+    place = urllib.parse.urlsplit(address)
+    if place.port is None or not place.hostname:
+        raise ParameterError("ADDRESS", address, "http://HOST:PORT of a node's pages, or its tcp:// address")
+    try:
+        status, facts = _status(place.hostname, place.port)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = str(error) or "no answer in time"
+        raise EndpointError(address, "ask", reason, "an address that answers, such as tcp://proxy:5560") from error
+    if status != http.client.OK:
+        raise EndpointError(address, "ask", f"it answers with status {status}", "the tcp:// address of this node")
+    endpoint = facts.get("endpoints", {}).get("request", "") if isinstance(facts, dict) else ""
+    if not isinstance(endpoint, str) or not endpoint:
+        raise EndpointError(address, "find requests at", "that is no server, proxy or relay", "another node")
+    return seen_from(f"tcp://{place.netloc}", endpoint)
+
+
+def _status(host: str, port: int) -> tuple[int, Any]:
+    from memoire.nodes import timed_http
+
+    connection = http.client.HTTPConnection(host, port)
+    connection.sock = timed_http.connect(host, port, time.monotonic() + ASK_TIMEOUT)
+    try:
+        connection.request("GET", "/status?clients=no")
+        answer = connection.getresponse()
+        body = answer.read(MAX_STATUS_BYTES)
+        return answer.status, json.loads(body) if answer.status == http.client.OK else None
+    finally:
+        connection.close()

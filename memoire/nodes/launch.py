@@ -1,0 +1,306 @@
+"""`memoire launch`: a learner and actors of yours on this machine, with all that a run needs around them.
+
+    memoire launch learner.py actor.py --actors 8
+
+                     server and proxy of this run (--env, --schema, --tables)
+    MEMOIRE_ENDPOINT  ──▶  or the learner itself, which then makes a Server at MEMOIRE_LISTEN
+                     or a cluster elsewhere (--endpoint)
+
+Programs hear by their environment where everything is, by the names that the Helm chart uses, too. They are started
+again when they die. The run is over when the learner ends with status 0; without a learner, when all actors do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memoire.errors import EndpointError, MemoireTimeout, ParameterError
+
+from . import bootstrap
+from .child import ONE_THREAD, Child
+from .launcher import READY_TIMEOUT, Launcher
+from .local_cluster import Nodes
+from .local_run import LocalRun, note
+from .output import Output
+
+TURN = 0.2
+"""Seconds between two looks at the programs."""
+FINISH_TIMEOUT = 30.0
+"""Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
+NONE = "-"
+"""In place of a learner: there is none here."""
+PORTS = 3
+"""Ports in a row that a server takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to launch.
+
+    Raises:
+        ParameterError: a number or a program is none.
+    """
+
+    learner: tuple[str, ...] = ()
+    """File or module, and arguments; empty: none."""
+    actor: tuple[str, ...] = ()
+    actors: int = 1
+    nodes: Nodes | None = None
+    """Servers and proxies of this run; None: the learner is the server, unless `endpoint` says where one is."""
+    endpoint: str | None = None
+    """Of a cluster that runs elsewhere."""
+    port: int = 5560
+    """First of three ports at which the learner listens, if it is the server; 0 takes free ones."""
+    seed: int = 0
+    env: str | None = None
+    keys: str | None = None
+    state_dir: str | None = None
+    logs: str | None = None
+    """Folder for what each process prints."""
+    restarts: int = 10
+    """Deaths in a row, each within a minute, after which a program is given up."""
+    finish_timeout: float = FINISH_TIMEOUT
+    dashboard: bool = True
+    quiet: bool = False
+    ready_timeout: float = READY_TIMEOUT
+    """Seconds that a learner has to open its server."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("--actors", self.actors, 1), ("--restarts", self.restarts, 0)):
+            if value < least:
+                raise ParameterError(name, value, f"at least {least}")
+        if not self.learner and not self.actor:
+            raise ParameterError("LEARNER", NONE, "a program, or an ACTOR beside it")
+        if self.embeds and not self.learner:
+            expected = "a program that makes a memoire.Server, or --env, --schema, --tables or --endpoint beside it"
+            raise ParameterError("LEARNER", NONE, expected)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the learner is the server."""
+        return self.nodes is None and self.endpoint is None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all programs."""
+        learner = ["learner"] if self.learner else []
+        return learner + [f"actor-{rank}" for rank in range(self.actors if self.actor else 0)]
+
+
+def program(what: str, text: str) -> tuple[str, ...]:
+    """A program and its arguments, as one text of the command line says them; empty for "-".
+
+    Raises:
+        ParameterError: it is no Python file, and no module that is found from here.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ParameterError(what, text, f"a program and its arguments: {error}") from error
+    if words == (NONE,):
+        return ()
+    if not words or not (os.path.isfile(words[0]) if bootstrap.is_file(words[0]) else _is_module(words[0])):
+        raise ParameterError(
+            what, text, 'a Python file or a module, with its arguments in the same quotes: "a.py --b 1"'
+        )
+    return words
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m NAME` would find a module, in the working directory too."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    if os.path.exists(os.path.join(*name.split("."))) or os.path.isfile(os.path.join(*name.split(".")) + ".py"):
+        return True
+    with contextlib.suppress(ImportError):
+        return importlib.util.find_spec(name) is not None
+    return False
+
+
+def launch(options: Options) -> int:
+    """Run it until it is over; its exit status, 128 + n when signal n ended it before.
+
+    Raises:
+        ChildDied: a process died, and it is of no use to start it again.
+        EndpointError: the ports are in use.
+        MemoireTimeout: the learner did not open its address.
+    """
+    shown = Output(options.names, options.logs, None if options.quiet else sys.stdout)
+    with shown, Launcher(shown, say=note) as launcher:
+        launched = Launched(launcher, options)
+        launched.run()
+        return 0 if launched.is_over else 128 + (launcher.stop_signal or signal.SIGTERM)
+
+
+class Launched:
+    """A learner and its actors, from the first start to the end of the run.
+
+    Attributes:
+        is_over: The learner has ended with status 0, or all actors have where there is no learner.
+    """
+
+    def __init__(self, launcher: Launcher, options: Options) -> None:
+        self.is_over = False
+        self._launcher, self._options = launcher, options
+        self._run = LocalRun(launcher, options.nodes, dashboard=options.dashboard)
+        self._learner: Child | None = None
+        self._actors: list[Child] = []
+        self._endpoint = ""
+        self._page = ""  # of the learner
+
+    def run(self) -> None:
+        """Start everything, keep it running, and end it."""
+        if not self._run.begin():
+            return
+        self._endpoint = self._find_endpoint()
+        note(f"MEMOIRE_ENDPOINT={self._endpoint}")
+        self._start_learner()
+        if self._options.embeds and not self._await_learner():
+            return
+        self._start_actors()
+        self._run.show(self._learner_pages())
+        self._run.watch(self._goes_on, TURN)
+        if self.is_over:
+            self._finish()
+
+    def _find_endpoint(self) -> str:
+        if self._options.endpoint is not None:
+            return self._options.endpoint
+        if self._run.cluster is not None:
+            return self._run.cluster.endpoints[0]
+        return f"tcp://127.0.0.1:{free_ports(self._options.port)}"
+
+    def _start_learner(self) -> None:
+        if self._options.learner:
+            self._learner = self._start("learner", "learner", 0, 1, self._options.learner)
+
+    def _start_actors(self) -> None:
+        count = self._options.actors if self._options.actor else 0
+        for rank in range(count):
+            self._actors.append(self._start(f"actor-{rank}", "actor", rank, count, self._options.actor))
+
+    def _start(self, name: str, role: str, rank: int, count: int, words: Sequence[str]) -> Child:
+        environment = self._environment(role, rank, count)
+        child = self._launcher.start_program(name, words, environment)
+        self._launcher.supervise([child], most=self._options.restarts)
+        return child
+
+    def _environment(self, role: str, rank: int, count: int) -> Mapping[str, str]:
+        options = self._options
+        said = {
+            "MEMOIRE_ENDPOINT": self._endpoint,
+            "MEMOIRE_ROLE": role,
+            "MEMOIRE_RANK": str(rank),
+            "MEMOIRE_COUNT": str(count),
+            "MEMOIRE_SEED": str(seed_of(options.seed, role, rank)),
+            "MEMOIRE_HTTP": "127.0.0.1:0",
+        }
+        if role == "actor":  # one of many on the machine
+            said |= {name: os.environ.get(name, "1") for name in ONE_THREAD}
+        elif options.embeds:
+            said |= self._as_server()
+        optional = {"MEMOIRE_KEYS": options.keys, "MEMOIRE_ENV": options.env}
+        return said | {name: value for name, value in optional.items() if value is not None}
+
+    def _as_server(self) -> dict[str, str]:
+        """What a learner is told that is the server of its cluster."""
+        page = f"127.0.0.1:{free_ports(0, 1)}"
+        self._page = f"http://{page}"
+        said = {"MEMOIRE_LISTEN": self._endpoint, "MEMOIRE_NAME": "learner-0", "MEMOIRE_HTTP": page}
+        return said | ({} if self._options.state_dir is None else {"MEMOIRE_STATE_DIR": self._options.state_dir})
+
+    def _await_learner(self) -> bool:
+        """Wait until the learner listens; whether to go on."""
+        place = self._endpoint.partition("://")[2]
+        deadline = time.monotonic() + self._options.ready_timeout
+        while time.monotonic() < deadline:
+            if not self._launcher.pump(TURN) or self._learner_is_done():
+                return False
+            if _is_open(place):
+                return True
+        advice = (
+            'Make the server there, memoire.Server(os.environ["MEMOIRE_LISTEN"], ...), or have `memoire launch` run '
+            "one: --env, --schema or --tables."
+        )
+        raise MemoireTimeout(f"server at {self._endpoint}", "the learner", self._options.ready_timeout, advice)
+
+    def _learner_pages(self) -> list[str]:
+        """Those of a learner that is the server, if it has opened any."""
+        if not self._options.embeds or not self._options.dashboard:
+            return []
+        if _is_open(self._page.partition("://")[2]):
+            return [self._page]
+        note("there is no dashboard: the learner has no pages. NodePages.from_environment(server) opens them.")
+        return []
+
+    def _learner_is_done(self) -> bool:
+        self.is_over = self._learner is not None and self._learner.status == 0
+        return self.is_over
+
+    def _goes_on(self) -> bool:
+        if self._learner is not None:
+            return not self._learner_is_done()
+        self.is_over = all(actor.status == 0 for actor in self._actors)
+        return not self.is_over
+
+    def _finish(self) -> None:
+        """Let actors end by themselves: they hear that the run is over."""
+        if self._learner is not None and self._actors:
+            note("the learner has ended; actors end now")
+        self._launcher.abandon(self._actors)
+        for actor in self._actors:
+            actor.may_die = True
+        has_ended = self._launcher.wait_for(self._actors, self._options.finish_timeout)
+        if not has_ended and self._launcher.stop_signal is None:
+            late = [actor.name for actor in self._actors if actor.status is None]
+            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s, and is ended now")
+
+
+def seed_of(seed: int, role: str, rank: int) -> int:
+    """A seed of its own for each process of a run."""
+    return 1000 * seed + (rank + 1 if role == "actor" else 0)
+
+
+def free_ports(first: int, count: int = PORTS) -> int:
+    """The first of `count` ports in a row of this machine that nobody listens at; 0 finds some.
+
+    Raises:
+        EndpointError: the ones that are asked for are in use.
+    """
+    reason = "none is free"
+    for candidate in [first] if first else _candidates():
+        try:
+            with contextlib.ExitStack() as stack:
+                for port in range(candidate, candidate + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return candidate
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+    where = f"tcp://127.0.0.1:{first}"
+    raise EndpointError(where, "listen at", reason, f"another --port (0 finds {count} free ones in a row)")
+
+
+def _candidates() -> Iterator[int]:
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = int(found.getsockname()[1])
+        yield port
+
+
+def _is_open(place: str) -> bool:
+    """Whether somebody listens at HOST:PORT."""
+    host, _, port = place.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 1.0):
+            return True
+    except OSError:
+        return False

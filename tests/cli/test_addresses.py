@@ -1,0 +1,112 @@
+"""One address is enough: that for requests leads to pages, and pages lead to it."""
+
+import re
+import socket
+
+import pytest
+
+import memoire
+from memoire.cli import addresses, doctor, main
+from memoire.errors import EndpointError, ParameterError
+from memoire.net.addresses import page_seen_from
+from memoire.nodes.http import NodePages
+from netkit import SCHEMA, until
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two servers and a proxy, each with pages."""
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="a") as a,
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="b") as b,
+        NodePages("127.0.0.1:0", a) as pages_a,
+        NodePages("127.0.0.1:0") as pages_b,
+    ):
+        pages_b.show(b)
+        with memoire.Proxy("tcp://127.0.0.1:0", [a.endpoint, b.endpoint]) as proxy, NodePages("127.0.0.1:0") as pages:
+            pages.show(proxy)
+            until(lambda: all(back.servers for back in proxy.stats().backs), 60.0)
+            yield {"proxy": (proxy, pages.url), "a": (a, pages_a.url), "b": (b, pages_b.url)}
+
+
+def test_a_proxy_says_where_its_pages_are_and_those_of_all_servers_behind_it(cluster):
+    proxy, page = cluster["proxy"]
+    said = []
+    found = addresses.pages_of([proxy.endpoint], say=said.append)
+    assert found[0] == page and set(found) == {where for _, where in cluster.values()}
+    assert said == [f"asked {proxy.endpoint} for pages: {', '.join(found)}"]
+
+
+def test_a_server_says_where_its_own_pages_are_and_is_not_counted_a_client(cluster):
+    server, page = cluster["b"]
+    before = server.stats().clients
+    assert addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str) == [
+        page,
+        "dns:name:1",
+        "host:8080",
+    ]
+    assert server.stats().clients == before
+
+
+@pytest.mark.parametrize("name", ["proxy", "a"])
+def test_pages_say_where_requests_go(cluster, name):
+    node, page = cluster[name]
+    said = []
+    assert addresses.endpoint_of(page, say=said.append) == node.endpoint
+    assert said == [f"asked {page} for its address: {node.endpoint}"]
+    assert addresses.endpoint_of(node.endpoint, say=said.append) == node.endpoint and len(said) == 1
+
+
+def test_commands_take_either(cluster, capsys):
+    proxy, page = cluster["proxy"]
+    assert main.main(["totals", page]) == 0 == main.main(["totals", proxy.endpoint])
+    assert main.main(["doctor", page]) == doctor.WELL
+    assert main.main(["top", "--once", proxy.endpoint]) == 0
+    said = capsys.readouterr()
+    assert (
+        said.err.count("memoire: asked ") == 3
+        and "3 nodes" in said.out
+        or cluster["a"][1].rpartition(":")[2] in said.out
+    )
+
+
+def test_nobody_there_is_told_with_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(EndpointError, match=rf"cannot ask 'http://127.0.0.1:{port}': .*refused"):
+        addresses.endpoint_of(f"http://127.0.0.1:{port}")
+    with pytest.raises(EndpointError, match=rf"cannot ask 'tcp://127.0.0.1:{port}': cannot connect|nobody answered"):
+        addresses.pages_of([f"tcp://127.0.0.1:{port}"])
+    with pytest.raises(ParameterError, match="http://HOST:PORT of a node's pages"):
+        addresses.endpoint_of("http://proxy")
+
+
+def test_a_node_without_pages_is_told_how_to_have_some():
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
+        with pytest.raises(EndpointError, match=re.escape("start it with --http 127.0.0.1:8080")):
+            addresses.pages_of([server.endpoint])
+
+
+def test_pages_that_ask_for_a_token_or_are_of_no_node_are_told_so():
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server,
+        NodePages("127.0.0.1:0", server, token="t" * 20) as pages,
+    ):
+        with pytest.raises(EndpointError, match="it answers with status 401. Give the tcp:// address of this node"):
+            addresses.endpoint_of(pages.url)
+    with NodePages("127.0.0.1:0") as nothing, pytest.raises(EndpointError, match="no server, proxy or relay"):
+        addresses.endpoint_of(nothing.url)
+
+
+@pytest.mark.parametrize(
+    ("dialled", "page", "seen"),
+    [
+        ("tcp://far:5560", "http://0.0.0.0:8080", "http://far:8080"),
+        ("tcp://far:5560", "http://[::]:8080", "http://far:8080"),
+        ("tcp://far:5560", "http://*:8080", "http://far:8080"),
+        ("tcp://far:5560", "http://near:8080", "http://near:8080"),
+        ("ipc:///run/relay", "http://0.0.0.0:8080", "http://0.0.0.0:8080"),
+    ],
+)
+def test_pages_of_a_whole_machine_are_at_the_host_that_was_dialled(dialled, page, seen):
+    assert page_seen_from(dialled, page) == seen

@@ -1,0 +1,44 @@
+"""`import memoire` names everything and imports nothing: what is used is imported then."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memoire
+
+SOURCE = Path(memoire.__file__)
+
+
+def for_type_checkers() -> dict[str, str]:
+    """Names and their modules, as type checkers read them."""
+    blocks = [node for node in ast.parse(SOURCE.read_text("utf-8")).body if isinstance(node, ast.If)]
+    found = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module).removeprefix("memoire.") for node in found for alias in node.names}
+
+
+def test_type_checkers_and_python_find_every_name_in_the_same_module() -> None:
+    homes = {name: home.removeprefix("memoire.") for name, home in vars(memoire)["_HOMES"].items()}
+    assert homes == for_type_checkers()
+    assert set(memoire.__all__) <= set(homes)
+    for name, home in homes.items():
+        assert getattr(memoire, name) is getattr(importlib.import_module(f"memoire.{home}"), name)
+
+
+def run(code: str) -> object:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    return json.loads(done.stdout)
+
+
+def test_what_nobody_uses_is_not_imported() -> None:
+    loaded = "import memoire, sys, json; print(json.dumps(sorted(sys.modules)))"
+    assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(run(loaded))  # type: ignore[call-overload]
+
+
+def test_a_name_that_there_is_none_of_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Bufer'"):
+        getattr(memoire, "Bufer")  # noqa: B009  (which mypy would refuse)

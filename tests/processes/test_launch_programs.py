@@ -1,0 +1,206 @@
+"""`memoire launch`: programs that know nothing of a launcher, started again, and never left behind."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memoire.errors import ChildDied, MemoireTimeout
+from memoire.nodes import launch
+from memoire.nodes.launch import Options
+from memoire.nodes.launcher import Launcher
+from netkit import until
+
+LEARNER = """
+    import json, os, pathlib, sys
+    import memoire
+    print("sees", json.dumps({name: text for name, text in os.environ.items() if name.startswith("MEMOIRE_")}), sys.argv[1:])
+    schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "reward": ("float32", ())})
+    with memoire.Server(os.environ["MEMOIRE_LISTEN"], schema, name=os.environ["MEMOIRE_NAME"]) as server:
+        print("listens at", server.endpoint)
+        while not pathlib.Path("enough").exists():
+            server.wait_closed(0.1)
+        server.finish()
+        server.wait_closed(2.0)
+"""
+ACTOR = """
+    import os, sys
+    import memoire
+    with memoire.connect(os.environ["MEMOIRE_ENDPOINT"], seed=int(os.environ["MEMOIRE_SEED"]), timeout=60) as client:
+        assert os.environ["MEMOIRE_NAME"] == "actor-" + os.environ["MEMOIRE_RANK"]
+        print("plays as", os.environ["MEMOIRE_RANK"], "of", os.environ["MEMOIRE_COUNT"], os.environ["OMP_NUM_THREADS"], sys.argv[1:])
+        while not client.finished:
+            client.update(60)
+    print("hears that the run is over")
+"""
+WAITS = """
+    import os, subprocess, sys, threading
+    inner = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+    print("pids", os.getpid(), inner.pid, flush=True)
+    try:
+        threading.Event().wait()
+    finally:
+        print("leaves in order", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (("learner", LEARNER), ("actor", ACTOR), ("waits", WAITS)):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    (tmp_path / "ends.py").write_text("print('is done')")
+    (tmp_path / "fails.py").write_text("raise ValueError('a mistake in it')")
+    return tmp_path
+
+
+@contextlib.contextmanager
+def launched(folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """`memoire launch` in a folder; killed at the end."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    command = [sys.executable, "-u", "-m", "memoire", "launch", "--port", "0", "--logs", "logs", *words]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: "subprocess.Popen[str]", pattern: str, count: int = 1) -> list["re.Match[str]"]:
+    """The first lines that match."""
+    assert process.stdout is not None
+    found, said = [], ""
+    while len(found) < count:
+        line = process.stdout.readline()
+        assert line, f"it ended by itself: {said}"
+        said += line
+        found += [match] if (match := re.search(pattern, line)) else []
+    return found
+
+
+def state(pid: int) -> str:
+    """One letter; "" when the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def are_gone(pids: list[int]) -> bool:
+    return all(state(pid) in ("", "Z") for pid in pids)
+
+
+def parent_of(entry: Path) -> int:
+    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def pid_of(launcher: int, words: str) -> int:
+    """The process of this launcher with these words in its command line."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            is_ours = entry.name.isdigit() and parent_of(entry) == launcher
+            if is_ours and words in (entry / "cmdline").read_text():
+                return int(entry.name)
+    raise AssertionError(f"no {words} below {launcher}")
+
+
+def test_a_learner_that_is_the_server_and_its_actors_end_together(folder: Path) -> None:
+    with launched(folder, "learner.py --lr 0.1", "actor.py", "--actors", "2", "--seed", "3") as process:
+        (sees,) = read_until(process, r"learner +\| sees (\{.*\}) (\[.*\])")
+        environment, arguments = json.loads(sees[1]), sees[2]
+        plays = read_until(process, r"actor-([01]) +\| plays as ([01]) of 2 1 \[\]", 2)
+        assert sorted(match[1] for match in plays) == ["0", "1"] and all(match[1] == match[2] for match in plays)
+        (folder / "enough").touch()
+        rest, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, rest
+    assert environment["MEMOIRE_LISTEN"] == environment["MEMOIRE_ENDPOINT"] != "tcp://127.0.0.1:5560"
+    assert (environment["MEMOIRE_ROLE"], environment["MEMOIRE_RANK"], environment["MEMOIRE_SEED"]) == (
+        "learner",
+        "0",
+        "3000",
+    )
+    assert "MEMOIRE_TETHER" not in environment and "MEMOIRE_PATH" not in environment
+    assert arguments == "['--lr', '0.1']"
+    assert len(re.findall(r"actor-[01] +\| hears that the run is over", rest)) == 2
+    assert "memoire: the learner has ended; actors end now" in rest
+    assert "hears that the run is over" in (folder / "logs" / "actor-1.log").read_text()
+
+
+def test_servers_run_beside_the_programs_and_an_actor_that_is_killed_comes_back(folder: Path) -> None:
+    schema = '{"columns": [["obs", "<f4", [2], "state"], ["reward", "<f4", [], "reward"]]}'
+    with launched(folder, "waits.py", "actor.py", "--schema", schema, "--no-dashboard") as process:
+        read_until(process, r"actor-0 +\| plays as 0 of 1")
+        os.kill(pid_of(process.pid, "actor.py"), signal.SIGKILL)
+        read_until(process, r"memoire: actor-0 was killed by signal 9; it is started again in 0.5 s")
+        read_until(process, r"actor-0 +\| plays as 0 of 1")
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM, rest
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_no_process_is_left_however_the_launcher_ends(number: signal.Signals, status: int, folder: Path) -> None:
+    with launched(folder, "-", "waits.py", "--actors", "2", "--endpoint", "tcp://127.0.0.1:9") as process:
+        pids = [int(pid) for match in read_until(process, r"\| pids (\d+) (\d+)", 2) for pid in match.groups()]
+        assert not any(state(pid) == "" for pid in pids)
+        process.send_signal(number)
+        process.communicate(timeout=100)
+        assert process.returncode == status
+        until(lambda: are_gone(pids), 60.0)
+    if number != signal.SIGKILL:  # nobody reads what is printed then
+        assert (folder / "logs" / "actor-1.log").read_text().endswith("leaves in order\n")
+
+
+def test_what_a_program_has_started_ends_with_it(folder: Path) -> None:
+    with launched(folder, "-", "waits.py", "--endpoint", "tcp://127.0.0.1:9") as process:
+        first = [int(pid) for pid in read_until(process, r"\| pids (\d+) (\d+)")[0].groups()]
+        os.kill(first[0], signal.SIGKILL)
+        second = [int(pid) for pid in read_until(process, r"\| pids (\d+) (\d+)")[0].groups()]
+        until(lambda: are_gone(first), 60.0)
+        assert not are_gone(second[1:])
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=100)
+
+
+def test_programs_that_are_done_are_not_started_again(folder: Path) -> None:
+    with launched(folder, "-", "ends.py", "--actors", "2", "--endpoint", "tcp://127.0.0.1:9") as process:
+        said, _ = process.communicate(timeout=100)
+    assert process.returncode == 0 and said.count("is done") == 2 and "started again" not in said
+
+
+def test_a_program_that_cannot_start_is_shown_with_its_last_words(folder: Path) -> None:
+    with launched(folder, "fails.py", "--endpoint", "tcp://127.0.0.1:9") as process:
+        said, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "memoire: learner ended with status 1" in said and "ValueError: a mistake in it" in said
+
+
+def test_a_program_that_dies_again_and_again_is_given_up(folder: Path) -> None:
+    said: list[str] = []
+    with Launcher(say=said.append) as launcher:
+        child = launcher.start_program("actor-0", [str(folder / "fails.py")], {}, ready_after=0.0)
+        launcher.supervise([child], most=2)
+        with pytest.raises(ChildDied, match="a mistake in it"):
+            while launcher.pump(30.0):
+                pass
+    assert [line.partition(" (")[0] for line in said] == [
+        "actor-0 ended with status 1; it is started again in 0.5 s",
+        "actor-0 ended with status 1; it is started again in 1 s",
+    ]
+
+
+def test_a_learner_that_opens_no_server_is_told_how(folder: Path) -> None:
+    options = Options(learner=(str(folder / "waits.py"),), actor=("x",), port=0, quiet=True, ready_timeout=0.4)
+    with pytest.raises(MemoireTimeout) as caught:
+        launch.launch(options)
+    words = r"no server at tcp://127\.0\.0\.1:\d+ from the learner within 0\.4 s\. Make the server"
+    assert re.match(words, str(caught.value))
