@@ -69,7 +69,7 @@ def build(compiler: str) -> Path:
         release.tools() / "python",
         CC=compiler,
         LDSHARED=f"{compiler} -shared",
-        CFLAGS=f"-I{include / python().name} -idirafter {include}",
+        include=f"-I{include / python().name} -idirafter {include}",
         _PYTHON_HOST_PLATFORM="linux-aarch64",
     )
 
@@ -80,7 +80,7 @@ def install(wheel: Path) -> None:
     pip = [release.tools() / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--target", PACKAGES, "--only-binary", ":all:", "--implementation", "cp"]
     pip += ["--python-version", python().name.removeprefix("python")]
-    release.run([*pip, *(word for name in PLATFORMS for word in ("--platform", name)), wheel, *NEEDED])
+    release.run([*pip, *(word for name in PLATFORMS for word in ("--platform", name)), f"{wheel}[lz4]", *NEEDED])
 
 
 def test(wheel: Path, emulator: str, tests: Sequence[str] = TESTS) -> str:
