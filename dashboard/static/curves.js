@@ -12,17 +12,18 @@ export function placesOn(axis, {time, steps, greatest}, began = time[0] ?? 0, to
 }
 
 /** A figure of an answer as columns [mean, least, greatest]: null where there is a gap, undefined where the line goes on. */
-export function columnsOf({mean, least, greatest}, name, width = 1) {
+export function columnsOf({time, away, mean, least, greatest}, name, width = 1) {
   const isUp = mean.nodes_up ?? [];
   const gap = (value, at) => (value === null && IS_SPARSE.test(name) && isUp[at] !== 0 ? undefined : value);
   const [middle, low, high] = [mean, least, greatest].map((values) => (values[name] ?? []).map(gap));
-  return [smoothed(middle, width), low, high];
+  return [smoothed(middle, width, new Set(away.map(([, after]) => time.indexOf(after)))), low, high];
 }
 
-/** The mean over up to `width` newest values; it begins anew after a gap. */
-export function smoothed(values, width) {
+/** The mean over up to `width` newest values; it begins again after a gap and at each place of `starts`. */
+export function smoothed(values, width, starts = new Set()) {
   let recent = [];
-  return values.map((value) => {
+  return values.map((value, at) => {
+    if (starts.has(at)) recent = [];
     if (value === undefined) return value;
     if (value === null) {
       recent = [];

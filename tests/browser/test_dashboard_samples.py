@@ -207,7 +207,7 @@ def test_a_band_is_read_with_the_value_that_it_lies_around(browser, scene):
         open_page(page, scene[2].url, "learning")
         figure = page.locator("figure", has_text="Return of episodes")
         figure.locator(".uplot canvas").wait_for()
-        figure.get_by_role("group").focus()
+        figure.locator(".plot").focus()
         page.keyboard.press("ArrowLeft")
         page.locator(".chart-tip dd", has_text="…").wait_for()  # the value, and from where to where the band reaches
 
