@@ -121,7 +121,7 @@ class Counters:
 
     @property
     def rejected_share(self) -> float:
-        """Of the caches that arrived in the newest minute, those that were rejected."""
+        """The share of rejected caches among those that arrived in the newest minute."""
         accepted, rejected = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
         return rejected / (accepted + rejected) if rejected > 0 else 0.0
 

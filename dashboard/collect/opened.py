@@ -135,7 +135,7 @@ class OpenedRun:
         return {name: NodeError(GONE, 404) for name in paths}
 
     def distribution(self, table: str, servers: Iterable[str]) -> ClusterDistribution:
-        """Raises NodeError."""
+        """Always raises NodeError: an exported run has no nodes to ask."""
         raise NodeError(GONE, 404)
 
 

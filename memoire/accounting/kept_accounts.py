@@ -66,7 +66,7 @@ class KeptAccounts(ABC):
 
     @abstractmethod
     def taken(self) -> None:
-        """What was inherited until now is being saved."""
+        """The accounts that were inherited until now are part of a group that is being saved."""
 
     @abstractmethod
     def saved(self) -> None:
@@ -226,7 +226,7 @@ class StoredAccounts(KeptAccounts):
         self._has_others = True
 
     def taken(self) -> None:
-        """What was inherited until now is being saved."""
+        """The accounts that were inherited until now are part of a group that is being saved."""
         self._saving, self._arriving = merge(self._saving, self._arriving), merge()
 
     def saved(self) -> None:

@@ -161,7 +161,7 @@ def totals_of(rows: Rows) -> Totals:
 
 
 def totals_of_pages(pages: Iterable[Rows]) -> Totals:
-    """The same of rows that `merge` made, in pages that follow each other: one page at a time is in memory."""
+    """As `totals_of`, from consecutive pages of rows that `merge` made. Only one page at a time is in memory."""
     sums: Counter[str] = Counter()
     returns: list[float] = []
 

@@ -40,7 +40,7 @@ class Subscription:
 
 
 class ReceivedModels:
-    """The newest model of each topic that is followed, and the models that receivers have not taken. Thread-safe."""
+    """The newest model of each followed topic, and models that receivers have not yet taken. Thread-safe."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

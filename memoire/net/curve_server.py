@@ -94,16 +94,18 @@ class Gate:
                 self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
 
     def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, ConnectionWatcher | None]:
-        """Bind a socket; over TCP it asks for keys. Returns the address with its port, and what the doors that own it
-        have to follow.
+        """Bind a socket. If the node has keys and the address is TCP, peers have to show theirs.
 
         Args:
-            only: The one role that may come there.
+            only: The only role that may connect there; "" allows all.
+
+        Returns:
+            The address with its port, and the watcher that the owner of the socket has to follow, if there is one.
 
         Raises:
-            EndpointError: the address is taken, or none; or somebody else decides who may come in, in this context. The
-                socket is closed.
-            KeyFileError: others may not come to who has such a key; the socket is closed.
+            EndpointError: the address is in use or malformed, or something else authenticates peers in this context.
+                The socket is closed.
+            KeyFileError: this node's key is not one of a server or proxy, so it may not listen. The socket is closed.
         """
         if self.keys is None or not str(endpoint).startswith("tcp://"):
             self._open.append(sockets.bind(made, endpoint))

@@ -188,10 +188,10 @@ def listened_at(made: Socket) -> str:
 
 
 def rebind(made: Socket, endpoint: str, secret: bytes) -> None:
-    """Listen at the same address with another key. Connections that are there end.
+    """Listen at the same address with another key. This ends all present connections.
 
     Raises:
-        EndpointError: the address could not be had again; the socket is open, and nobody can come.
+        EndpointError: the address could not be bound again. The socket stays open, but nobody can connect to it.
     """
     try:
         made.unbind(endpoint)

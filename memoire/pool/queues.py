@@ -26,10 +26,10 @@ class CacheQueues:
     """The caches of all clients of one table, each client's in the order in which they came.
 
     Args:
-        schema, parameters: Of the caches.
-        byte_limit: Bytes that they may have together.
-        cache_limit: How many may be held; 0 is no limit.
-        seed: Of the draw.
+        schema, parameters: What the caches are made by.
+        byte_limit: Maximum number of bytes of all caches together.
+        cache_limit: Maximum number of caches; 0 is no limit.
+        seed: For drawing.
     """
 
     def __init__(self, schema: Schema, parameters: Parameters, *, byte_limit: int, cache_limit: int, seed: int) -> None:

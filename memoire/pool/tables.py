@@ -54,9 +54,10 @@ class Table:
         multi_step, discount, frame_stack: See `Parameters`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws.
-        capacity: Most caches, or entries of episodes, that are held; 0 is no limit but bytes (and a million entries).
-        byte_limit: Most bytes that are held; None is an equal share of what the server's other tables leave.
-        max_step: Entries that a client's memory has room for; 0 leaves it to the client.
+        capacity: Maximum number of held caches, or of held entries of episodes. With 0, only bytes limit them, and
+            entries of episodes are limited to a million.
+        byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
+        max_step: Number of entries that a client's memory has room for; with 0, the client chooses.
 
     Raises:
         ParameterError: a setting is out of its range, or does not fit the schema.

@@ -131,7 +131,7 @@ class Publishing:
             self.versions[topic] = max(version, self.versions.get(topic, 0))
 
     def met(self, server: RemoteServer, has_restarted: bool) -> list[Send]:
-        """A server is there: it gets what was published and it does not have, all of it after a restart."""
+        """A server answers. Send it the published models that it lacks, or all of them after a restart."""
         if has_restarted:
             self._delivery(server).taken.clear()
         return [send for topic in self._published for send in self._offer(server, topic)]

@@ -131,17 +131,18 @@ class Buffer(Guarded):
         """A writer for an environment, or for all members of a vector environment; close it when it is done.
 
         Args:
-            envs: The environment; its size and autoreset mode are read, nothing is called.
-            num_envs: Members of a vector environment, where `envs` is not given; None is a single environment.
-            autoreset: "next_step", "same_step" or "disabled", where `envs` does not say.
+            envs: The environment. Its size and autoreset mode are read; none of its methods is called.
+            num_envs: Members of a vector environment, if `envs` is not given; None is a single environment.
+            autoreset: "next_step", "same_step" or "disabled", if `envs` does not say its mode.
             observer: Told of entries and episodes.
             longest: Entries after which an endless episode is cut (see `Writer`). None leaves half of the capacity
                 to the open episodes of all writers.
             check: Whether each obs is compared with the next_obs of the step before.
 
         Raises:
-            ParameterError: the layout is not known, not as the environment says, or too large for the capacity.
-            SchemaError: a column that `Writer.step` cannot be given a value for.
+            ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs`;
+                or the members are too many for the capacity.
+            SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
         members, mode = layout(envs, num_envs, autoreset)
         return self._writers.make(members, mode, observer, longest=longest, check=check)

@@ -93,7 +93,7 @@ def authorize(folder: Path, key: Key) -> Path:
 
 
 def revoke(folder: Path, which: str) -> list[Key]:
-    """Let keys in no more: those of this fingerprint, or of this "role/name"; the keys that were taken away."""
+    """Remove the authorized keys with this fingerprint or this "role/name". Returns the removed keys."""
     gone: list[Key] = []
     for role, path in authorized_files(folder):
         keys = read_public(path, role)

@@ -59,10 +59,10 @@ class ServerThreads:
     """The threads of a server, with their sockets. Methods may be called from any thread.
 
     Args:
-        addresses: Of the server, none bound yet.
-        lines: Where log lines go; closed with the server.
-        is_closing: Set when the server begins to end.
-        owner: Lives as long as the threads.
+        addresses: The server's addresses; none is bound yet.
+        lines: The file for log lines; closed with the server.
+        is_closing: Set when the server begins to close.
+        owner: Kept alive as long as the threads run.
     """
 
     def __init__(

@@ -14,7 +14,10 @@ LOG_FLUSH_INTERVAL = 1.0
 
 
 class LineFile:
-    """The current log file, none at first. `open` from any thread; what writes belongs to the requests' thread."""
+    """The current log file; there is none before `open`, which any thread may call.
+
+    Only the requests' thread writes and flushes.
+    """
 
     def __init__(self) -> None:
         self._file: LogFile | None = None

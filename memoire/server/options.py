@@ -73,7 +73,7 @@ class ServerOptions:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether what the tables hold is to be there again after a restart."""
+        """Whether the server saves the content of its tables, to have it again after a restart."""
         return self.snapshot_caches or self.snapshot_every is not None
 
     def _settings(self) -> Mapping[str, Table]:

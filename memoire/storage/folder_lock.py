@@ -17,12 +17,12 @@ from .disk_errors import unusable
 
 
 class FolderLock:
-    """The lock file of a folder, held: while this process lives nobody else gets it.
+    """A lock on a folder, held by its lock file. No other process gets it while this one runs.
 
     Raises:
         StateLocked: another process has it.
         StateUnusable: the file cannot be written or locked.
-        StateForeign: something else is called so.
+        StateForeign: the path of the lock file holds something else, such as another program's file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -95,7 +95,7 @@ def _record(kept: KeptClient | KeptCache | KeptEpisode, place: int, schema: Sche
 
 
 class SavedHead(NamedTuple):
-    """What names a file, and what it says of itself."""
+    """The id of a snapshot file, and its header."""
 
     id: bytes
     about: SnapshotHeader

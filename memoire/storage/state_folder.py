@@ -261,8 +261,8 @@ class Store:
         """Save from now on, in a thread of its own.
 
         Args:
-            collect: All that changed since its last call; None when there is nothing.
-            done: The group is on disk (or had nothing but tickets).
+            collect: Returns all that changed since its last call, or None if nothing did.
+            done: Called when a group is on disk, or at once for a group that has only tickets.
             failed: Called once, when nothing can be saved any more.
         """
         self._check_open()
