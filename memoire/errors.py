@@ -59,12 +59,14 @@ class ParameterError(MemoireError, ValueError):
 class UnknownName(ParameterError, TypeError):
     """An argument or setting was given by a name that there is none of."""
 
-    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
-        Exception.__init__(self, what, name, meant, known)
-        self.what, self.name, self.meant, self.known = what, name, meant, known
+    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...], advice: str = "") -> None:
+        Exception.__init__(self, what, name, meant, known, advice)
+        self.what, self.name, self.meant, self.known, self.advice = what, name, meant, known, advice
 
     def __str__(self) -> str:
-        if self.meant:
+        if self.advice:
+            advice = self.advice
+        elif self.meant:
             advice = _guess(self.meant)
         else:
             advice = f"It takes {', '.join(self.known) or 'none'}."
@@ -96,6 +98,28 @@ class WrongType(MemoireError, TypeError):
 
     def __str__(self) -> str:
         return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
+
+
+class WrongModel(MemoireError, ValueError):
+    """A published model does not fit the network that it is loaded into, or is none of named arrays."""
+
+    def __init__(self, what: str, problem: str, advice: str) -> None:
+        super().__init__(what, problem, advice)
+        self.what, self.problem, self.advice = what, problem, advice
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.problem}. Nothing was loaded. {self.advice}"
+
+
+class NotCopied(MemoireError, TypeError):
+    """Something was to be copied or pickled that has threads, sockets or a memory which others share."""
+
+    def __init__(self, kind: str, instead: str) -> None:
+        super().__init__(kind, instead)
+        self.kind, self.instead = kind, instead
+
+    def __str__(self) -> str:
+        return f"a {self.kind} can neither be copied nor pickled. {self.instead}"
 
 
 class NotSettable(MemoireError, AttributeError):

@@ -121,7 +121,7 @@ class ReplayMemoryServer(Guarded):
             None,
             schema,
             parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),
-            max_step=whole("max_step", max_step, 0),
+            client_capacity=whole("max_step", max_step, 0),
             pub_endpoint=pub_endpoint,
             cache_limit=0 if stores_episodes else most,
             run=run,

@@ -42,6 +42,7 @@ class Node(Guarded, ABC):
     A process forked from its own finds a `Forked` in its place.
     """
 
+    _COPY = "Make one in each process: it has threads and sockets of its own."
     CALLED: ClassVar[str] = "this node"
     """What errors call it."""
     CLOSED_AT_EXIT: ClassVar[int] = 1

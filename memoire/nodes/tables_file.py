@@ -6,7 +6,8 @@
     }
 
 Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
-that it is read off; and any of the settings of `memoire.Table`, the parameters by name.
+that it is read off; and any of the settings of `memoire.Table`. Fields of its parameters are among these, or stand
+together under "parameters".
 """
 
 import json
@@ -17,14 +18,17 @@ from typing import Any
 from memoire.arguments import mapping
 from memoire.errors import MemoireError, ParameterError
 from memoire.pool.tables import Table
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import NAMES, Parameters
+from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.suggestions import refuse_unknown
 
 from .environments import env_schema
 from .sizes import size
 
-SETTINGS = ("multi_step", "discount", "frame_stack", "storage", "capacity", "byte_limit", "max_step")
+ROOM = ("storage", "capacity", "cache_limit", "byte_limit", "client_capacity")
+SETTINGS = frozenset({*ROOM, "discount", *NAMES})
+"""What a table is given beside its schema, as keywords of `memoire.Table`."""
 
 
 def read_tables(path: str) -> dict[str, Table]:
@@ -56,7 +60,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
         return Table(
             _schema(settings, folder),
             parameters=parameters_from(settings.get("parameters", {})),
-            **{name: _value(name, settings[name]) for name in SETTINGS if name in settings},
+            **{name: _value(name, value) for name, value in settings.items() if name in SETTINGS},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
         raise ParameterError(where, "these settings", f"those of a table: {error}") from error
@@ -79,7 +83,7 @@ def parameters_from(changes: Mapping[str, Any]) -> Parameters:
     Raises:
         ParameterError: there is none of this name, or not of this value.
     """
-    plain = Parameters()
+    plain = USUAL
     taken = {}
     for name, value in mapping("parameters", changes).items():
         is_vector = isinstance(getattr(plain, name, None), tuple)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.replay.batch import Batch, Gathered
+from memoire.replay.batch import Batch, Gathered, PriorityUpdate
 from memoire.replay.schema import Schema
 
 MAX_INSPECTED = 65_536
@@ -165,7 +165,7 @@ class Peeked:
 _TOLD = ("ids", "age", "model_version", "importance")  # in words beside the arrays
 
 
-def _refuse(ids: NDArray[Any], td_errors: Any) -> int:
+def _refuse(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
     raise AssertionError("a sample that is only looked at has no priority to be set")
 
 

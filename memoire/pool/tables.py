@@ -16,13 +16,13 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire import arguments
-from memoire.arguments import mapping, renamed, whole
+from memoire.arguments import whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
 from memoire.replay.limiter import check_size
-from memoire.replay.parameters import Parameters
-from memoire.replay.sampling import Sampler, fields_of
-from memoire.replay.schema import Schema
+from memoire.replay.parameters import NAMES, Parameters, Start
+from memoire.replay.sampling import Sampler, chosen
+from memoire.replay.schema import Schema, schema_from
 from memoire.replay.shared_limiter import SharedLimiter
 from memoire.suggestions import checked_names, hint, one_of
 from memoire.wire import layout
@@ -49,15 +49,14 @@ class Table:
 
     Args:
         schema: What an entry is; a mapping is made a `Schema`.
-        sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
-        parameters: All settings at once; the other arguments change single ones.
-        multi_step, discount, frame_stack: See `Parameters`.
+        sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws.
-        capacity: Maximum number of held caches, or of held entries of episodes. With 0, only bytes limit them, and
-            entries of episodes are limited to a million.
+        capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million.
+        cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
-        max_step: Number of entries that a client's memory has room for; with 0, the client chooses.
+        client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
+        fields: Any other field of `Parameters`, such as min_size=1000.
 
     Raises:
         ParameterError: a setting is out of its range, or does not fit the schema.
@@ -67,10 +66,11 @@ class Table:
     parameters: Parameters
     storage: Storage
     capacity: int
+    cache_limit: int
     byte_limit: int | None
-    max_step: int
+    client_capacity: int
 
-    @checked_names()
+    @checked_names(NAMES)
     def __init__(
         self,
         schema: Schema | Mapping[str, Any],
@@ -80,21 +80,39 @@ class Table:
         multi_step: int | None = None,
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
+        start: Start | None = None,
         storage: Storage = "caches",
         capacity: int = 0,
+        cache_limit: int = 0,
         byte_limit: int | None = None,
-        max_step: int = 0,
+        client_capacity: int = 0,
+        **fields: Any,
     ) -> None:
         put = object.__setattr__
-        put(self, "schema", schema if isinstance(schema, Schema) else Schema(mapping("schema", schema)))
-        put(self, "parameters", _parameters(parameters, sampler, multi_step, discount, frame_stack))
+        put(self, "schema", schema_from(schema))
+        fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
         if storage not in STORAGES:
             raise ParameterError("storage", storage, one_of(storage, STORAGES))
         put(self, "storage", storage)
         put(self, "capacity", whole("capacity", capacity, 0))
+        put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
         put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
-        put(self, "max_step", whole("max_step", max_step, 0))
+        put(self, "client_capacity", whole("client_capacity", client_capacity, 0))
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Refuse room for what this storage does not hold."""
+        if self.storage == "caches" and self.capacity:
+            expected = (
+                "0 where caches are stored, since entries are at their actors: client_capacity says how many each "
+                "keeps, cache_limit how many caches are held here"
+            )
+            raise ParameterError("capacity", self.capacity, expected)
+        if self.storage == "episodes" and self.cache_limit:
+            expected = "0 where episodes are stored: capacity says how many entries"
+            raise ParameterError("cache_limit", self.cache_limit, expected)
 
 
 class OpenTable:
@@ -114,7 +132,6 @@ class OpenTable:
         self.schema = settings.schema
         self.fingerprint = settings.schema.fingerprint
         self.storage = settings.storage
-        self.max_step = settings.max_step
         self.parameters, self.parameters_version = settings.parameters, 1
         self.limiter = SharedLimiter(settings.parameters, pool.entries)
         """How far drawing and recording may run apart."""
@@ -256,9 +273,9 @@ class Tables:
 
 def _roundtrip() -> OpenTable:
     settings = Table(
-        {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), capacity=_ROUNDTRIP_CACHES
+        {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), cache_limit=_ROUNDTRIP_CACHES
     )
-    pool = Pool(settings.schema, settings.parameters, byte_limit=_ROUNDTRIP_BYTES, cache_limit=settings.capacity)
+    pool = Pool(settings.schema, settings.parameters, byte_limit=_ROUNDTRIP_BYTES, cache_limit=_ROUNDTRIP_CACHES)
     return OpenTable(ROUNDTRIP, settings, pool)
 
 
@@ -283,24 +300,3 @@ def checked(name: Any, settings: Any) -> Table:
     if not isinstance(settings, Table):
         raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)
     return settings
-
-
-def _parameters(
-    parameters: Parameters | None,
-    sampler: Sampler | None,
-    multi_step: int | None,
-    discount: float | Sequence[float] | None,
-    frame_stack: int | None,
-) -> Parameters:
-    if not isinstance(parameters, Parameters | None):
-        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
-    chosen = parameters or Parameters()
-    changes: dict[str, Any] = fields_of(sampler)
-    if multi_step is not None:
-        changes["multi_step"] = multi_step
-    if discount is not None:
-        changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
-    if frame_stack is not None:
-        changes["frame_stack"] = frame_stack
-    with renamed(discount_factor="discount"):
-        return chosen.replace(**changes) if changes else chosen

@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import arguments
-from memoire.accounting.merge import ClusterTotals, ServerAccounts
 from memoire.arguments import process_name, seconds, table_name, whole
 from memoire.errors import EndpointError, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.limits import Limits
@@ -40,7 +39,7 @@ from memoire.net import process
 from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.draw import MAX_BATCH, Pooled
-from memoire.replay.batch import Batch, td_errors_for
+from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.limiter import check_batch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import Parameters
@@ -54,6 +53,7 @@ from memoire.wire.compression import codecs
 
 from .admin import ClusterAdmin
 from .io import ReaderThread
+from .orders import Orders
 from .prefetch import Prefetch
 from .rounds import Partition
 from .stats import HandedOut, ReaderStats, stats_of
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 BATCHES_AHEAD = 3
 
 
-class Reader(Node):
+class Reader(Orders, Node):
     """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
     thread-safe.
 
@@ -179,6 +179,7 @@ class Reader(Node):
         """Names of the servers that are known."""
         return tuple(self._directory.servers)
 
+    @checked_names()
     def get_batch(
         self, batch_size: int, timeout: float = 30.0, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
@@ -246,6 +247,7 @@ class Reader(Node):
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = ...
     ) -> Iterator[Batch] | Iterator[MixedBatch]: ...
+    @checked_names()
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = 30.0
     ) -> Iterator[Batch] | Iterator[MixedBatch]:
@@ -284,15 +286,18 @@ class Reader(Node):
     def _is_over(self) -> bool:
         return self.closed or self.finished
 
-    def update_priorities(self, ids: NDArray[Any], td_errors: Any) -> int:
-        """Send TD errors [B] on their way to the owners of samples with these ids [B]; returns how many, at once."""
+    @checked_names()
+    def update_priorities(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
+        """Send TD errors [B] on their way to the owners of samples with these ids [B]; returns at once: all are
+        `sent`.
+        """
         self._monitor.check_open()
         errors = td_errors_for(np.asarray(ids), td_errors)
         if len(errors):
             rows = np.array(ids)
             self._handed_out.feedback += len(errors)
             self._thread.post(lambda: self._thread.give_feedback(rows, errors))
-        return len(errors)
+        return PriorityUpdate(sent=len(errors))
 
     # ------------------------------------------------------------------------------------------- what it tells
 
@@ -310,33 +315,6 @@ class Reader(Node):
         patience = self._seconds(timeout)
         return self._thread.publisher.publish(make(check_topic(topic), content, 0), patience)
 
-    def configure(self, timeout: float | None = None, **changes: Any) -> None:
-        """Change parameters at every known server, and so at all clients; returns when the servers have them.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
-                together need the same parameters, so call again when it is back.
-            Refused: a server does not take them.
-        """
-        self._admin.configure(timeout, changes)
-
-    def finish(self, timeout: float | None = None) -> None:
-        """Declare the run over at every server; returns when those that are there know it.
-
-        Raises:
-            MemoireTimeout: none of them answered in time.
-        """
-        self._admin.finish(timeout)
-
-    def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Count this run from now on at every server: from zero, or where it ended; see `Server.begin_run`.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
-            Refused: that is no name.
-        """
-        self._admin.begin_run(name, timeout)
-
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this learner, by name: finite numbers, at most 64 names. Servers hear of them
         every two seconds.
@@ -344,66 +322,6 @@ class Reader(Node):
         self._monitor.check_open()
         with self._monitor.changed:
             self._scalars = arguments.scalars(values, self._scalars)
-
-    # ------------------------------------------------------------------------------------------ what was counted
-
-    def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
-        """What all servers together have counted, each client once, wherever it was at home.
-
-        A server that does not answer in time is named in `missing`, and so is an address on a proxy's list where nobody
-        has answered since the proxy began. Exact for what clients have told; they tell it twice a second.
-
-        Args:
-            run: Name of the experiment; None is the one that is counted now.
-
-        Raises:
-            MemoireTimeout: no server answered.
-            Refused: the servers that answered know no such run.
-        """
-        return self._admin.totals(run, timeout)
-
-    def accounts(
-        self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
-    ) -> dict[str, ServerAccounts | MemoireError]:
-        """Every server's accounts of a run, by its name, or why there are none.
-
-        Args:
-            run: Name of the experiment; None is the one that each server counts now.
-            servers: Names of those to ask; None asks all.
-        """
-        return self._admin.accounts(run, timeout, servers)
-
-    def ask(
-        self, bodies: Mapping[str, messages.Body], timeout: float | None = None
-    ) -> dict[str, messages.Body | MemoireError]:
-        """One request to each of some servers, by their names, all at once; the answers, or why there are none.
-
-        Raises:
-            ParameterError: a name is none of the servers'.
-            Closed: the reader was closed.
-        """
-        return self._admin.ask(bodies, timeout)
-
-    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
-        """Have every server write what it holds into its own state folder, as `snapshots/NAME.snapshot`, while it goes
-        on; each server's answer when its file is on disk, or why it is not there.
-
-        Args:
-            name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
-
-        Raises:
-            MemoireTimeout: an address leads to nobody, so that a server would not hear of it; nothing was ordered.
-        """
-        return self._admin.snapshot(name, timeout)
-
-    def tell(self, name: str, body: messages.Body, timeout: float | None = None) -> messages.Taken:
-        """One request that is answered by TAKEN to one server.
-
-        Raises:
-            MemoireTimeout: it did not answer in time.
-            Refused: it does not do it.
-        """
-        return self._admin.tell(name, body, timeout)
 
     def servers_at(self, url: str) -> tuple[str, ...]:
         """Names of the servers behind one of this reader's addresses, as it said last; none before it has answered."""

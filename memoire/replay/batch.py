@@ -4,20 +4,41 @@
 is the modern door's side: a mapping from names to arrays whose targets need no further thought.
 """
 
+import copy
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ParameterError, WrongType
+from memoire.errors import NotInstalled, ParameterError, WrongType
 from memoire.suggestions import no_field
 
 from .schema import Schema
 
+V = TypeVar("V", covariant=True)
+
 ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
 """How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
+
+
+class PriorityUpdate(NamedTuple):
+    """What became of TD errors: what every `update_priorities` returns, in one process and in a cluster."""
+
+    applied: int = 0
+    """Entries that have their new priority."""
+    stale: int = 0
+    """Entries that have made room for others since."""
+    sent: int = 0
+    """On their way to the clients or servers that own the entries: `stats` says later how many were applied."""
+    lost: int = 0
+    """Those whose owner nobody knows here, and older ones that waited too long for theirs."""
+
+    def plus(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(*map(sum, zip(self, other, strict=True)))
 
 
 @dataclass
@@ -118,7 +139,28 @@ def _place_of(schema: Schema, gathered: Gathered, name: str) -> tuple[dict[str, 
     return ({}, name) if key == schema.reward else (side, key)
 
 
-class Batch(Mapping[str, NDArray[Any]]):
+class Attributes(Mapping[str, V]):
+    """A mapping from names to arrays, which are attributes too."""
+
+    _arrays: dict[str, V]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(str(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        """How many arrays there are; the number of samples is `len(batch.ids)`."""
+        return len(self._arrays)
+
+
+class Batch(Attributes[NDArray[Any]]):
     """Samples to learn from: a mapping from names to arrays, also as attributes. The arrays belong to the caller.
 
     Shapes: B samples, F the column's own shape, R the reward's shape. State columns are [B, *F], or
@@ -166,7 +208,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         schema: Schema,
         gathered: Gathered,
         importance: NDArray[np.float32],
-        update: Callable[[NDArray[Any], Any], Any],
+        update: Callable[[NDArray[Any], Any], PriorityUpdate],
         *,
         divisor: float = 1.0,
         left_out: float = 0.0,
@@ -194,14 +236,35 @@ class Batch(Mapping[str, NDArray[Any]]):
         """What an entry of it is."""
         return self._schema
 
-    def update_priorities(self, td_errors: Any) -> Any:
+    def update_priorities(self, td_errors: Any) -> PriorityUpdate:
         """Tell the memory how surprising these samples were: [B], or of sequences [B, T], of which those outside of
-        `mask` do not count. Returns what its `update_priorities` does.
+        `mask` do not count.
         """
         mask = self.gathered.mask
         if mask is not None and np.ndim(td_errors) == 2:
             td_errors = sequence_errors(td_errors, mask, self.gathered.max_share)
         return self._update(self._arrays["ids"], td_errors)
+
+    def to(self, device: Any = None, *, pin_memory: bool = True, non_blocking: bool = True) -> Any:
+        """These arrays as torch tensors on a device, a `memoire.torch.TorchBatch`: on the CPU without a copy.
+
+            batch = buffer.sample(256).to("cuda")
+            batch.update_priorities(td_errors)              # tensors on any device
+
+        Args:
+            device: Such as "cuda" or "cpu"; None is the CPU.
+            pin_memory: Copy by way of memory that the GPU reads by itself, so that the copy goes on beside other work.
+            non_blocking: Return before the copy is done; the GPU's own stream waits for it.
+
+        Raises:
+            NotInstalled: torch is not here: pip install 'memoire-rl[torch]'.
+            ParameterError: torch has no dtype like an array's, or no such device.
+        """
+        try:
+            memoire_torch = importlib.import_module("memoire.torch")  # by name: nothing here may need torch
+        except ImportError as error:
+            raise NotInstalled("torch", "pip install 'memoire-rl[torch]'") from error
+        return memoire_torch.TorchBatch(self, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     @property
     def advantage(self) -> NDArray[np.float32]:
@@ -243,20 +306,24 @@ class Batch(Mapping[str, NDArray[Any]]):
         except (KeyError, TypeError):  # the latter: it is no name at all
             return self._nested(name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self[name]
-        except KeyError as error:
-            raise AttributeError(str(error)) from None
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made._arrays = dict(self._arrays)
+        return made
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """With arrays of its own; priorities go to the same memory."""
+        made = object.__new__(type(self))
+        shared = {name: value for name, value in vars(self).items() if name in ("_schema", "_update")}
+        vars(made).update(
+            shared | {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in shared}
+        )
+        return made
 
-    def __len__(self) -> int:
-        """How many arrays there are; the number of samples is `len(batch.ids)`."""
-        return len(self._arrays)
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle has the arrays, and not the memory that they are from."""
+        return vars(self) | {"_update": _elsewhere}
 
     def __repr__(self) -> str:
         rows = (f"{name}: {_form(array)}" for name, array in self.items())
@@ -271,6 +338,12 @@ class Batch(Mapping[str, NDArray[Any]]):
                 if all(prefix + leaf in self._arrays for leaf in leaves):
                     return self._schema.nest(root, {leaf: self._arrays[prefix + leaf] for leaf in leaves})
         raise no_field("this batch", name, self._arrays)
+
+
+def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
+    """What a batch does that was pickled and has come into another process."""
+    expected = "handed to update_priorities of the memory that they are from: this batch was pickled, and has no memory"
+    raise ParameterError("ids", f"{len(ids)} ids", expected)
 
 
 def _side(

@@ -1,26 +1,30 @@
 """Replay in one process: a memory, a sampler and writers behind one small door."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
-from memoire.arguments import renamed, whole
+from memoire.arguments import whole
 from memoire.errors import NotEnoughSamples
 from memoire.suggestions import checked_names
 
 from . import dataset_reading, dataset_writing, episodes
 from .autoreset import layout
-from .batch import Batch
+from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
 from .guarded import Guarded
 from .limiter import RateStats, check_batch, check_size
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start
-from .sampling import Annealing, Sampler, fields_of
-from .schema import Schema
+from .sampling import Annealing, Sampler, chosen
+from .schema import Schema, schema_from
 from .shared_limiter import SharedLimiter
 from .writer import Writer
 from .writers import Writers
@@ -40,19 +44,25 @@ class Buffer(Guarded):
     An entry can be drawn as soon as the state `multi_step` later is stored, before its episode ends. When the buffer is
     full, the oldest episodes make room. The same seed and the same calls in the same order give the same batches.
 
+    `copy.copy`, `copy.deepcopy` and `pickle` make a buffer of its own with the same episodes and settings, by way of
+    the bytes that `save` writes: a large one should be saved.
+
     Args:
-        schema: The columns of an entry.
+        schema: The columns of an entry; a mapping is made a `Schema`.
         capacity: Entries there is room for.
-        sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. None is
-            Prioritized(0.6, beta=0.4).
-        multi_step: Steps between obs and next_obs in a batch; the rewards between are summed.
-        discount: gamma: a number, or one for each dimension of the reward.
-        frame_stack: Observations in a sample's window.
-        start: Windows that reach before an episode's first entry: "repeat" its first observation, put in "zero"
-            ones, or "skip" such samples.
+        sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. By
+            default Prioritized(0.6, beta=0.4).
+        parameters: All settings of sampling at once; the others here change single ones.
+        multi_step: Steps between obs and next_obs in a batch; the rewards between are summed. By default 1.
+        discount: gamma: a number, or one for each dimension of the reward. By default 0.99.
+        frame_stack: Observations in a sample's window. By default 1.
+        start: Windows that reach before an episode's first entry: "repeat" its first observation, as by default, put
+            in "zero" ones, or "skip" such samples.
         seed: Of the draws; None is different each time.
         ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any.
-        parameters: Further fields of `Parameters`.
+        fields: Any other field of `Parameters`, such as min_size=1000.
+
+    `Server` and `Table` take the same keywords for the same things.
 
     Raises:
         ParameterError: a parameter is outside its range, or does not fit the schema.
@@ -61,25 +71,25 @@ class Buffer(Guarded):
     @checked_names(NAMES)
     def __init__(
         self,
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         capacity: int,
         *,
         sampler: Sampler | None = None,
-        multi_step: int = 1,
-        discount: Any = 0.99,
-        frame_stack: int = 1,
-        start: Start = "repeat",
+        parameters: Parameters | None = None,
+        multi_step: int | None = None,
+        discount: float | Sequence[float] | None = None,
+        frame_stack: int | None = None,
+        start: Start | None = None,
         seed: int | None = None,
         ragged_limit: int = 0,
-        **parameters: Any,
+        **fields: Any,
     ) -> None:
-        parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
-        with renamed(discount_factor="discount"):
-            chosen = Parameters().replace(**_fields(sampler, discount, parameters))
-        self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
-        check_size(chosen, capacity)
+        fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        follows = chosen(parameters, sampler, discount, fields)
+        self._memory = Memory(schema_from(schema), capacity, follows, live=True, seed=seed, ragged_limit=ragged_limit)
+        check_size(follows, capacity)
         self._annealing = Annealing()  # changes while the memory is held
-        self._limiter = SharedLimiter(chosen, lambda: self._memory.num_positive)
+        self._limiter = SharedLimiter(follows, lambda: self._memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
         self._writers = Writers(self._memory)
         self._guard()
@@ -147,6 +157,7 @@ class Buffer(Guarded):
         members, mode = layout(envs, num_envs, autoreset)
         return self._writers.make(members, mode, observer, longest=longest, check=check)
 
+    @checked_names()
     def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         """Draw a batch, with replacement: P(i) = weight_i / total weight.
 
@@ -178,6 +189,7 @@ class Buffer(Guarded):
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
         return batch if out is None else batch.copy_into(out)
 
+    @checked_names()
     def sample_episodes(
         self, count: int, *, group: str | None = None, group_size: int | None = None
     ) -> episodes.EpisodeBatch:
@@ -218,7 +230,8 @@ class Buffer(Guarded):
         if reason := self._limiter.why_not_draw(batch_size):
             raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason)
 
-    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
+    @checked_names()
+    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> PriorityUpdate:
         """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.
 
         Args:
@@ -226,16 +239,19 @@ class Buffer(Guarded):
             td_errors: [B], of any sign; where an id is there twice, the last counts.
 
         Returns:
-            (applied, stale): entries that were there, and entries that have made room for others since.
+            PriorityUpdate: `applied` entries were there, `stale` ones have made room for others since.
 
         Raises:
             ParameterError: a TD error is not finite, or there are not as many as ids. Nothing was changed.
         """
-        return self._memory.update_priorities(ids, td_errors)
+        return PriorityUpdate(*self._memory.update_priorities(ids, td_errors))
 
     @checked_names(NAMES)
-    def configure(self, *, sampler: Sampler | None = None, discount: Any = None, **parameters: Any) -> None:
+    def configure(
+        self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
+    ) -> Parameters:
         """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
+        Returns what is followed now.
 
         Beta goes its way by itself with `Prioritized(0.6, beta=Linear(0.4, 1.0, batches))`, from the batch after this
         call on. Alpha is changed here, now and then: weights of all entries follow from it.
@@ -244,11 +260,11 @@ class Buffer(Guarded):
             ParameterError: nothing was changed.
         """
         with self._memory.held():
-            with renamed(discount_factor="discount"):
-                chosen = self.parameters.replace(**_fields(sampler, discount, parameters))
-            check_size(chosen, self.capacity)
-            self._memory.configure(chosen)
-        self._limiter.configure(chosen)
+            follows = chosen(self.parameters, sampler, discount, fields)
+            check_size(follows, self.capacity)
+            self._memory.configure(follows)
+        self._limiter.configure(follows)
+        return follows
 
     def save(self, path: str | Path) -> int:
         """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
@@ -258,27 +274,44 @@ class Buffer(Guarded):
         return dataset_writing.save(self._memory, path)
 
     @classmethod
-    def load(cls, path: str | Path, capacity: int | None = None, *, seed: int | None = None, **changes: Any) -> Self:
+    @checked_names(NAMES)
+    def load(
+        cls,
+        path: str | Path | IO[bytes],
+        capacity: int | None = None,
+        *,
+        seed: int | None = None,
+        sampler: Sampler | None = None,
+        discount: float | Sequence[float] | None = None,
+        **fields: Any,
+    ) -> Self:
         """A buffer with the episodes of a saved file: weights, priorities, ages and ends are as they were.
 
         Ids are new. An episode that was open ends where it was, and nobody knows how.
 
         Args:
+            path: Of the file, or the file itself, opened to read bytes.
             capacity: Entries there is room for; as it was, unless it is given. The oldest episodes leave if need be.
-            changes: Fields of `Parameters` to change.
+            seed: As of a new buffer.
+            sampler, discount, fields: What to change, as `configure` takes it.
 
         Raises:
             DataError: the file is damaged, or none.
             ParameterError: a change is outside its range.
         """
         saved = dataset_reading.about(path)
-        fields = saved.parameters.replace(**changes).to_wire()
-        discount = fields.pop("discount_factor")
-        buffer = cls(
-            saved.schema, saved.capacity if capacity is None else capacity, discount=discount, seed=seed, **fields
-        )
+        follows = chosen(saved.parameters, sampler, discount, fields)
+        buffer = cls(saved.schema, saved.capacity if capacity is None else capacity, parameters=follows, seed=seed)
         dataset_reading.fill(buffer.memory, path)
         return buffer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles hold what `save` writes, and how far beta has come: ids are new, and open episodes end."""
+        file = io.BytesIO()
+        with self._memory.held():
+            dataset_writing.write(self._memory, file)
+            annealing = copy.copy(self._annealing)
+        return _restored, (type(self), file.getvalue(), annealing)
 
     @property
     def rate(self) -> RateStats:
@@ -303,9 +336,8 @@ class Buffer(Guarded):
         return f"Buffer({len(self)} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
 
 
-def _fields(sampler: Sampler | None, discount: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Parameters`; those given by name win over the sampler's."""
-    fields = fields_of(sampler)
-    if discount is not None:
-        fields["discount_factor"] = discount
-    return fields | dict(parameters)
+def _restored(kind: type[Buffer], content: bytes, annealing: Annealing) -> Buffer:
+    """A buffer out of its pickle."""
+    buffer = kind.load(io.BytesIO(content))
+    buffer._annealing = annealing
+    return buffer

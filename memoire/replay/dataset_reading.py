@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from .ragged import Ragged
 from .schema import Schema
 from .values import is_finite
 
+Source: TypeAlias = str | Path | IO[bytes]
+"""A file by its path, or open to read bytes, at any place."""
 _STRETCH: Final = 4 * MiB
 _MAX_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
 
@@ -42,24 +44,24 @@ class About:
     entries: int
 
 
-def about(path: str | Path) -> About:
+def about(path: Source) -> About:
     """What a saved file holds, without reading its entries. Raises as `load`."""
-    with _Opened(Path(path)) as file:
+    with _Opened(path) as file:
         return file.about
 
 
-def load(path: str | Path) -> Iterator[Episode]:
+def load(path: Source) -> Iterator[Episode]:
     """The episodes of a saved file, one by one, the oldest first.
 
     Raises:
         DataError: the file is not one, is damaged, or of a newer form; says what was found.
         OSError: it cannot be read.
     """
-    with _Opened(Path(path)) as file:
+    with _Opened(path) as file:
         yield from file.episodes()
 
 
-def fill(memory: Memory, path: str | Path) -> int:
+def fill(memory: Memory, path: Source) -> int:
     """Add the episodes of a saved file to a memory; returns how many.
 
     Raises:
@@ -79,11 +81,14 @@ def fill(memory: Memory, path: str | Path) -> int:
 class _Opened:
     """A saved file while it is read: every array has a stream of its own, so that episodes come together row by row."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, source: Source) -> None:
+        self._path = (
+            Path(source) if isinstance(source, str | Path) else Path(str(getattr(source, "name", "(in memory)")))
+        )
         with ExitStack() as opening, self._explained():
             self._stack = opening
-            self._archive = opening.enter_context(zipfile.ZipFile(path))
+            self._archive = opening.enter_context(zipfile.ZipFile(source))
+            self._bytes = _size(self._archive)
             self._check_members()
             text = self._whole(ABOUT, np.dtype(np.uint8))
             try:
@@ -141,7 +146,7 @@ class _Opened:
         """A small array. Its size is that of the part, which lies in the file as it is."""
         file, shape = self._begin(name, dtype)
         stored = self._archive.getinfo(name + ".npy").file_size
-        if len(shape) != 1 or not 0 <= shape[0] * dtype.itemsize <= min(stored, self._path.stat().st_size):
+        if len(shape) != 1 or not 0 <= shape[0] * dtype.itemsize <= min(stored, self._bytes):
             raise self._wrong(f"says that {name!r} has shape {list(shape)}, and holds {stored} bytes of it")
         return self._rows(file, name, shape[0], dtype, ())
 
@@ -248,6 +253,12 @@ class _Opened:
             update_weight=bool(facts["update_weight"]),
             is_open=is_open,
         )
+
+
+def _size(archive: zipfile.ZipFile) -> int:
+    """Bytes of the file that an archive lies in."""
+    assert archive.fp is not None
+    return archive.fp.seek(0, 2)
 
 
 class _Explained:

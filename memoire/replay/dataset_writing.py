@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,20 @@ def save(memory: Memory, path: str | Path) -> int:
     """
     path = Path(path)
     made = path.with_name(path.name + ".new")
-    with memory.held():
-        inside = HeldEpisodes(memory)
-        with zipfile.ZipFile(made, "w") as archive:
-            _write(archive, inside, memory)
-    with made.open("rb") as file:
+    with made.open("wb") as file:
+        count = write(memory, file)
+        file.flush()
         os.fsync(file.fileno())
     made.replace(path)
+    return count
+
+
+def write(memory: Memory, file: IO[bytes]) -> int:
+    """The same into a file that is open; returns how many episodes there are."""
+    with memory.held():
+        inside = HeldEpisodes(memory)
+        with zipfile.ZipFile(file, "w") as archive:
+            _write(archive, inside, memory)
     return len(inside.slots)
 
 

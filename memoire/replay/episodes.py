@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import EmptyMemory, ParameterError
 
-from .batch import ID, Batch, Gathered
+from .batch import ID, Batch, Gathered, PriorityUpdate
 from .memory import Memory
 from .parameters import Parameters
 from .sampling import importance
@@ -40,9 +40,9 @@ class EpisodeBatch(Batch):
         super().__init__(schema, gathered, corrections, update, divisor=divisor)
         self._arrays["group"] = group
 
-    def update_priorities(self, td_errors: Any) -> Any:
+    def update_priorities(self, td_errors: Any) -> PriorityUpdate:
         """Tell the memory how surprising the entries were: [B, T], of which those outside of `mask` do not count, or
-        [B] for all entries of an episode alike. Returns what the memory's `update_priorities` does.
+        [B] for all entries of an episode alike.
 
         Raises:
             ParameterError: another shape, or an error in the mask that is not finite.

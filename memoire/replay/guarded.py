@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from memoire import _core
-from memoire.errors import NotSettable
+from memoire.errors import NotCopied, NotSettable
 from memoire.suggestions import meant
 
 from .parameters import Parameters
@@ -20,7 +21,14 @@ class Guarded(_core.Guarded):
 
     _PARAMETERS: ClassVar[str] = ""
     """How parameters of sampling are changed, where `configure` is not the way: a sentence."""
+    _COPY: ClassVar[str] = ""
+    """What to do in place of copying or pickling one, where that is not possible: a sentence."""
     _is_guarded = False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._COPY:
+            raise NotCopied(type(self).__name__, self._COPY)
+        return super().__reduce_ex__(protocol)
 
     def _guard(self) -> None:
         """From now on unknown attributes are refused, but those of a user's own subclass."""
@@ -31,6 +39,15 @@ class Guarded(_core.Guarded):
         is_taken = not self._is_guarded or known is not None or name in getattr(self, "__dict__", ())
         if not is_taken or (isinstance(known, property) and known.fset is None):
             raise NotSettable(type(self).__name__, name, advice(type(self), name))
+
+
+def never_copied(kind: str, instead: str) -> Callable[[Any], Any]:
+    """The `__reduce__` of a class that has reasons of its own."""
+
+    def refuse(self: Any) -> Any:
+        raise NotCopied(kind, instead)
+
+    return refuse
 
 
 def advice(kind: type[Guarded], name: str) -> str:

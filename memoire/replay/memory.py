@@ -62,6 +62,8 @@ class Memory(_core.EntryStore, Guarded):
         ParameterError: an argument is outside its range, or does not fit the schema.
     """
 
+    _COPY = "Write memoire.dataset.save(memory, path), and fill another one with memoire.dataset.fill(memory, path)."
+
     def __init__(
         self,
         schema: Schema,

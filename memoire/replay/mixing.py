@@ -22,7 +22,7 @@ from memoire.arguments import mapping, text, whole
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.suggestions import no_field
 
-from .batch import Batch, Gathered
+from .batch import Batch, Gathered, PriorityUpdate
 from .schema import Schema
 
 MAX_BATCH = (1 << 31) - 1
@@ -58,8 +58,8 @@ class MixedBatch(Mapping[str, Batch]):
         """
         return _Joined(self)
 
-    def update_priorities(self, td_errors: Any) -> dict[str, Any]:
-        """Tell each table how surprising its samples were; returns what each one's `update_priorities` does.
+    def update_priorities(self, td_errors: Any) -> PriorityUpdate:
+        """Tell each table how surprising its samples were. Returns what became of all of them together.
 
         Args:
             td_errors: By table, [b] each (some tables may be missing); or for all samples in the order of `joined`,
@@ -78,7 +78,12 @@ class MixedBatch(Mapping[str, Batch]):
             if array.ndim == 0 or len(array) != total:
                 raise ParameterError("td_errors", array.shape, f"as many TD errors as samples, {total}")
             errors = {name: array[rows[name]] for name in self._parts}
-        return {name: self._parts[name].update_priorities(given) for name, given in errors.items()}
+        updates = (self._parts[name].update_priorities(given) for name, given in errors.items())
+        return functools.reduce(PriorityUpdate.plus, updates, PriorityUpdate())
+
+    def to(self, device: Any = None, *, pin_memory: bool = True, non_blocking: bool = True) -> Any:
+        """The joined rows as torch tensors on a device: see `Batch.to`."""
+        return self.joined.to(device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def __getitem__(self, name: str) -> Batch:
         try:
@@ -118,7 +123,7 @@ class _Joined(Batch):
         )
         self._mixed = mixed
 
-    def update_priorities(self, td_errors: Any) -> dict[str, Any]:
+    def update_priorities(self, td_errors: Any) -> PriorityUpdate:
         """Tell each table how surprising its samples were: see `MixedBatch.update_priorities`."""
         return self._mixed.update_priorities(td_errors)
 

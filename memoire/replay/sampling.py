@@ -6,6 +6,7 @@ the one place where chances become the numbers that are multiplied into a loss.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,12 @@ class Sampler(Protocol):
         ...
 
 
+USUAL = Parameters(start="repeat")
+"""What a `Buffer`, a server and its tables follow if nothing is said."""
+_SHORT = ("multi_step", "frame_stack", "start")
+"""Fields that have a keyword of their own, whose None says nothing."""
+
+
 def fields_of(sampler: Sampler | None) -> dict[str, Any]:
     """Fields of `Parameters` that a sampler stands for; none of None.
 
@@ -37,7 +44,34 @@ def fields_of(sampler: Sampler | None) -> dict[str, Any]:
     fields = {} if sampler is None else getattr(sampler, "fields", None)
     if fields is None or isinstance(sampler, type):
         raise WrongType("sampler", "one such as Prioritized(0.6) or Uniform()", repr(sampler)[:80])
-    return fields() if callable(fields) else fields
+    return dict(fields() if callable(fields) else fields)
+
+
+def changes_of(sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Parameters` as callers give them: what is given by name wins over the sampler's; a None leaves a
+    number or `start` as it is.
+
+    Raises:
+        WrongType: the sampler is none.
+    """
+    changes = fields_of(sampler)
+    if discount is not None:
+        changes["discount_factor"] = discount
+    return changes | {name: value for name, value in fields.items() if value is not None or name not in _SHORT}
+
+
+def chosen(
+    parameters: Parameters | None, sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
+) -> Parameters:
+    """What a memory or table follows that was given these: `parameters`, or else the usual ones, with the changes.
+
+    Raises:
+        WrongType, ParameterError: one of them is none, or out of its range.
+    """
+    if not isinstance(parameters, Parameters | None):
+        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
+    with renamed(discount_factor="discount"):
+        return (parameters or USUAL).replace(**changes_of(sampler, discount, fields))
 
 
 @checked_fields

@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from memoire.arguments import is_name
-from memoire.errors import SchemaError
-from memoire.suggestions import no_field
+from memoire.errors import SchemaError, WrongType
+from memoire.suggestions import checked_names, no_field
 
 from .columns import (
     ENTRY_BYTES,
@@ -78,6 +78,7 @@ class Schema(Mapping[str, Column]):
     fingerprint: int
     """64 bits, equal for equal schemas in every process and version: blake2b of `to_json()`."""
 
+    @checked_names()
     def __init__(self, columns: Mapping[str, Any]) -> None:
         if not isinstance(columns, Mapping):
             raise SchemaError(f"a schema is made of a mapping from name to column, got {type(columns).__name__}.")
@@ -89,6 +90,7 @@ class Schema(Mapping[str, Column]):
         self._settle(leaves, tuples)
 
     @classmethod
+    @checked_names()
     def from_env(
         cls,
         env: Any,
@@ -383,3 +385,18 @@ def _check_roots(roots: Iterable[str]) -> None:
     for root in roots:
         if root in _RESERVED or root.startswith("next_"):
             raise SchemaError(f"column {root!r}: a batch uses this name itself. Choose another, such as 'my_{root}'.")
+
+
+def schema_from(given: Any) -> Schema:
+    """A schema, as callers give one: itself, or a mapping that it is made of.
+
+    Raises:
+        WrongType: it is neither.
+        SchemaError: the mapping cannot be a schema.
+    """
+    if isinstance(given, Schema):
+        return given
+    if not isinstance(given, Mapping):
+        advice = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
+        raise WrongType("schema", "a memoire.Schema", type(given).__name__, advice)
+    return Schema(given)

@@ -30,6 +30,7 @@ from memoire.errors import (
 from .autoreset import autoreset_mode
 from .episode_starts import Starts, State, digest
 from .episode_store import EpisodeStore, Observer
+from .guarded import never_copied
 from .step_values import StepValues
 
 
@@ -76,6 +77,7 @@ class Writer:
         "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
         "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
+    __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
     def __init__(
         self,

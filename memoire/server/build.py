@@ -41,7 +41,7 @@ def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
         settings.schema,
         settings.parameters,
         byte_limit=options.budgets[name],
-        cache_limit=settings.capacity,
+        cache_limit=settings.cache_limit,
         client_timeout=timeout,
         seed=seed,
     )

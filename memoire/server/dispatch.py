@@ -28,6 +28,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.pool.tables import OpenTable, Tables
+from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import Header, Message
@@ -385,9 +386,8 @@ class Dispatcher:
         with self.lock:
             return self._models.publish(model, version)
 
-    def hand_on(self, ids: NDArray[Any], td_errors: Any) -> int:
-        """Set priorities by TD errors of samples, here or at their owners; returns how many were lost: see
-        `FeedbackHandler.apply`.
+    def hand_on(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
+        """Set priorities by TD errors of samples, here or at their owners: see `FeedbackHandler.apply`.
 
         Args:
             ids: `ID` [B], as a batch has them.
@@ -395,7 +395,7 @@ class Dispatcher:
         """
         pieces = by_client(ids, td_errors)
         with self.lock:
-            return self._feedback.apply(pieces)[1]
+            return self._feedback.apply(pieces)
 
     def credit(self, table: OpenTable) -> int:
         """Bytes that each client of a table may have on the way now."""

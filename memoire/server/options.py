@@ -11,7 +11,7 @@ from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import Limits
 from memoire.pool.tables import Storage, Table, checked, shared_out
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
@@ -36,14 +36,15 @@ class ServerOptions:
     multi_step: int | None
     discount: float | Sequence[float] | None
     frame_stack: int | None
+    start: Start | None
     storage: Storage | None
     capacity: int
+    cache_limit: int
+    client_capacity: int
+    byte_limit: int | None
     run: str | None
     push_endpoint: str | None
     pub_endpoint: str | None
-    cache_limit: int
-    byte_limit: int | None
-    max_step: int
     name: str | None
     seed: int | None
     state_dir: str | Path | None
@@ -54,15 +55,13 @@ class ServerOptions:
     clock: Callable[[], float]
     keys: Given
     tune_process: bool
+    fields: Mapping[str, Any]
     settings: Mapping[str, Table] = field(init=False)
     """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
     budgets: Mapping[str, int] = field(init=False)
     """Bytes that each table may hold at first."""
 
     def __post_init__(self) -> None:
-        if self.storage == "episodes" and self.cache_limit:
-            expected = "0 where episodes are stored: capacity says how many entries"
-            raise ParameterError("cache_limit", self.cache_limit, expected)
         object.__setattr__(self, "settings", self._settings())
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
@@ -83,9 +82,12 @@ class ServerOptions:
             "multi_step": self.multi_step,
             "discount": self.discount,
             "frame_stack": self.frame_stack,
+            "start": self.start,
             "storage": self.storage,
-            "capacity": self.capacity or self.cache_limit or None,
-            "max_step": self.max_step or None,
+            "capacity": self.capacity or None,
+            "cache_limit": self.cache_limit or None,
+            "client_capacity": self.client_capacity or None,
+            **self.fields,
         }
         given = {name: value for name, value in made.items() if value is not None}
         if self.tables is None:

@@ -33,10 +33,10 @@ from memoire.net.addresses import beside
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import OpenTable, Storage, Table
-from memoire.replay.batch import Batch
+from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import NAMES, Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
@@ -62,17 +62,14 @@ class Server(Node):
             in on the next port and notices go out on the one after it (or .push and .pub). Port 0 takes free ones. None
             opens none: workers are added afterwards.
         schema: What an entry is; a mapping is made a `Schema`. It makes one table; the arguments from `sampler` to
-            `capacity`, `cache_limit` and `max_step` are its settings.
+            `client_capacity`, and `fields`, are its settings.
         tables: Several tables in its place, by name. Whoever names none gets the first.
-        sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
-        parameters: All settings at once; the other arguments change single ones.
-        multi_step, discount, frame_stack: See `Parameters`.
-        storage, capacity, max_step: See `Table`.
+        sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
+        storage, capacity, cache_limit, client_capacity: See `Table`.
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
-        cache_limit: Most caches that are held, 0 for no limit but bytes.
-        byte_limit: Most bytes of caches that are held.
+        byte_limit: Most bytes of caches and episodes that are held; by default `limits.held_bytes`.
         name: Name of this server, the same after a restart; by default its host and port.
         seed: Of the draws; None takes entropy from the system.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
@@ -87,6 +84,7 @@ class Server(Node):
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
             None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
         tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
+        fields: Any other field of `Parameters`, such as min_size=1000.
 
     With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
     configured last, unless `run` or parameters are given that differ from those given then.
@@ -101,7 +99,7 @@ class Server(Node):
     CALLED = "this server"
     CLOSED_AT_EXIT = 2
 
-    @checked_names()
+    @checked_names(NAMES)
     def __init__(
         self,
         endpoint: str | None,
@@ -113,14 +111,15 @@ class Server(Node):
         multi_step: int | None = None,
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
+        start: Start | None = None,
         storage: Storage | None = None,
         capacity: int = 0,
+        cache_limit: int = 0,
+        client_capacity: int = 0,
+        byte_limit: int | None = None,
         run: str | None = None,
         push_endpoint: str | None = None,
         pub_endpoint: str | None = None,
-        cache_limit: int = 0,
-        byte_limit: int | None = None,
-        max_step: int = 0,
         name: str | None = None,
         seed: int | None = None,
         state_dir: str | Path | None = None,
@@ -131,6 +130,7 @@ class Server(Node):
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
         tune_process: bool = True,
+        **fields: Any,
     ) -> None:
         if endpoint is not None:
             beside(endpoint)  # before anything is made: a malformed address
@@ -138,12 +138,12 @@ class Server(Node):
             process.tune()
         options = ServerOptions(
             endpoint=endpoint, schema=schema, tables=tables, sampler=sampler, parameters=parameters,
-            multi_step=multi_step, discount=discount, frame_stack=frame_stack, storage=storage, capacity=capacity,
-            run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, cache_limit=cache_limit,
-            byte_limit=byte_limit, max_step=max_step, name=name, seed=seed, state_dir=state_dir,
+            multi_step=multi_step, discount=discount, frame_stack=frame_stack, start=start, storage=storage,
+            capacity=capacity, cache_limit=cache_limit, client_capacity=client_capacity, byte_limit=byte_limit, run=run,
+            push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, name=name, seed=seed, state_dir=state_dir,
             snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
             context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
-            tune_process=tune_process,
+            tune_process=tune_process, fields=fields,
         )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
@@ -246,6 +246,7 @@ class Server(Node):
         """One of the tables: batches, parameters and figures of its own. ParameterError: there is none of this name."""
         return self._handles[self._tables[name].name]
 
+    @checked_names()
     def get_batch(
         self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
@@ -266,6 +267,7 @@ class Server(Node):
     def batches(
         self, batch_size: Mapping[str, int], timeout: float = ..., *, ahead: int = ...
     ) -> Iterator[MixedBatch]: ...
+    @checked_names()
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = 30.0, *, ahead: int = 0
     ) -> Iterator[Batch] | Iterator[MixedBatch]:
@@ -279,15 +281,17 @@ class Server(Node):
             return mixed_batches(self.table, batch_size, timeout, ahead, self._is_over, self.endpoint or self.name)
         return self._first.batches(batch_size, timeout, ahead=ahead)
 
+    @checked_names()
     def sample_episodes(
         self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
     ) -> EpisodeBatch:
         """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
 
-    def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        """Hand TD errors [B] on to the clients that own the samples with these ids [B]; returns at once, with how many
-        have no owner here. The owners apply them with their next message and report applied and stale: see `stats`.
+    @checked_names()
+    def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
+        """Set priorities of entries that are here by TD errors [B] of samples with these ids [B], and hand the others
+        on to the clients that own them; returns at once. The owners apply them with their next message: see `stats`.
         """
         self._check_open()
         return self._dispatcher.hand_on(ids, td_errors)
@@ -311,11 +315,14 @@ class Server(Node):
         self._check_open()
         self._scalars = arguments.scalars(values, self._scalars)
 
-    def configure(self, **changes: Any) -> Parameters:
-        """Change parameters here and, with their next message, at every client; their data stays. Raises ParameterError
-        if a value is out of its range; then nothing was changed.
+    @checked_names(NAMES)
+    def configure(
+        self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
+    ) -> Parameters:
+        """Change parameters here and, with their next message, at every client; their data stays. Takes what
+        `Buffer.configure` takes. Raises ParameterError if a value is out of its range; then nothing was changed.
         """
-        return self._first.configure(**changes)
+        return self._first.configure(sampler=sampler, discount=discount, **fields)
 
     def configure_limits(self, *, credit: int | None = None, held_bytes: int | None = None) -> None:
         """Change byte budgets while clients go on; they hear of it at once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
@@ -16,13 +16,15 @@ from memoire.pool.freshness import FreshnessMonitor
 from memoire.pool.inspection import Distribution, Specimen
 from memoire.pool.interface import Drawable
 from memoire.pool.tables import OpenTable
-from memoire.replay.batch import Batch
+from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.guarded import Guarded
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
+from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
+from memoire.suggestions import checked_names
 
 from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
@@ -41,6 +43,8 @@ class TableHandle(Guarded):
         is_over: Whether the run is finished, or the server closed.
         where: What errors call the server.
     """
+
+    _COPY = "Ask each server for its tables: server.table(name)."
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class TableHandle(Guarded):
         """Everything that shapes its sampling, as it is now."""
         return self._table.parameters
 
+    @checked_names()
     def get_batch(
         self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
@@ -114,6 +119,7 @@ class TableHandle(Guarded):
         batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
+    @checked_names()
     def sample_episodes(
         self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
     ) -> EpisodeBatch:
@@ -174,6 +180,7 @@ class TableHandle(Guarded):
         finally:
             limiter.wants(who, 0)
 
+    @checked_names()
     def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
         """Batches of this table until the run is over or the server closed.
 
@@ -192,10 +199,10 @@ class TableHandle(Guarded):
 
         return drawn_ahead(drawn, self._is_over, ahead)
 
-    def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        """Hand TD errors on to the clients that own the samples; returns at once, with how many have no owner here.
-
-        The owners apply them with their next message and report applied and stale: see `stats`.
+    @checked_names()
+    def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
+        """Set priorities of entries that are here, and hand TD errors of others on to the clients that own them;
+        returns at once. The owners apply them with their next message and report applied and stale: see `stats`.
 
         Args:
             ids: Of a batch, [B].
@@ -204,14 +211,18 @@ class TableHandle(Guarded):
         self._check_open()
         return self._dispatcher.hand_on(ids, td_errors)
 
-    def configure(self, **changes: Any) -> Parameters:
-        """Change this table's parameters here and, with their next message, at its clients; their data stays.
+    @checked_names(NAMES)
+    def configure(
+        self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
+    ) -> Parameters:
+        """Change this table's parameters here and, with their next message, at its clients; their data stays. Takes
+        what `Buffer.configure` takes.
 
         Raises:
             ParameterError: a value is out of its range; nothing was changed.
         """
         self._check_open()
-        return self._dispatcher.configure(self._table, changes)
+        return self._dispatcher.configure(self._table, changes_of(sampler, discount, fields))
 
     def limit(self, byte_limit: int) -> int:
         """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had

@@ -25,7 +25,7 @@ def buffer_of(errors, sampler, *, ends=False, **options):
         obs, last = np.full((1, 1), step, np.float32), np.array([ends and step + 1 == len(errors)])
         writer.step(obs, None, np.ones(1), last, np.zeros(1, bool), obs + 1)
     known = np.arange(len(errors) - (not ends))
-    assert buffer.update_priorities(known, np.asarray(errors)[known]) == (len(known), 0)
+    assert buffer.update_priorities(known, np.asarray(errors)[known]).applied == len(known)
     return buffer
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memoire
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrate.md"
 BLOCK = re.compile(r"^## From ([\w-]+)|^```python (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MISSING = "{} is not installed: docs/migrate.md compares it with memoire"
@@ -95,6 +97,26 @@ def test_what_is_drawn_are_the_true_transitions(names, block):
     if side != "memoire":
         pytest.importorskip(side, reason=MISSING.format(side))
     are_true(rows_of(side, run(block, names)), names["steps"], MULTI_STEP.get(peer, 1))
+
+
+WORDS = [
+    (call, wanted)
+    for calls, names in re.findall(
+        r"^\| (`\w[^|]*\)`) \| (`[^|]+`) \| [^|]+ \|$", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    for call in re.findall(r"`([^`]+)`", calls)
+    for wanted in [re.findall(r"`([^`]+)`", names)]
+]
+
+
+@pytest.mark.parametrize(("call", "wanted"), WORDS, ids=[call for call, _ in WORDS])
+def test_whoever_writes_the_other_word_is_told_ours(call, wanted):
+    names = {name: getattr(memoire, name) for name in memoire.__all__}
+    names["buffer"] = memoire.Buffer({"obs": (np.float32, (2,)), "reward": np.float32}, 100)
+    with pytest.raises(TypeError) as caught:
+        eval(call, names)  # noqa: S307 - our own page
+    assert any(word in str(caught.value) for word in wanted), str(caught.value)
+    assert len(WORDS) > 40
 
 
 def test_every_peer_has_both_sides():

@@ -31,7 +31,7 @@ def seeds() -> list[bytes]:
     }
     full = {
         "online": {"schema": schema, "multi_step": 3, "discount": 0.9, "frame_stack": 2, "parameters": parameters},
-        "demo": {"schema": schema, "storage": "episodes", "capacity": 7, "byte_limit": 12345, "max_step": 9},
+        "demo": {"schema": schema, "storage": "episodes", "capacity": 7, "byte_limit": 12345, "client_capacity": 9},
     }
     wrong = {"a": {"schema": schema, "discount": 10**400}}
     deep = b'{"a": {"parameters": ' + b"[" * 20_000

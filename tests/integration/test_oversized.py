@@ -54,7 +54,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
     reader = cluster.reader([server], limits=Limits(resend_after=300.0, resend_most=300.0))  # nothing was cut off
     batch = reader.get_batch(128)
     ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
-    assert reader.update_priorities(ids, np.ones(len(ids))) == 128_000
+    assert reader.update_priorities(ids, np.ones(len(ids))).sent == 128_000
     until(lambda: server.stats().feedback_given == 128_000)
     assert reader.stats().resends == 0
     assert [channel.connections for channel in reader._thread.channels.of.values()] == [1]

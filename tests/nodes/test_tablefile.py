@@ -24,19 +24,24 @@ def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> No
         written(
             tmp_path,
             {
-                "online": {"schema": json.loads(SCHEMA.to_json()), "multi_step": 3, "discount": [0.9], "max_step": 500},
+                "online": {
+                    "schema": json.loads(SCHEMA.to_json()),
+                    "multi_step": 3,
+                    "discount": [0.9],
+                    "client_capacity": 500,
+                },
                 "demo": {
                     "schema": "demo.json",
                     "byte_limit": 12345,
-                    "capacity": 7,
+                    "cache_limit": 7,
                     "parameters": {"priority_exponent": 1, "discount_factor": 0.5, "prev": None},
                 },
             },
         )
     )
     assert list(tables) == ["online", "demo"]
-    assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, max_step=500)
-    assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].capacity) == (12345, 7)
+    assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, client_capacity=500)
+    assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].cache_limit) == (12345, 7)
     parameters = tables["demo"].parameters
     assert (parameters.priority_exponent, parameters.discount_factor, parameters.prev) == (1.0, (0.5,), None)
 

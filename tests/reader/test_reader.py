@@ -19,6 +19,7 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.reader.reader import Reader
+from memoire.replay.batch import PriorityUpdate
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -238,7 +239,7 @@ def test_priorities_find_their_owners_at_every_server(cluster):
         fill(client)
     reader = cluster.reader(servers)
     batch = reader.get_batch(128, 100.0)
-    assert batch.update_priorities(np.full(128, 2.0)) == 128
+    assert batch.update_priorities(np.full(128, 2.0)) == PriorityUpdate(sent=128)
     until(lambda: sum(server.stats().feedback_given for server in servers) == 128)
     for client, server in zip(clients, servers, strict=True):
         client.update(100.0)

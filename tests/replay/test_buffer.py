@@ -187,7 +187,7 @@ def test_importance_is_schauls(errors: list[float], alpha: float, beta: float, n
     ids = np.array([first.ids[first.action == t][0] for t in range(len(errors)) if (first.action == t).any()])
     actions = [int(first.action[first.ids == number][0]) for number in ids]
     applied = buffer.update_priorities(ids, [errors[t] for t in actions])
-    assert applied == (len(ids), 0)
+    assert applied == (len(ids), 0, 0, 0)
     priority = np.array([errors[t] + 1e-6 if t in actions else 1.0 for t in range(len(errors))])
     chance = priority**alpha / (priority**alpha).sum()
     batch = buffer.sample(64)
@@ -202,7 +202,7 @@ def test_surprising_entries_are_drawn_more_often() -> None:
     buffer = Buffer(CHAIN, 16, sampler=Prioritized(1.0, beta=0.4), seed=0)
     walk_chain(buffer, 4, 4)
     batch = buffer.sample(100)
-    assert batch.update_priorities(np.where(batch.action == 2, 7.0, 1.0)) == (100, 0)
+    assert batch.update_priorities(np.where(batch.action == 2, 7.0, 1.0)) == (100, 0, 0, 0)
     share = (buffer.sample(20_000).action == 2).mean()
     assert share == pytest.approx(0.7, abs=0.015)  # 0.7 +- 4.6 standard errors
 
@@ -213,7 +213,7 @@ def test_priorities_of_entries_that_left_are_counted_as_stale() -> None:
     old = buffer.sample(32)
     for _ in range(3):
         walk_chain(buffer, 4, 4)
-    assert buffer.update_priorities(old.ids, np.ones(32)) == (0, 32)
+    assert buffer.update_priorities(old.ids, np.ones(32)) == (0, 32, 0, 0)
     with pytest.raises(ParameterError, match=r"td_errors\[1\] must be finite, got nan. Nothing was changed"):
         buffer.update_priorities([0, 1], [1.0, np.nan])
 
@@ -234,7 +234,7 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
         buffer.configure(multi_step=0, discount=0.1)
     with pytest.raises(ParameterError, match="discount_factor must be 1 number"):
         buffer.configure(discount=(0.1, 0.2))
-    with pytest.raises(ParameterError, match="takes no 'alpha'. Did you mean 'priority_exponent'"):
+    with pytest.raises(ParameterError, match="takes no 'alpha'. Write sampler=memoire"):
         buffer.configure(alpha=1.0)
     assert buffer.parameters == before
 

@@ -117,7 +117,7 @@ def test_a_batch_of_sequences_has_a_time_axis_a_mask_and_takes_errors_by_entry()
     np.testing.assert_array_equal(batch.mask[last][0], [False, False, True, False, False])
     np.testing.assert_array_equal(batch.steps[last], 3)
     errors = np.where(batch.mask, batch.action % 7 + 1.0, np.nan)
-    assert batch.update_priorities(errors) == (64, 0)
+    assert batch.update_priorities(errors) == (64, 0, 0, 0)
     for i in range(64):
         own = errors[i][batch.mask[i]]
         expected = 0.5 * own.max() + 0.5 * own.mean() + 1e-6

@@ -253,7 +253,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
         until(lambda client=client: settled(client))
     memories = [server._tables.first.pool.memory for server in servers]
     batch = servers[0].get_batch(16)
-    assert batch.update_priorities(np.full(16, 9.0)) == 0  # none lost
+    assert batch.update_priorities(np.full(16, 9.0)) == (16, 0, 0, 0)
     assert {9.0} == set(
         np.round(memories[0].contents()["meta"]["priority"][batch.ids["number"] % memories[0].capacity], 4).tolist()
     )
@@ -313,7 +313,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
     record(client, episodes=3)
     until(lambda: settled(client))
     assert again.stats().tables["default"].held_caches >= 1
-    assert again.update_priorities(ids, np.ones(4)) == 4
+    assert again.update_priorities(ids, np.ones(4)).lost == 4
     stats = client.stats()
     assert stats.pushed_caches == stats.accepted_caches + stats.lost_caches + stats.in_flight_caches + sum(
         stats.rejected.values()
@@ -469,5 +469,5 @@ def test_episodes_stand_beside_caches_in_one_server(cluster):
     stats = server.stats().tables
     assert (stats["online"].storage, stats["demo"].storage) == ("caches", "episodes")
     assert len(server.table("demo").get_batch(50).ids) == 50
-    assert mixed.update_priorities({"online": np.ones(6), "demo": np.ones(2)}) == {"online": 0, "demo": 0}
+    assert mixed.update_priorities({"online": np.ones(6), "demo": np.ones(2)}) == (2, 0, 6, 0)
     assert server.stats().tables["demo"].applied == 2

@@ -105,7 +105,7 @@ def test_errors_by_entry_reach_the_entries_of_the_mask_only():
     buffer = filled([3, 7, 1], sampler=Prioritized(1.0))
     batch = buffer.sample_episodes(12)
     errors = np.where(batch.mask, batch.action % 50 + 1.0, np.nan)
-    assert batch.update_priorities(errors) == (batch.mask.sum(), 0)
+    assert batch.update_priorities(errors).applied == batch.mask.sum()
     for i in range(12):
         own = batch.ids[i][batch.mask[i]]
         np.testing.assert_allclose(buffer.memory.weights(own), errors[i][batch.mask[i]] + 1e-6, rtol=1e-6)
@@ -342,7 +342,7 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
     batch = server.sample_episodes(2, group="prompt", group_size=2)
     assert sorted(batch.action[:, 0]) == [0, 100, 200, 300] and list(batch.group) == [0, 0, 1, 1]
     np.testing.assert_array_equal((batch.reward * batch.mask).sum(axis=1), batch.prompt[:, 0, 0])
-    assert batch.update_priorities(np.where(batch.mask, batch.action + 1.0, np.nan)) == 0  # lost
+    assert batch.update_priorities(np.where(batch.mask, batch.action + 1.0, np.nan)).lost == 0
     pool = server._tables.first.pool
     own = batch.ids[batch.mask]
     server.configure(priority_exponent=1.0)

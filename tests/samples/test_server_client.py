@@ -380,7 +380,7 @@ def test_a_wrong_parameter_changes_nothing(serve):
 
 
 def test_sync_begins_with_an_empty_memory_and_totals_go_on(serve, join):
-    server = serve(max_step=500)
+    server = serve(client_capacity=500)
     client = join(server.endpoint, capacity=None)
     assert client.memory.capacity == 500
     record(client)
@@ -398,7 +398,7 @@ def test_priorities_go_to_their_owner_and_what_is_gone_is_counted(serve, join):
     record(client, length=20)
     assert client.push_cache(100.0)
     batch = server.get_batch(64, 100.0)
-    assert batch.update_priorities(np.full(64, 3.0)) == 0
+    assert batch.update_priorities(np.full(64, 3.0)) == (0, 0, 64, 0)
     client.update(100.0)
     numbers = np.unique(batch["ids"]["number"])
     np.testing.assert_allclose(client.memory.weights(numbers), (3.0 + 1e-6) ** 0.6, rtol=1e-5)
@@ -410,7 +410,7 @@ def test_priorities_go_to_their_owner_and_what_is_gone_is_counted(serve, join):
     assert (stats.feedback_given, stats.totals.applied, stats.totals.stale) == (128, 64, 64)
     strangers = batch["ids"].copy()
     strangers["client"] += np.uint64(1)
-    assert server.update_priorities(strangers, np.ones(64)) == 64
+    assert server.update_priorities(strangers, np.ones(64)) == (0, 0, 0, 64)
     assert server.stats().feedback_lost == 64
     for wrong in (np.ones(3), np.full(64, np.nan)):
         with pytest.raises(ValueError, match="td_errors must be"):
@@ -626,8 +626,8 @@ def test_wrong_arguments_are_refused(serve, context):
     client.close()
     with pytest.raises(EndpointError, match="in use"):
         Server(place, SCHEMA, context=context)
-    with pytest.raises(ParameterError, match="max_step"):
-        Server("inproc://a", SCHEMA, context=context, max_step=-1)
+    with pytest.raises(ParameterError, match="client_capacity"):
+        Server("inproc://a", SCHEMA, context=context, client_capacity=-1)
 
 
 def test_the_interpreter_ends_with_a_live_client_and_no_server():

@@ -115,7 +115,7 @@ def test_feedback_reaches_the_clients_of_each_table(cluster):
     for client in clients.values():
         fill(client)
     here = next(server.batches({"online": 24, "demo": 8}, timeout=100.0))
-    assert here.update_priorities({"online": np.ones(24), "demo": np.full(8, 5.0)}) == {"online": 0, "demo": 0}
+    assert here.update_priorities({"online": np.ones(24), "demo": np.full(8, 5.0)}) == (0, 0, 32, 0)
     far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=100.0))
     assert list(far) == ["demo", "online"]
     far.update_priorities(np.arange(32.0))
@@ -380,7 +380,7 @@ def test_a_schema_and_tables_together_are_refused():
         ({"storage": "tapes"}, "'caches', 'episodes'"),
         ({"capacity": -1}, "whole number"),
         ({"byte_limit": 0}, "whole number from 1"),
-        ({"max_step": 0.5}, "whole number"),
+        ({"client_capacity": 0.5}, "whole number"),
         ({"parameters": 3}, "memoire.Parameters"),
         ({"discount": (0.9, 0.8)}, "discount_factor"),
     ],
@@ -396,6 +396,7 @@ def test_a_table_takes_its_settings_as_a_server_does():
         priority_exponent=0.7,
         multi_step=3,
         discount_factor=(0.9,),
+        start="repeat",
         importance_exponent=table.parameters.importance_exponent,
     )
     assert isinstance(table.schema, Schema) and table.storage == "caches"
@@ -633,7 +634,7 @@ def test_priorities_of_a_mix_reach_each_table_in_either_form():
 
     errors = np.arange(1.0, 8.0) * 10
     for told in (mixed.update_priorities(errors), mixed.joined.update_priorities(errors[::-1]) and None):
-        assert told in ({"a": (4, 0), "b": (3, 0)}, None)
+        assert told in ((7, 0, 0, 0), None)
     assert weights() == {"a": last_of(mixed["a"].ids, errors[::-1][:4]), "b": last_of(mixed["b"].ids, errors[::-1][4:])}
     mixed.update_priorities({"b": np.full(3, 2.5)})
     assert weights()["b"] == [2.5] * 3 and weights()["a"] == last_of(mixed["a"].ids, errors[::-1][:4])

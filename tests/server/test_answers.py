@@ -177,7 +177,7 @@ def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(dispatche
     me.ask(messages.Update(steps=5))
     ids = np.zeros(5, ID)
     ids["client"], ids["number"] = np.frombuffer(ME, "<u8"), np.arange(5)
-    assert dispatcher.hand_on(ids, np.arange(5.0)) == 0
+    assert dispatcher.hand_on(ids, np.arange(5.0)).lost == 0
     for _ in range(2):
         reply = me.ask(messages.Update(steps=5))
         numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME]
@@ -194,10 +194,10 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher):
     asker.ask(messages.Update(steps=5))
     ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
     ids["client"] = np.frombuffer(ME, "<u8")
-    lost = [dispatcher.hand_on(ids, np.ones(len(ids))) for _ in range(6)]
+    lost = [dispatcher.hand_on(ids, np.ones(len(ids))).lost for _ in range(6)]
     assert lost == [0, 0, 0, 0, len(ids), len(ids)] and dispatcher.feedback_lost == 2 * len(ids)
     ids["client"] = np.frombuffer(YOU, "<u8")
-    assert dispatcher.hand_on(ids, np.ones(len(ids))) == len(ids)
+    assert dispatcher.hand_on(ids, np.ones(len(ids))).lost == len(ids)
     assert dispatcher.ledger.totals().lost_feedback == 2 * len(ids)
     asker.ask(messages.Update(steps=5, leaving=True))  # it will fetch no more
     assert dispatcher.ledger.totals().lost_feedback == 6 * len(ids) and dispatcher.feedback_lost == 7 * len(ids)

@@ -159,10 +159,10 @@ def test_feedback_reaches_restored_episodes_and_ids_of_the_former_server_are_sta
     other.restore([tmp_path / "a"])
     memory = other._tables["whole"].pool.memory
     before = memory.total_weight
-    assert other.table("whole").update_priorities(old.ids, np.full(8, 9.0)) == 8, "nobody here is called so"
+    assert other.table("whole").update_priorities(old.ids, np.full(8, 9.0)).lost == 8, "nobody here is called so"
     assert memory.total_weight == before
     new = other.table("whole").get_batch(8)
-    assert new.update_priorities(np.full(8, 9.0)) == 0 and memory.total_weight > before
+    assert new.update_priorities(np.full(8, 9.0)) == (8, 0, 0, 0) and memory.total_weight > before
 
 
 def test_a_table_that_is_not_there_is_said_before_anything_is_taken(cluster, tmp_path):

@@ -279,7 +279,7 @@ def test_priorities_of_unknown_clients_are_lost(dispatcher):
     dispatcher.answer(message(messages.Update(steps=3)))
     ids = np.zeros(3, ID)
     ids["client"][:2] = np.frombuffer(ME, "<u8")
-    assert dispatcher.hand_on(ids, np.ones(3)) == 1
+    assert dispatcher.hand_on(ids, np.ones(3)).lost == 1
     assert (dispatcher.feedback_given, dispatcher.feedback_lost) == (3, 1)
 
 

@@ -54,7 +54,7 @@ def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
 def test_priorities_wait_for_their_owner_until_it_has_applied_them(state):
     handler = FeedbackHandler(state)
     assert fetched(handler, state) is None
-    assert handler.apply([piece(), piece(first=3, samples=1)]) == (4, 0)
+    assert handler.apply([piece(), piece(first=3, samples=1)]) == (0, 0, 4, 0)
     assert fetched(handler, state) == fetched(handler, state) == (2, [0, 1, 2, 3])
     assert state.ledger.find(ME).waiting_feedback == 4
     handler.apply([piece(first=7, samples=1)])
@@ -66,17 +66,17 @@ def test_priorities_wait_for_their_owner_until_it_has_applied_them(state):
 def test_those_of_clients_that_are_not_here_are_lost(state):
     handler = FeedbackHandler(state)
     state.ledger.greet(YOU, NOW)
-    assert handler.apply([piece(YOU), piece(READER, 1)]) == (4, 4), "a guest has recorded nothing"
+    assert handler.apply([piece(YOU), piece(READER, 1)]) == (0, 0, 0, 4), "a guest has recorded nothing"
     state.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW)
-    assert handler.apply([piece()]) == (3, 3)
+    assert handler.apply([piece()]) == (0, 0, 0, 3)
     assert (handler.given, handler.lost) == (7, 7) and state.ledger.totals().lost_feedback == 0
 
 
 def test_the_oldest_that_nobody_fetches_are_lost_and_counted(state):
     handler = FeedbackHandler(state)
     part, large = FEEDBACK_SAMPLES // 2, FEEDBACK_SAMPLES + 100
-    assert [handler.apply([piece(samples=part)])[1] for _ in range(4)] == [0, 0, part, part]
-    assert handler.apply([piece(samples=large)])[1] == 2 * part, "the newest piece stays, however large"
+    assert [handler.apply([piece(samples=part)]).lost for _ in range(4)] == [0, 0, part, part]
+    assert handler.apply([piece(samples=large)]).lost == 2 * part, "the newest piece stays, however large"
     assert state.ledger.find(ME).waiting_feedback == large and handler.lost == 4 * part
     assert state.ledger.totals().lost_feedback == 4 * part
     state.ledger.check_invariants()
@@ -128,7 +128,7 @@ def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(state):
 
 def test_entries_of_the_server_itself_are_set_in_its_pool(state):
     handler, pool = FeedbackHandler(state), state.tables["whole"].pool
-    assert handler.apply([piece(pool.owner)]) == (3, 0)
+    assert handler.apply([piece(pool.owner)]) == (0, 3, 0, 0)
     assert pool.stats().stale == 3, "it has no such entries"
 
 

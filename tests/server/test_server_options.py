@@ -29,7 +29,7 @@ DEFAULTS = {
 
 def options(**changes):
     return ServerOptions(
-        **{"endpoint": None, **DEFAULTS, "schema": SCHEMA, "limits": Limits(held_bytes=1000)} | changes
+        **{"endpoint": None, **DEFAULTS, "fields": {}, "schema": SCHEMA, "limits": Limits(held_bytes=1000)} | changes
     )
 
 
@@ -39,16 +39,21 @@ def test_options_are_what_a_server_takes():
 
 
 def test_a_schema_makes_one_table_of_the_options_that_shape_it():
-    made = options(sampler=Prioritized(0.7), multi_step=3, storage="episodes", capacity=100, max_step=50)
+    made = options(sampler=Prioritized(0.7), multi_step=3, storage="episodes", capacity=100, client_capacity=50)
     (table,) = made.settings.values()
     assert list(made.settings) == [DEFAULT_TABLE]
-    assert (table.storage, table.capacity, table.max_step, table.parameters.multi_step) == ("episodes", 100, 50, 3)
+    assert (table.storage, table.capacity, table.client_capacity, table.parameters.multi_step) == (
+        "episodes",
+        100,
+        50,
+        3,
+    )
     assert made.budgets == {DEFAULT_TABLE: 1000}
 
 
-def test_a_limit_of_caches_is_the_capacity_of_the_table():
-    assert options(cache_limit=7).settings[DEFAULT_TABLE].capacity == 7
-    assert options(cache_limit=7, capacity=8).settings[DEFAULT_TABLE].capacity == 8
+def test_room_and_fields_of_parameters_are_the_tables():
+    table = options(cache_limit=7, fields={"min_size": 9}).settings[DEFAULT_TABLE]
+    assert (table.cache_limit, table.capacity, table.parameters.min_size) == (7, 0, 9)
 
 
 def test_tables_share_what_may_be_held():
@@ -66,6 +71,12 @@ def test_tables_share_what_may_be_held():
         ({"schema": None, "tables": [1]}, WrongType, "tables must be"),
         ({"schema": None, "tables": {"a": 1}}, WrongType, "a memoire.Table"),
         ({"storage": "episodes", "cache_limit": 5}, ParameterError, "cache_limit must be 0 where episodes"),
+        ({"capacity": 5}, ParameterError, "capacity must be 0 where caches are stored.*client_capacity.*cache_limit"),
+        (
+            {"schema": None, "tables": {"a": Table(SCHEMA)}, "fields": {"min_size": 1}},
+            ParameterError,
+            "min_size must be absent",
+        ),
         ({"seed": 1.5}, ParameterError, "seed must be a whole number"),
         ({"seed": 2**64 + 1}, ParameterError, "seed must be"),
         ({"byte_limit": 0}, ParameterError, "byte_limit must be"),

@@ -88,7 +88,7 @@ class ClientsHandler:
             schema=table.schema.to_json(),
             parameters=table.parameters.to_wire(),
             parameters_version=table.parameters_version,
-            max_step=table.max_step,
+            max_step=table.settings.client_capacity,
             storage=table.storage,
             table=table.number,
             table_name=table.name,

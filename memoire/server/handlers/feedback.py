@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memoire.accounting.account import Account
 from memoire.accounting.runs import Run
 from memoire.pool.tables import OpenTable
-from memoire.replay.batch import ID, td_errors_for
+from memoire.replay.batch import ID, PriorityUpdate, td_errors_for
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
@@ -80,34 +80,34 @@ class FeedbackHandler:
         """Apply or keep what a learner says from far away."""
         table = self._state.tables.numbered(header.table)
         found = unpack.read_feedback(payload, table.schema, self._state.limits)
-        samples, lost = self.apply(
+        made = self.apply(
             (client, numbers.astype(np.int64), errors.astype(np.float32)) for client, (numbers, errors) in found.items()
         )
-        return Reply(messages.Taken(samples=samples - lost, lost=lost, parameters_version=table.parameters_version))
+        samples = sum(len(numbers) for numbers, _ in found.values()) - made.lost
+        return Reply(messages.Taken(samples=samples, lost=made.lost, parameters_version=table.parameters_version))
 
-    def apply(self, pieces: Pieces) -> tuple[int, int]:
+    def apply(self, pieces: Pieces) -> PriorityUpdate:
         """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
-        with their next UPDATE; returns how many there were, and how many of them were lost.
+        with their next UPDATE.
         """
-        samples = lost = 0
+        made = PriorityUpdate()
         for client, numbers, errors in pieces:
-            samples += len(numbers)
-            lost += self._apply(client, numbers, errors)
-        self.given += samples
-        self.lost += lost
-        return samples, lost
+            self.given += len(numbers)
+            made = made.plus(self._apply(client, numbers, errors))
+        self.lost += made.lost
+        return made
 
-    def _apply(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> int:
+    def _apply(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> PriorityUpdate:
         for table in self._state.tables:
-            if client == table.pool.owner and table.pool.apply(client, numbers, errors) is not None:
-                return 0
+            if client == table.pool.owner and (counts := table.pool.apply(client, numbers, errors)) is not None:
+                return PriorityUpdate(*counts)
         return self._keep(client, numbers, errors)
 
-    def _keep(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> int:
+    def _keep(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> PriorityUpdate:
         state = self._state
         account = state.ledger.find(client)
         if account is None or account.report.leaving or not state.ledger.is_counted(account):
-            return len(numbers)
+            return PriorityUpdate(lost=len(numbers))
         waiting = self._waiting.setdefault(client, _Waiting())
         waiting.number += 1
         waiting.pieces.append((waiting.number, numbers, errors))
@@ -117,7 +117,7 @@ class FeedbackHandler:
             lost += len(waiting.pieces.popleft()[1])
         if lost:
             self._count_lost(state.run, account, lost)
-        return lost
+        return PriorityUpdate(sent=len(numbers), lost=lost)
 
     def _count_lost(self, run: Run, account: Account, samples: int) -> None:
         run.ledger.lost_feedback(account, samples)
