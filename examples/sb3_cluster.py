@@ -6,9 +6,9 @@ from threading import Thread
 import gymnasium
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import memoire
+import memoire.torch
 from memoire.sb3 import DQN, schema_of
 
 
@@ -17,8 +17,7 @@ class Publish(BaseCallback):
 
     def _on_step(self) -> bool:
         if self.n_calls % 100 == 1:
-            weights = parameters_to_vector(self.model.q_net.parameters()).detach()
-            self.model.replay_buffer.source.publish("policy", weights.numpy().tobytes())
+            memoire.torch.publish(self.model.replay_buffer.source, "policy", self.model.q_net)
         return True
 
 
@@ -29,9 +28,8 @@ def act(url: str, network: torch.nn.Module, epsilon: float) -> None:
     with memoire.connect(url) as client:
         writer, policy, (obs, _) = client.writer(env), client.model("policy"), env.reset()
         while not client.finished:
-            if (newest := policy.newest()) and newest.version > version:
-                version, weights = newest.version, torch.frombuffer(bytearray(newest.body), dtype=torch.float32)
-                vector_to_parameters(weights, network.parameters())
+            if policy.version > version:
+                version = memoire.torch.load(policy.newest(), network)
             best = int(network(torch.as_tensor(obs)[None]).argmax())
             action = int(env.action_space.sample()) if torch.rand(()) < epsilon else best
             after, reward, terminated, truncated, info = env.step(action)

@@ -20,7 +20,7 @@ KERNELS = "_kernels"
 FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
-    "replay", *FOR_USERS, "wire", "pool", "models", "security", "accounting", "net", "storage",
+    "replay", "wire", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
     "reader", "proxy", "client", "server", "classic", "nodes", "rl", "dashboard", "cli",
 ]  # fmt: skip
 ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}

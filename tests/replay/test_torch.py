@@ -1,14 +1,21 @@
 """Tensors are the batch's own memory, and an algorithm of Stable-Baselines3 learns from a buffer and from a cluster."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from memoire import Buffer, Column, MixedBatch, Prioritized, Schema, Server, connect
-from memoire.errors import ParameterError
+from memoire import Buffer, Column, MixedBatch, Prioritized, Reader, Schema, Server, connect
+from memoire.errors import NotCopied, ParameterError, WrongModel, WrongType
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'memoire-rl[torch]'")
 
 import memoire.torch  # noqa: E402
+
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU that torch can use: where there is one, run pytest -rs -k gpu tests/replay/test_torch.py",
+)
 
 
 def filled(schema=None, **options):
@@ -35,7 +42,7 @@ def test_tensors_share_the_memory_of_the_batch_and_have_its_names_and_nesting():
     assert made.obs["image"].dtype == torch.uint8 and made.next_obs["arm"] is made["next_obs.arm"]
     made["reward"][0] = 7.0
     assert batch.reward[0] == 7.0
-    with pytest.raises(AttributeError, match="no 'other', but"):
+    with pytest.raises(AttributeError, match="has no 'other'. It has obs.image"):
         _ = made.other
 
 
@@ -71,7 +78,7 @@ def test_errors_of_a_learner_become_priorities():
     buffer = filled()
     made = memoire.torch.TorchBatch(buffer.sample(16))
     errors = torch.linspace(1, 2, 16, requires_grad=True)
-    assert made.update_priorities(errors) == (16, 0)
+    assert made.update_priorities(errors).applied == 16
     last = {int(number): error for number, error in zip(made.ids, errors.tolist(), strict=True)}
     for number, error in last.items():
         assert buffer.memory.weights([number])[0] == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
@@ -100,7 +107,7 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
         batches = memoire.torch.batches(server, 8, 100.0)
         first = next(batches)
         assert first.obs.shape == (8, 2)
-        assert first.update_priorities(torch.ones(8)) == 0
+        assert first.update_priorities(torch.ones(8)).sent == 8
         server.finish()
         assert sum(1 for _ in batches) == 0
     with pytest.raises(ParameterError, match="ahead"):
@@ -114,10 +121,54 @@ def test_batches_mixed_of_several_tables_come_as_one():
 
     batch = next(memoire.torch.batches(Source(), {"online": 24, "demo": 8}))
     assert len(batch.ids) == len(batch.importance) == 32
-    assert batch.update_priorities(torch.ones(32)) == {"online": (24, 0), "demo": (8, 0)}
+    assert batch.update_priorities(torch.ones(32)) == (32, 0, 0, 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+@pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
+def test_a_batch_goes_to_the_cpu_without_a_copy(options):
+    batch = filled().sample(16)
+    for made in (batch.to(**options), batch.to("cpu", **options), batch.to(torch.device("cpu"), **options)):
+        assert made["reward"].data_ptr() == batch.reward.ctypes.data and made.to("cpu", **options) is made
+        assert made.update_priorities(torch.ones(16)).applied == 16
+    mixed = MixedBatch({"a": filled().sample(4), "b": filled().sample(3)}).to("cpu")
+    assert mixed.obs["arm"].shape == (7, 3)
+
+
+def test_a_device_that_is_none_is_refused():
+    for device, said in (("gpu", "one that torch knows"), (3.5, "one that torch knows")):
+        with pytest.raises(ParameterError, match=f"device must be {said}"):
+            filled().sample(2).to(device)
+    if not torch.cuda.is_available():
+        with pytest.raises(ParameterError, match="this torch finds no GPU that it can use, got 'cuda'"):
+            filled().sample(2).to("cuda")
+
+
+def test_a_batch_on_another_device_keeps_its_names_and_reports_from_there():
+    made = filled().sample(4).to("cpu").to("meta")
+    assert made.device.type == "meta" and made.obs["image"].device.type == "meta" and made.source is not None
+
+
+@needs_gpu
+@pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
+def test_a_batch_goes_to_a_gpu_and_back(options):
+    batch = filled().sample(64)
+    made = batch.to("cuda", **options)
+    assert made.device.type == "cuda" and made.to("cuda:0") is made
+    for name, tensor in made.items():
+        assert tensor.is_cuda
+        np.testing.assert_array_equal(tensor.cpu().numpy(), batch[name])
+        np.testing.assert_array_equal(made.to("cpu", **options)[name].numpy(), batch[name])
+    assert made.update_priorities(torch.ones(64, device="cuda", requires_grad=True)).applied == 64
+
+
+@needs_gpu
+def test_a_network_on_a_gpu_is_published_and_loaded():
+    net, other = network(1).cuda(), network(2).cuda()
+    memoire.torch.load(memoire.torch.body_of(net), other)
+    assert same(net, other) and all(each.is_cuda for each in other.parameters())
+
+
+@needs_gpu
 def test_batches_are_prefetched_onto_a_gpu():
     buffer = filled()
 
@@ -130,6 +181,108 @@ def test_batches_are_prefetched_onto_a_gpu():
     for batch in drawn:
         assert batch.reward.is_cuda
         np.testing.assert_array_equal(batch.action.cpu().numpy(), batch.source.action)
+
+
+def network(seed, width=8):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 2))
+
+
+def same(one, other):
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def values(net):
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def test_a_network_travels_from_a_server_to_an_actor():
+    net, there = network(1), network(2)
+    with Server("tcp://127.0.0.1:0", {"obs": np.float32}) as server, connect(server.endpoint) as client:
+        assert memoire.torch.publish(server, "policy", net) == 1
+        policy = client.model("policy")
+        assert memoire.torch.load(policy.wait(timeout=100.0), there) == 1
+        assert same(net, there)
+        with torch.no_grad():
+            net[0].weight += 1.0
+        with Reader([server.endpoint]) as learner:
+            assert memoire.torch.publish(learner, "policy", net.state_dict(), dtype=torch.bfloat16) == 2
+        model = policy.wait(timeout=100.0, after=1)
+        with pytest.raises(WrongModel, match=r"model 'policy' version 2 has '0.weight' as BF16\[8, 4\], where .* F32"):
+            memoire.torch.load(model, there)
+        assert memoire.torch.load(model, there, cast=True) == 2
+        assert torch.equal(there[0].weight, net[0].weight.bfloat16().float())
+        assert there[1].num_batches_tracked.dtype == torch.int64, "only floats are sent as another type"
+        memoire.torch.publish(server, "policy", network(1, width=9))
+        before = values(there)
+        with pytest.raises(WrongModel, match=r"'0.weight' as F32\[9, 4\], .* F32\[8, 4\].*Nothing was loaded"):
+            memoire.torch.load(policy.wait(timeout=100.0, after=2), there)
+        server.publish("policy", b"something else")
+        with pytest.raises(WrongModel, match="version 4 holds no named arrays"):
+            memoire.torch.load(policy.wait(timeout=100.0, after=3), there)
+        assert all(torch.equal(before[name], tensor) for name, tensor in there.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", sorted(memoire.torch.TYPES.values(), key=str), ids=str)
+def test_every_dtype_travels_bit_by_bit(dtype):
+    raw = torch.arange(64, dtype=torch.uint8) % 2
+    state = {"a": raw.view(dtype), "one": raw.view(dtype)[0], "none": torch.empty(0, 3, dtype=dtype)}
+    found = memoire.torch.tensors(memoire.torch.body_of(state))
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        name: (t.dtype, t.shape) for name, t in state.items()
+    }
+    assert all(
+        torch.equal(found[name].reshape(-1).view(torch.uint8), state[name].reshape(-1).view(torch.uint8))
+        for name in state
+    )
+
+
+def test_tensors_that_are_views_or_shared_travel_as_what_they_show():
+    wide = torch.arange(12.0).reshape(3, 4)
+    state = {"turned": wide.T, "part": wide[:, 1], "wide": wide, "again": wide}
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    assert memoire.torch.load(memoire.torch.body_of(state), target) == 0
+    assert all(torch.equal(target[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.pop("0.bias"), "lacks '0.bias'"),
+        (lambda state: state.update(extra=torch.ones(1)), "has 'extra', which the network has not"),
+        (lambda state: state.update({"2.bias": torch.ones(2, dtype=torch.float64)}), r"'2.bias' as F64\[2\]"),
+        (lambda state: state.update({"2.bias": torch.ones(2, 1)}), r"'2.bias' as F32\[2, 1\]"),
+    ],
+)
+def test_a_network_of_another_form_is_refused_and_nothing_is_changed(change, said):
+    net, state = network(2), dict(network(1).state_dict())
+    change(state)
+    before = values(net)
+    with pytest.raises(WrongModel, match=said):
+        memoire.torch.load(memoire.torch.body_of(state), net)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(WrongType, match=r"net\['step'\] must be a tensor, got int"):
+        memoire.torch.body_of({"step": 3})
+    with pytest.raises(WrongType, match="net must be a torch.nn.Module or a state_dict, got Tensor"):
+        memoire.torch.body_of(torch.ones(3))
+    for odd in (torch.ones(2, dtype=torch.complex64), torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(ParameterError, match=r"net\['x'\] must be a dense tensor with values"):
+            memoire.torch.body_of({"x": odd})
+    with pytest.raises(ParameterError, match="dtype must be a floating-point dtype"):
+        memoire.torch.body_of(network(1), torch.int8)
+    with pytest.raises(WrongType, match="model must be what client.model"):
+        memoire.torch.load(None, network(1))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
+def test_the_wrapper_of_compile_is_looked_through():
+    net, there = network(1), network(2)
+    memoire.torch.load(memoire.torch.body_of(torch.compile(net)), torch.compile(there))
+    assert same(net, there)
 
 
 class TestStableBaselines:
@@ -213,6 +366,120 @@ class TestStableBaselines:
                 np.zeros(1, bool),
                 np.full((1, 4), step),
             )
-        source.get_batch = lambda size, timeout: source.sample(size)
+        drawn = SimpleNamespace(get_batch=lambda size, timeout: source.sample(size))
         with pytest.raises(ParameterError, match="got 4"):
-            ReplayBuffer(100, *spaces, writer=writer, source=source).sample(8)
+            ReplayBuffer(100, *spaces, writer=writer, source=drawn).sample(8)
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN", "QRDQN"])
+    def test_every_algorithm_learns_with_importance_and_reports_its_errors(self, name, tmp_path):
+        if name == "QRDQN":
+            pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: pip install 'memoire-rl[sb3]'")
+        import memoire.sb3
+
+        env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
+        replay = {"sampler": Prioritized(0.6, beta=0.4), "seed": 1}
+        options = {"learning_starts": 50, "train_freq": 4, "batch_size": 32, "seed": 1, "gamma": 0.9}
+        model = getattr(memoire.sb3, name)("MlpPolicy", env, replay_buffer_kwargs=replay, **options)
+        before = values(model.policy)
+        model.learn(250)
+        model.learn(30)  # the environment is reset in the middle of an episode
+        changed = [key for key, tensor in model.policy.state_dict().items() if not torch.equal(tensor, before[key])]
+        assert len(changed) >= len(before) // 2
+        buffer = model.replay_buffer
+        assert buffer.memory.parameters.discount_factor == (0.9,), "it is the algorithm's"
+        assert len(buffer.memory) == 284 and len(np.unique(buffer.memory.memory.contents()["weights"])) > 50
+        self.is_saved_and_loaded(model, tmp_path / "replay.pkl")
+
+    def is_saved_and_loaded(self, model, path):
+        weights = np.sort(model.replay_buffer.memory.memory.contents()["weights"])
+        model.save_replay_buffer(path)
+        model.load_replay_buffer(path)
+        buffer = model.replay_buffer
+        np.testing.assert_allclose(
+            np.sort(buffer.memory.memory.contents()["weights"])[-280:], weights[-280:], rtol=1e-5
+        )
+        model.learn(40, reset_num_timesteps=False)
+        assert len(buffer.memory) == 324 and len(buffer.sample(16).rewards) == 16
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_losses_are_those_of_stable_baselines_where_importance_is_one(self):
+        """Uniform draws: what is learned from the same batches is what Stable-Baselines3's own algorithms learn."""
+        import stable_baselines3
+
+        import memoire.sb3
+
+        for name in ("SAC", "TD3", "DQN"):
+            env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
+            options = {"learning_starts": 1000, "seed": 1, "replay_buffer_class": memoire.sb3.ReplayBuffer}
+            ours = getattr(memoire.sb3, name)("MlpPolicy", env, **options)
+            theirs = getattr(stable_baselines3, name)("MlpPolicy", env, **options)
+            ours.learn(120)
+            theirs.policy.load_state_dict(ours.policy.state_dict())
+            theirs.set_logger(ours.logger)
+            drawn = [ours.replay_buffer.sample(32) for _ in range(4)]
+            for model in (ours, theirs):
+                turns = iter(drawn)
+                model.replay_buffer = Replayed(turns)
+                torch.manual_seed(3)
+                model.train(4, batch_size=32)
+            for key, tensor in ours.policy.state_dict().items():
+                torch.testing.assert_close(
+                    tensor, theirs.policy.state_dict()[key], rtol=1e-4, atol=1e-6, msg=f"{name}: {key}"
+                )
+
+    def test_quantile_losses_are_those_of_sb3_contrib(self):
+        contrib = pytest.importorskip(
+            "sb3_contrib", reason="sb3-contrib is not installed: pip install 'memoire-rl[sb3]'"
+        )
+        import memoire.sb3
+
+        torch.manual_seed(0)
+        ours, theirs = torch.randn(16, 7), torch.randn(16, 7)
+        made = memoire.sb3.quantile_losses(ours, theirs)
+        assert made.shape == (16,)
+        torch.testing.assert_close(made.mean(), contrib.common.utils.quantile_huber_loss(ours, theirs))
+
+    def test_settings_that_do_not_go_with_the_algorithm_are_refused(self):
+        import stable_baselines3
+
+        import memoire.sb3
+
+        with pytest.raises(ParameterError, match="discount must be the algorithm's gamma, 0.9, or left out"):
+            memoire.sb3.DQN("MlpPolicy", "CartPole-v1", gamma=0.9, replay_buffer_kwargs={"discount": 0.99})
+        with pytest.raises(ParameterError, match="replay_buffer_class must be memoire.sb3.ReplayBuffer"):
+            memoire.sb3.DQN(
+                "MlpPolicy", "CartPole-v1", replay_buffer_class=stable_baselines3.common.buffers.ReplayBuffer
+            )
+        with pytest.raises(TypeError, match="ReplayBuffer takes no 'n_step'. Did you mean 'multi_step'"):
+            memoire.sb3.DQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"n_step": 3})
+        model = memoire.sb3.DQN("MlpPolicy", "CartPole-v1", n_steps=3)
+        assert model.replay_buffer.memory.parameters.multi_step == 3
+
+    def test_the_replay_of_a_cluster_is_saved_by_its_servers(self):
+        import pickle
+
+        import gymnasium
+
+        from memoire.sb3 import ReplayBuffer
+
+        env = gymnasium.make("CartPole-v1")
+        made = ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=object())
+        with pytest.raises(NotCopied, match=r"Its entries are at the servers: server.snapshot\(path\)"):
+            pickle.dumps(made)
+
+
+class Replayed:
+    """Batches that were drawn before, in the same order for everybody."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def sample(self, batch_size, env=None):
+        return next(self.batches)
+
+    def importance(self):
+        return torch.ones(32, 1)
+
+    def update_priorities(self, td_errors):
+        assert all(each.shape == (32, 1) for each in td_errors)

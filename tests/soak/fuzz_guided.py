@@ -18,6 +18,7 @@ TARGETS = (
     "wire_message",
     "container",
     "schema_text",
+    "model_body",
     "table_file",
     "key_file",
     "log_line",

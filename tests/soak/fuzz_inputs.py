@@ -15,12 +15,13 @@ import time
 from _kit import TESTS, end, table
 
 SHARES = {
-    "wire_message": 650_000,
+    "wire_message": 640_000,
     "container": 200_000,
     "key_file": 50_000,
     "log_line": 50_000,
     "http_request": 15_000,
     "schema_text": 10_000,
+    "model_body": 10_000,
     "table_file": 10_000,
     "model_transfer": 6_000,
     "minari_data": 5_000,

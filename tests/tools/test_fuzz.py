@@ -31,6 +31,7 @@ ROUNDS = {
     "wire_message": 4000,
     "container": 1500,
     "schema_text": 300,
+    "model_body": 400,
     "table_file": 400,
     "settings_file": 60,
     "key_file": 800,

@@ -1,0 +1,145 @@
+"""Named arrays as the body of a model: how a network's weights travel. Pure; nothing in it can run anything.
+
+    8 bytes    length of the header, little-endian
+    header     JSON, spaces behind it: {"fc.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    data       the arrays in that order, each row by row, without gaps
+
+This is the file format of safetensors (https://github.com/huggingface/safetensors), so that its tools read a body, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from memoire.errors import ParameterError, WrongModel
+
+ITEM_BYTES: Final = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes of a number, by what safetensors calls its type; BF16 has no counterpart in NumPy."""
+MAX_ARRAYS: Final = 1 << 16
+MAX_HEADER_BYTES: Final = 1 << 24
+MAX_DIMENSIONS: Final = 32
+_ALIGNMENT: Final = 64
+_METADATA: Final = "__metadata__"
+"""The one name that safetensors keeps for itself."""
+
+
+class Array(NamedTuple):
+    """One array, row by row."""
+
+    dtype: str
+    """One of `ITEM_BYTES`."""
+    shape: tuple[int, ...]
+    data: memoryview
+    """Its bytes: prod(shape) times those of a number."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    """What the header says of an array."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def pack(arrays: Mapping[Any, Array]) -> bytes:
+    """The body with these arrays, by name.
+
+    Raises:
+        ParameterError: there are none, or too many, or one has a name that cannot be.
+    """
+    if not 0 < len(arrays) <= MAX_ARRAYS:
+        raise ParameterError("net", f"{len(arrays)} arrays", f"1 to {MAX_ARRAYS} arrays by name, as a state_dict has")
+    facts, offset = {}, 0
+    for name, array in arrays.items():
+        if not isinstance(name, str) or name == _METADATA:
+            raise ParameterError("net", name, f"arrays whose names are text, and not {_METADATA!r}")
+        facts[name] = _Facts(array.dtype, list(array.shape), (offset, offset + array.data.nbytes))
+        offset += array.data.nbytes
+    header = msgspec.json.encode(facts)
+    header += b" " * (-(8 + len(header)) % _ALIGNMENT)
+    if len(header) > MAX_HEADER_BYTES:
+        raise ParameterError("net", f"names of {len(header)} bytes", f"names of {MAX_HEADER_BYTES} bytes in all")
+    return b"".join([len(header).to_bytes(8, "little"), header, *(array.data for array in arrays.values())])
+
+
+def unpack(body: bytes, what: str = "this model") -> dict[str, Array]:
+    """The arrays in a body, by name, in its order; their data is the body's own.
+
+    Args:
+        what: What errors call it.
+
+    Raises:
+        WrongModel: it has no arrays in it, or is cut short, or says what cannot be.
+    """
+    size = int.from_bytes(body[:8], "little")
+    if len(body) < 8 or not 2 <= size <= min(MAX_HEADER_BYTES, len(body) - 8) or body[8:9] != b"{":
+        raise WrongModel(
+            what, "holds no named arrays", "Publish it with memoire.torch.publish, or read its body yourself."
+        )
+    try:
+        rows = msgspec.json.decode(body[8 : 8 + size], type=dict[str, msgspec.Raw])
+        facts = {name: msgspec.json.decode(row, type=_Facts) for name, row in rows.items() if name != _METADATA}
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _damaged(what, f"its header cannot be read: {error}") from error
+    return _arrays(what, facts, memoryview(body)[8 + size :])
+
+
+def _arrays(what: str, facts: Mapping[str, _Facts], data: memoryview) -> dict[str, Array]:
+    """Each array's part of the data: one after the other, to the last byte."""
+    if not 0 < len(facts) <= MAX_ARRAYS:
+        raise _damaged(what, f"it has {len(facts)} arrays")
+    arrays, end = {}, 0
+    for name, each in sorted(facts.items(), key=lambda item: item[1].data_offsets):
+        if each.dtype not in ITEM_BYTES:
+            raise _damaged(what, f"{name!r} is of type {each.dtype[:20]!r}, which is none of {', '.join(ITEM_BYTES)}")
+        if len(each.shape) > MAX_DIMENSIONS or any(length < 0 for length in each.shape):
+            raise _damaged(what, f"{name!r} has a shape that cannot be")
+        begin, following = each.data_offsets
+        if begin != end or following - begin != math.prod(each.shape) * ITEM_BYTES[each.dtype] or following > len(data):
+            raise _damaged(what, f"{name!r} is not where its header says, or not as long")
+        part, end = data[begin:following], following
+        if each.dtype == "BOOL" and not set(part) <= {0, 1}:
+            raise _damaged(what, f"{name!r} has a truth value that is neither 0 nor 1")
+        arrays[name] = Array(each.dtype, tuple(each.shape), part)
+    if end != len(data):
+        raise _damaged(what, f"{len(data) - end} bytes belong to no array")
+    return {name: arrays[name] for name in facts}
+
+
+def _damaged(what: str, problem: str) -> WrongModel:
+    return WrongModel(what, f"is damaged: {problem}", "Publish it again with memoire.torch.publish.")
+
+
+def check_fit(what: str, found: Mapping[str, Array], wanted: Mapping[str, Any], free_dtypes: bool = False) -> None:
+    """Refuse arrays that do not fit those of a network, by name, dtype and shape.
+
+    Args:
+        wanted: (dtype, shape) by name.
+        free_dtypes: Whether floats may have another width.
+
+    Raises:
+        WrongModel: lists the first differences.
+    """
+    problems = [f"lacks {name!r}" for name in wanted if name not in found]
+    problems += [f"has {name!r}, which the network has not" for name in found if name not in wanted]
+    for name, array in found.items():
+        if name not in wanted:
+            continue
+        dtype, shape = wanted[name]
+        is_alike = array.dtype == dtype or (free_dtypes and "F" in array.dtype and "F" in dtype)
+        if array.shape != tuple(shape) or not is_alike:
+            problems.append(f"has {name!r} as {array}, where the network has {dtype}{list(shape)}")
+    if problems:
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        advice = "Make the network as its publisher does; load(..., cast=True) takes floats of another width."
+        raise WrongModel(what, "; ".join(problems[:3]) + more, advice)
