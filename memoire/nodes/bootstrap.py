@@ -7,6 +7,7 @@
 program of a user's finds what `python FILE.py` and `python -m MODULE` find, and ends with its launcher.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -32,9 +33,7 @@ def main() -> None:
 
 
 def _run_program() -> None:
-    from memoire.nodes.supervision import guard
-
-    guard()
+    importlib.import_module("memoire.nodes.supervision").guard()
     if is_file(sys.argv[0]):
         sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -38,6 +38,7 @@ FINISH_TIMEOUT = 30.0
 """Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
 NONE = "-"
 """In place of a learner: there is none here."""
+MAX_PORT = 65535
 PORTS = 3
 """Ports in a row that a server takes."""
 
@@ -278,13 +279,16 @@ def free_ports(first: int, count: int = PORTS) -> int:
     """
     reason = "none is free"
     for candidate in [first] if first else _candidates():
+        if candidate + count > MAX_PORT + 1:
+            reason = f"ports end at {MAX_PORT}"
+            continue
         try:
             with contextlib.ExitStack() as stack:
                 for port in range(candidate, candidate + count):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return candidate
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
     where = f"tcp://127.0.0.1:{first}"
     raise EndpointError(where, "listen at", reason, f"another --port (0 finds {count} free ones in a row)")
 

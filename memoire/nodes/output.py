@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -27,7 +26,7 @@ class Output:
         ParameterError: the folder is none, and cannot be made.
     """
 
-    def __init__(self, names: list[str], folder: str | None = None, terminal: IO[str] | None = sys.stdout) -> None:
+    def __init__(self, names: list[str], folder: str | None = None, terminal: IO[str] | None = None) -> None:
         self._width = max(map(len, names), default=0)
         self._colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
         self._terminal = terminal

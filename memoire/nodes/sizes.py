@@ -8,7 +8,7 @@ import re
 EXPECTED = "a size in bytes, such as 1GiB, 500MB or 4096"
 _PREFIXES: dict[str, int] = {"": 1, **{letter: 1000**power for power, letter in enumerate("kmgt", 1)}}
 _PREFIXES |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kmgt]?i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:e\+?([0-9]{1,2}))? ?([kmgt]?i?)b?", re.IGNORECASE)
 
 
 class NotASize(argparse.ArgumentTypeError, ValueError):
@@ -26,11 +26,11 @@ def size(text: str) -> int:
         NotASize: it is none, or no whole number of bytes.
     """
     found = _SIZE.fullmatch(text.strip())
-    factor = _PREFIXES.get(found[2].lower()) if found else None
+    factor = _PREFIXES.get(found[4].lower()) if found else None
     if found is None or factor is None:
         raise NotASize(text)
-    whole, _, part = found[1].partition(".")
-    bytes_of_part, rest = divmod(int(part or "0") * factor, int(10 ** len(part)))
+    whole, part, power = found[1], found[2] or "", int(found[3] or 0)
+    bytes_, rest = divmod(int(whole + part) * factor * int(10**power), int(10 ** len(part)))
     if rest and factor == 1:
         raise NotASize(text)
-    return int(whole) * factor + bytes_of_part
+    return bytes_

@@ -39,13 +39,13 @@ def test_a_proxy_says_where_its_pages_are_and_those_of_all_servers_behind_it(clu
 
 def test_a_server_says_where_its_own_pages_are_and_is_not_counted_a_client(cluster):
     server, page = cluster["b"]
-    before = server.stats().clients
+    before = server.clients()
     assert addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str) == [
         page,
         "dns:name:1",
         "host:8080",
     ]
-    assert server.stats().clients == before
+    assert server.clients() == before
 
 
 @pytest.mark.parametrize("name", ["proxy", "a"])
@@ -62,12 +62,7 @@ def test_commands_take_either(cluster, capsys):
     assert main.main(["totals", page]) == 0 == main.main(["totals", proxy.endpoint])
     assert main.main(["doctor", page]) == doctor.WELL
     assert main.main(["top", "--once", proxy.endpoint]) == 0
-    said = capsys.readouterr()
-    assert (
-        said.err.count("memoire: asked ") == 3
-        and "3 nodes" in said.out
-        or cluster["a"][1].rpartition(":")[2] in said.out
-    )
+    assert capsys.readouterr().err.count("memoire: asked ") == 3
 
 
 def test_nobody_there_is_told_with_the_address():

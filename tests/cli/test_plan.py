@@ -139,7 +139,6 @@ def test_the_command_prints_the_plan(capsys):
         (["--actors", "0"], "actors must be a number above 0"),
         (["--compressed", "1.5"], "compressed must be above 0, at most 1"),
         (["--compressed", "0.5"], "compressed must be 1 where nothing compresses (--set compression=lz4)"),
-        (["--model-bytes", "-1"], "model_bytes must be bytes, at least 0"),
         (["--network", "nan"], "network must be a number above 0"),
     ],
 )

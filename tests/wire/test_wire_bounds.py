@@ -126,7 +126,7 @@ FIELDS = {
     "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch",
     "hash": "CHUNK.home",
-    "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet",
+    "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",
     "1024 names": "ACCOUNTS.runs",
     "1024 counts": "WELCOME.models UPDATE.models UPDATED.models",
     "32 counts": "WELCOME.limits",

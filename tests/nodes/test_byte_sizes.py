@@ -14,16 +14,14 @@ from memoire.nodes.sizes import NotASize, size
     [
         ("0", 0), ("4096", 4096), ("17B", 17), ("1GiB", 1 << 30), ("1Gi", 1 << 30), ("1 GiB", 1 << 30),
         ("1gib", 1 << 30), ("500MB", 500_000_000), ("64k", 64_000), ("64Ki", 65536), ("1.5GiB", 3 << 29),
-        ("0.5KiB", 512), ("2TB", 2 * 10**12), ("  3MiB ", 3 << 20), ("1.0", 1), ("0.001kB", 1),
+        ("0.5KiB", 512), ("2TB", 2 * 10**12), ("  3MiB ", 3 << 20), ("1.0", 1), ("0.001kB", 1), ("1e6", 1_000_000), ("2.5e3", 2500),
     ],
 )  # fmt: skip
 def test_a_size_is_a_number_with_a_unit(text, expected):
     assert size(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "-1", "1.5", "1.25 B", "1e9", "1PiB", "1 GiBs", "0x10", "1iB", "1,5GB", "٣GB"]
-)
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5", "1.25 B", "1PiB", "1 GiBs", "0x10", "1iB", "1,5GB", "٣GB"])
 def test_what_is_no_size_is_refused_with_examples(text):
     with pytest.raises(NotASize, match="a size in bytes, such as 1GiB, 500MB or 4096, got "):
         size(text)
