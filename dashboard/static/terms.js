@@ -28,7 +28,7 @@ export const TERMS = {
   durable: {title: "Counts survive a crash", text: "Whether every server keeps its counts in a state folder (--state-dir).", docs: "state.md"},
   // what is held
   held: {title: "Held", text: "Caches, or entries of episodes, that servers hold now.", docs: "choose.md"},
-  unused: {title: "Unused samples", text: "Held samples that no learner has drawn yet. In a table of episodes: entries that can be drawn.", docs: "rate.md"},
+  unused: {title: "Samples left", text: "Held samples that no learner has drawn yet. In a table of episodes: entries that can be drawn.", docs: "rate.md"},
   drawn: {title: "Samples drawn", text: "Samples handed out to learners, in this run of the servers.", docs: "rate.md"},
   overwritten: {title: "Overwritten", text: "Caches or episodes that made room for newer ones.", docs: "choose.md"},
   full: {title: "Full", text: "The share of a table's room that is taken. Room is a number of bytes, of caches or of entries; the one that is fuller counts. A full table overwrites its oldest.", formula: "held ÷ limit"},

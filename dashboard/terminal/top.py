@@ -162,17 +162,8 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
 
 # Titles of columns are those of the pages, in small letters: a test compares.
 TABLE_TITLES = (
-    "table",
-    "storage",
-    "actors",
-    "held",
-    "bytes",
-    "full",
-    "unused samples",
-    "samples drawn",
-    "overwritten",
-    "waits for",
-)
+    "table", "storage", "actors", "held", "size", "full", "samples left", "samples drawn", "overwritten", "",
+)  # fmt: skip
 ACTOR_TITLES = (
     "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
 )  # fmt: skip

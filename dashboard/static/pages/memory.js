@@ -128,7 +128,7 @@ function tableCard(row, overview) {
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),
     facts([
       [term("held", `${kind} held`), count(row.held_caches)],
-      [term("unused", kind === "caches" ? "unused samples" : "entries to draw from"), count(row.unused_samples)],
+      [term("unused", kind === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
       [term("drawn", "samples drawn"), count(row.samples)],
       [term("overwritten", "overwritten"), count(row.overwritten_caches)],
       [term("learners_waited", "learners waited"), duration(row.waited)],
@@ -139,7 +139,7 @@ function tableCard(row, overview) {
 const OF_SERVER = [
   {title: "Server", value: ([server]) => h("b", server)},
   {title: "Held", term: "held", value: ([, told]) => count(told.held_caches), number: true},
-  {title: "Bytes", value: ([, told]) => bytes(told.held_bytes), number: true},
+  {title: "Size", value: ([, told]) => bytes(told.held_bytes), number: true},
   {title: "Drawn", term: "drawn", value: ([, told]) => count(told.samples), number: true},
 ];
 
