@@ -67,9 +67,9 @@ def test_lines_go_out_at_once(monkeypatch):
 
 
 def test_a_line_of_a_node_that_is_down_is_red_and_others_are_not():
-    rows = [("a", "server", "down", "1"), ("down", "server", "up", "2"), ("c", "down", "up", "3")]
+    rows = [("a", "server", "away", "1"), ("away", "server", "up", "2"), ("c", "away", "up", "3")]
     lines = _section("nodes", rows, ("node", "role", "state", "load"))
-    assert [(line.text.split()[0], line.style) for line in lines[2:]] == [("a", "red"), ("down", ""), ("c", "")]
+    assert [(line.text.split()[0], line.style) for line in lines[2:]] == [("a", "red"), ("away", ""), ("c", "")]
 
 
 def test_names_are_looked_up_again_one_pause_after_the_last_time():
