@@ -100,7 +100,8 @@ class OpenedRun:
         end = self._head.seen + 1.0
         until = min(until, end)
         begin = max(min(since or self._head.began, until), 0.0)
-        return self.history.curves(run or self._head.run, names, begin, until, points, end)
+        then = max(self._head.exported, end)  # by then the finest points of a former run were gone
+        return self.history.curves(run or self._head.run, names, begin, until, points, then)
 
     def events(self, run: str) -> list[EventRow]:
         """What happened to it, the oldest first."""

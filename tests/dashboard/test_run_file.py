@@ -72,6 +72,17 @@ def test_curves_of_an_opened_run_reach_to_its_end_however_late_it_is_opened(open
     assert (known[0], known[-1]) == (0.5, 89.5)
 
 
+def test_curves_of_a_run_that_was_exported_late_are_those_that_were_left(history, tmp_path):
+    run(history, minutes=30)
+    history.prune(NOW + 9_999.0)  # its seconds are gone
+    path = tmp_path / "r.run.gz"
+    path.write_bytes(exported(history))
+    late = OpenedRun(Settings(nodes=(), open=str(path)))
+    curves = late.curves("", ["return"], 0.0, 2.0**40, 1000)
+    late.close()
+    assert [value for value in curves.mean["return"] if value is not None][-1] == 29.5
+
+
 def test_an_opened_run_is_exported_again_as_it_was(history, opened):
     def lines(data):
         return [json.loads(line) for line in gzip.decompress(data).splitlines()]
