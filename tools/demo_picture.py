@@ -7,6 +7,7 @@ chromium on the path. Ends the demo whatever happens.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import re
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -44,10 +46,11 @@ def wait_for(url: str) -> float:
     """The mean return once it is `ENOUGH`."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"{url}/api/overview", timeout=10.0) as answer:
-            mean = json.load(answer)["learning"]["return_mean"]
-        if mean is not None and mean >= ENOUGH:
-            return float(mean)
+        with contextlib.suppress(urllib.error.HTTPError):  # 503 until the nodes were asked once
+            with urllib.request.urlopen(f"{url}/api/overview", timeout=10.0) as answer:
+                mean = json.load(answer)["learning"]["return_mean"]
+            if mean is not None and mean >= ENOUGH:
+                return float(mean)
         time.sleep(1.0)
     raise SystemExit(f"the demo's episodes did not return {ENOUGH} within {DEADLINE:.0f} s")
 
