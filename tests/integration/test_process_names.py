@@ -1,5 +1,6 @@
 """Names that people give to actors, learners and proxies, from where they are given to where they are shown."""
 
+import contextlib
 import json
 import urllib.request
 
@@ -11,7 +12,14 @@ from memoire.errors import ParameterError
 from memoire.nodes.http import NodePages
 from memoire.server.state import ClientNames
 from memoire.wire import messages
-from netkit import record, until
+from netkit import Cluster, record, until
+
+
+@pytest.fixture
+def cluster():
+    with contextlib.closing(Cluster()) as made:
+        yield made
+
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "actor-7d9f-x2x"}
 
