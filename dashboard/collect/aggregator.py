@@ -26,9 +26,10 @@ from memoire.net.progress import ProgressMonitor
 from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
 from .cluster import Cluster
 from .distributions import merged
-from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, History, Point
+from .history import MIN_AWAY, Curves, History, Point
 from .node_state import Answer
 from .nodes import NodeAddresses, NodeError, Questions
+from .recorder import RunRecorder
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +46,11 @@ PART_OF_TIME = 0.1
 CLIENTS_INTERVAL = 10.0
 """Seconds between two readings of what is in no ledger: hosts, models, scalars of single actors."""
 SETTINGS_INTERVAL = 30.0
-LEDGER_INTERVAL = 10.0
-"""Seconds between two savings of the ledger in the history."""
 OVERLAP = 5.0
 """Seconds of a ledger that are read once more: what changed while it was read is not missed."""
 INSPECTION_LIFETIME = 2.0
 """Seconds for which one look at what is held serves everybody who asks."""
 MAX_PAGES = 100
-MAX_KEPT_ACTORS = 1_000
-"""Actors of a run that are listed when it is opened from a file."""
 
 
 class _Plan(NamedTuple):
@@ -136,9 +133,7 @@ class Aggregator:
         """Those of the newest look, by the names of their curves."""
         self._looking = threading.Lock()  # the next one's
         self._distributions: dict[str, tuple[float, ClusterDistribution]] = {}
-        self._kept_at = self._flushed_at = self._pruned_at = 0.0
-        self.trouble = ""
-        """Why the history cannot be written; "" where it can."""
+        self._recorder = RunRecorder(history, self._cluster, self._lock)
         self._thread = threading.Thread(target=self._run, name="memoire-dashboard", daemon=True)
 
     def start(self) -> None:
@@ -154,13 +149,18 @@ class Aggregator:
             self._thread.join(2 * TIMEOUT)
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            self._keep(self._clock())
+            self._recorder.keep(self._newest, self._clock())
             try:
                 self.history.close()
             except MemoireError as error:
                 _log.error("%s", error)
 
     # ---------------------------------------------------------------------------------------------- what is asked of it
+
+    @property
+    def trouble(self) -> str:
+        """Why the history cannot be written; "" if it can."""
+        return self._recorder.trouble
 
     @property
     def newest(self) -> Overview | None:
@@ -284,24 +284,12 @@ class Aggregator:
             if overview.run:
                 self.history.add(overview.run, now, figures)
             if self._newest is not None and self._newest.run != overview.run:
-                self._keep(now)  # what the former run came to
-                self._kept_at = 0.0
+                self._recorder.end(self._newest, now)
             self._newest, self.figures = overview, figures
-        self._note(events)
-        self._save(now)
+        self._recorder.note(overview.run, events)
+        self._recorder.save(overview, now)
         self._on_look(overview)
         return overview
-
-    def _note(self, events: list[EventRow]) -> None:
-        """Keep what happened; of a run that was seen before, its beginning is known."""
-        run = "" if self._newest is None else self._newest.run
-        try:
-            known = {row.kind for row in self.events(run)} if events and run else set()
-            for event in events if run else ():
-                if event.kind not in ("run_began", "run_finished") or event.kind not in known:
-                    self.history.add_event(run, msgspec.json.encode(event))
-        except MemoireError as error:
-            self.trouble = str(error)
 
     def _learn(self, url: str, answer: Answer) -> None:
         with self._lock:
@@ -331,54 +319,6 @@ class Aggregator:
         known.version = versions
         for page in answer.episodes:
             known.after, known.episodes_of = page["next"], (page["run"], page["epoch"])
-
-    def _save(self, now: float) -> None:
-        """Write to the disk what is due."""
-        try:
-            if now >= self._kept_at + LEDGER_INTERVAL:
-                self._kept_at = now
-                with self._lock:
-                    self._keep(now)
-            if now >= self._flushed_at + FLUSH_INTERVAL:
-                self._flushed_at = now
-                self.history.flush()
-            if now >= self._pruned_at + PRUNE_INTERVAL:
-                self._pruned_at = now
-                self.history.prune(now)
-            self.trouble = ""
-        except MemoireError as error:
-            if not self.trouble:
-                _log.error("%s", error)
-            self.trouble = str(error)
-
-    def _keep(self, now: float) -> None:
-        newest = self._newest
-        if newest is None or not newest.run:
-            return
-        kept = self._cluster.kept(newest.run)
-        facts = {
-            "totals": kept.totals(),
-            "finished": newest.finished,
-            "return_mean": newest.learning.return_mean,
-            "length_mean": newest.learning.length_mean,
-            "actors": newest.actors,
-        }
-        try:
-            self.history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
-            self._keep_documents(newest)
-        except MemoireError as error:
-            self.trouble = str(error)
-
-    def _keep_documents(self, newest: Overview) -> None:
-        """What a run that is opened from a file shows beside its curves."""
-        documents = {"overview": newest, "actors": self._cluster.actors()[:MAX_KEPT_ACTORS]}
-        if settings := self.node_settings():
-            documents["settings"] = {
-                name: {key: value for key, value in told.items() if key not in ("run", "runs")}
-                for name, told in settings.items()
-            }
-        for kind, value in documents.items():
-            self.history.keep_document(newest.run, kind, msgspec.json.encode(value))
 
     def _ask(self, url: str, plan: _Plan) -> Answer:
         began = self._asking[url] = time.monotonic()

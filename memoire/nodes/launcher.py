@@ -191,7 +191,7 @@ class Launcher:
             return
         self._is_closed = True
         try:
-            for group in self._groups():
+            for group in _by_kind(self.children):
                 self.stop(group, grace)
         finally:
             for child in self.children:  # also when somebody interrupted the orderly end
@@ -264,13 +264,6 @@ class Launcher:
                 self._selector.unregister(end)
             end.close()
 
-    def _groups(self) -> list[list[Child]]:
-        """Children by the kind in their name ("server-0"), the newest kind first."""
-        groups: dict[str, list[Child]] = {}
-        for child in self.children:
-            groups.setdefault(child.name.rpartition("-")[0] or child.name, []).append(child)
-        return list(reversed(groups.values()))
-
     def _take(self, timeout: float) -> None:
         """Read what there is to read, waiting for the first of it."""
         for key, _ in self._selector.select(max(0.0, timeout)):
@@ -310,13 +303,22 @@ class Launcher:
     def _listen_out(self, child: Child) -> None:
         """Take in all that a dead child has left in its pipes."""
         for source, end in (("line", child.line), ("output", child.output)):
-            while end in self._selector.get_map() and self._has_data(end):
+            while end in self._selector.get_map() and _has_data(end):
                 self._read(child, source)
 
-    def _has_data(self, end: socket.socket | IO[bytes]) -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(end, selectors.EVENT_READ)
-            return bool(selector.select(0))
+
+def _has_data(end: socket.socket | IO[bytes]) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(end, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _by_kind(children: Iterable[Child]) -> list[list[Child]]:
+    """Children by the kind in their name ("server-0"), the newest kind first."""
+    kinds: dict[str, list[Child]] = {}
+    for child in children:
+        kinds.setdefault(child.name.rpartition("-")[0] or child.name, []).append(child)
+    return list(reversed(kinds.values()))
 
 
 def _due(child: Child) -> Iterable[float]:
