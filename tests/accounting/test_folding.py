@@ -268,7 +268,7 @@ def test_feedback_that_waits_for_a_client_that_is_folded_is_lost_and_counted(hom
     me.ask(messages.Update(steps=5))
     ids = np.zeros(3, [("client", "<u8", (2,)), ("number", "<i8")])
     ids["client"] = np.frombuffer(me.client, "<u8")
-    assert home.dispatcher.hand_on(ids, np.ones(3)) == 0
+    assert home.dispatcher.hand_on(ids, np.ones(3)).applied == 0
     home.save()
     clock[0] += 1e6
     home.dispatcher.fold()

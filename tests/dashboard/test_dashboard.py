@@ -401,7 +401,7 @@ def test_what_tables_hold_is_spread_as_their_servers_say(small):
 
 
 def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(cluster):
-    server = cluster.server(name="narrow", capacity=2)
+    server = cluster.server(name="narrow", cache_limit=2)
     with (
         memoire.connect(server.endpoint, seed=1) as client,
         NodePages("127.0.0.1:0", server) as pages,

@@ -177,9 +177,9 @@ NEVER = {
     Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
-        update_priorities""",
+        update_priorities client_name show_pages""",
     TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
-    Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers stats",
+    Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers show_pages stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
 }

@@ -69,7 +69,7 @@ ANY = {
     "batch_size": 8, "count": 1, "lane": 0, "length": 1, "returned": 0.0, "text": "x", "topic": "x", "values": {}, "name": "x",
     "ids": np.empty(0, np.int64), "td_errors": np.empty(0), "content": b"x", "endpoint": "inproc://x", "front": "inproc://x",
     "back": "inproc://y", "logfile_path": "x", "servers": ["inproc://x"], "bodies": {}, "body": None, "url": "inproc://x", "max_step": 9,
-    "log_message": "x", "front_ep": "inproc://x", "back_ep": "inproc://y", "mode": "Bind", "message": b"x",
+    "address": "x", "client": b"x", "log_message": "x", "front_ep": "inproc://x", "back_ep": "inproc://y", "mode": "Bind", "message": b"x",
 }  # fmt: skip
 """Something for each parameter that has no default: nobody will look at it."""
 

@@ -234,7 +234,7 @@ def test_a_look_at_a_memory_takes_nothing() -> None:
     found = distribution_of(now.memory, rng)
     assert (found.looked, found.held, found.population) == (11, 11, float(now.memory.num_positive))
     seen = copied(now, 0.4, rng)
-    assert seen is not None and seen.episode in (5, 6) and seen.gathered.ids["client"].tobytes() == now.owner
+    assert seen is not None and seen.place.episode in (5, 6) and seen.gathered.ids["client"].tobytes() == now.owner
     assert now.memory.draws_left == left
     empty = stored().now
     assert copied(empty, 0.4, rng) is None and distribution_of(empty.memory, rng).effective is None

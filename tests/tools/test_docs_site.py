@@ -69,7 +69,7 @@ def test_links_lead_to_where_their_targets_are_on_the_site(checkout, tmp_path):
     assert "[x](project/examples/x.py.md) [f](project/examples/index.md)" in page
     assert "[h]: index.md" in page and "[no](link)" in page, "code stays as it is"
     assert "````python\nprint('```')\n````" in (tmp_path / "pages/project/examples/x.py.md").read_text()
-    assert "* [examples/x.py](../examples/x.py.md)" in (tmp_path / "pages/project/examples/index.md").read_text()
+    assert "* [examples/x.py](x.py.md)" in (tmp_path / "pages/project/examples/index.md").read_text()
 
 
 def test_a_link_to_a_file_that_is_not_there_is_named(checkout, tmp_path):
