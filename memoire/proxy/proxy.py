@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memoire.arguments import name as checked_name
 from memoire.arguments import process_name, seconds
 from memoire.errors import Closed, EndpointError
 from memoire.limits import Limits, MiB
@@ -163,7 +164,7 @@ class Proxy(Node):
 
     def show_pages(self, address: str) -> None:
         """Tell whoever asks that the pages about this proxy are at "http://HOST:PORT"."""
-        self._thread.router.pages = (address,)
+        self._thread.router.pages = (checked_name("address", address),)
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """From now on forward to these addresses. Those that are new are connected to; the clients of those that are

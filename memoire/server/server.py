@@ -192,7 +192,7 @@ class Server(Node):
 
     def show_pages(self, address: str) -> None:
         """Tell whoever asks that the pages about this server are at "http://HOST:PORT"."""
-        self._dispatcher.show_pages(address)
+        self._dispatcher.show_pages(arguments.name("address", address))
 
     def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Answer requests at one more address; returns it as it is bound.

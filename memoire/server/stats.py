@@ -237,7 +237,7 @@ def table_stats(
         held_samples=pool.held,
         held_bytes=pool.bytes,
         byte_limit=table.pool.byte_limit,
-        capacity=table.pool.capacity or table.settings.capacity,
+        capacity=table.pool.capacity or table.settings.cache_limit,
         unused_samples=pool.unused,
         overwritten_caches=pool.overwritten,
         passed_over_samples=pool.passed_over,
