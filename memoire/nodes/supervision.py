@@ -32,6 +32,8 @@ LINE = "MEMOIRE_TETHER"
 """Environment variable in which a launched process finds the number of the line's file descriptor."""
 ORPHAN_GRACE = 4.0
 """Seconds that a child has to end by itself once its launcher is gone."""
+DEATH_TIMEOUT = 0.5
+"""Seconds that a program which ends waits for the end of a launcher that may be dying."""
 ABANDONED = 70
 """Exit status of a child that did not."""
 PR_SET_PDEATHSIG = 1
@@ -172,7 +174,8 @@ def _end_with(line: socket.socket, grace: float) -> NoReturn:
 
 def _end_group_of_orphan(line: socket.socket) -> None:
     """End this process and all that it has started, if nobody is there any more who would."""
-    line.setblocking(False)
+    # A launcher that is killed dies thread by thread: the signal of the first may come before the line ends.
+    line.settimeout(DEATH_TIMEOUT)
     with contextlib.suppress(OSError):  # nothing to read: the launcher lives
         if not line.recv(1, socket.MSG_PEEK) and os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
