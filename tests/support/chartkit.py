@@ -139,15 +139,21 @@ def connects(policies, source, target, port):
 
 
 def halves(policies):
-    """What each half of each policy lets through by itself: {component: (ingress, egress)}, texts as "peer TCP/5560"."""
-    return {
-        each["metadata"]["labels"]["app.kubernetes.io/component"]: tuple(
-            {f"{peer} {port['protocol']}/{port.get('port', 'any')}" for rule in each["spec"].get(half, ())
-             for peer in map(_peer, rule.get(peers) or [{}]) for port in rule["ports"]}
-            for half, peers in (("ingress", "from"), ("egress", "to"))
-        )
-        for each in policies if each["kind"] == "NetworkPolicy"
-    }  # fmt: skip
+    """What each half of the policies of a component lets through by itself: {component: (ingress, egress)}, texts as
+    "peer TCP/5560".
+    """
+    found = {}
+    for each in policies:
+        if each["kind"] == "NetworkPolicy":
+            both = found.setdefault(each["metadata"]["labels"]["app.kubernetes.io/component"], (set(), set()))
+            for place, (half, peers) in enumerate((("ingress", "from"), ("egress", "to"))):
+                both[place].update(
+                    f"{peer} {port['protocol']}/{port.get('port', 'any')}"
+                    for rule in each["spec"].get(half, ())
+                    for peer in map(_peer, rule.get(peers) or [{}])
+                    for port in rule["ports"]
+                )
+    return found
 
 
 def _peer(said):
