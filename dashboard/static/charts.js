@@ -106,7 +106,7 @@ export const lineOf = ({mean, least, greatest}, figureName, name) => ({name, val
 function optionsOf({format, sync, zoom, top, height, plot}, lines, x, extras, read) {
   const [ink, grid] = [colour("--quiet"), colour("--grid")];
   const axis = {stroke: ink, grid: {stroke: grid, width: 1}, ticks: {show: false}, font: "11.5px system-ui, sans-serif"};
-  const isTall = (values) => values?.some((text) => text?.includes("\n"));
+  const isHigh = (values) => values?.some((text) => text?.includes("\n"));
   return {
     width: plot.clientWidth || 400,
     height,
@@ -120,7 +120,7 @@ function optionsOf({format, sync, zoom, top, height, plot}, lines, x, extras, re
     series: [{}, ...lines.flatMap(seriesOf)],
     bands: shadesOf(lines),
     axes: [
-      {...axis, space: 70, splits: x.splits, values: x.values, size: (_, values) => (isTall(values) ? 42 : 28), gap: 6},
+      {...axis, space: 70, splits: x.splits, values: x.values, size: (_, values) => (isHigh(values) ? 42 : 28), gap: 6},
       {...axis, size: widthOfLabels, space: 34, gap: 6, incrs: format === count ? WHOLE : undefined, values: (_, ticks) => ticks.map(format)},
     ],
     hooks: {

@@ -51,8 +51,8 @@ def test_what_is_imported_when_used_is_what_type_checkers_see() -> None:
     seen = {each.name: part.module for part in block.body if isinstance(part, ast.ImportFrom) for each in part.names}
     assert seen == memoire._HOMES
     assert all(getattr(memoire, name).__module__.startswith("memoire.") for name in seen)
-    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Bufer'"):
-        memoire.Bufer  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Buferr'"):
+        memoire.Buferr  # noqa: B018
 
 
 def test_an_actor_does_not_import_the_server() -> None:

@@ -40,5 +40,5 @@ def test_what_nobody_uses_is_not_imported() -> None:
 
 
 def test_a_name_that_there_is_none_of_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Bufer'"):
-        getattr(memoire, "Bufer")  # noqa: B009  (which mypy would refuse)
+    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Buferr'"):
+        getattr(memoire, "Buferr")  # noqa: B009  (which mypy would refuse)
