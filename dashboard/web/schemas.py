@@ -63,7 +63,7 @@ class CurvesAnswer(BaseModel):
     mean: dict[str, list[float | None]]
     least: dict[str, list[float | None]]
     greatest: dict[str, list[float | None]]
-    away: list[tuple[float, float]]
+    away: list[list[float]]
 
 
 class Csv(StreamingResponse):

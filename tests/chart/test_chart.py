@@ -641,7 +641,8 @@ def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_pa
     assert (
         "memoire-keys-actor" in said and "helm -n rl test memoire" in said and "https://rl.example.com/memoire" in said
     )
-    assert "to hold 4Gi" in said and "To know" not in said
+    (known,) = said.partition("To know:")[2].strip().splitlines()
+    assert "to hold 4Gi" in said and known.startswith("- dashboard.persistence has the default StorageClass")
     plain = of(render(sets=(*INSECURE, "image.tag=latest"), chart=shown), "Notes")["text"]
     assert "may push, draw and read" in plain and "image.tag is latest" in plain
 

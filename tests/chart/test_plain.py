@@ -414,6 +414,6 @@ def test_the_notes_say_what_a_missing_image_means_and_what_to_run(tmp_path):
     assert "ImagePullBackOff" in said and "make image" in said
     asked = {one["image"] for _, spec, _ in pods(render()) for one in containers(spec)}
     assert asked == set(re.findall(r"(?m)^    (memoire\S*:\S+)$", said))
-    assert "Secrets memoire-keys-ROLE and memoire-tokens were made" in said and "demo.enabled=false" in said
+    assert "the Secrets memoire-keys-ROLE and memoire-tokens, which were made" in said and "demo.enabled=false" in said
     real = notes(tmp_path, *GIVEN, "server.env=CartPole-v1")
     assert "were made" not in real and "memoire-demo" not in real and "demo.enabled" not in real
