@@ -31,7 +31,8 @@ async function copy(event) {
   const button = event.currentTarget;
   const pre = button.previousElementSibling;
   try {
-    await navigator.clipboard.writeText(pre.textContent);
+    const late = new Promise((_, refuse) => setTimeout(refuse, 1000)); // a browser may wait for a permission
+    await Promise.race([navigator.clipboard.writeText(pre.textContent), late]);
     button.textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(pre);
