@@ -1,5 +1,6 @@
 """What every test stands on: which build is tested, and that no test is skipped in silence."""
 
+import contextlib
 import faulthandler
 import os
 import socket
@@ -8,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,9 @@ from memoire import _core
 from memoire.net import resolver
 from memoire.net.resolver import Names
 from memoire.server import build
+
+if TYPE_CHECKING:
+    from netkit import Cluster
 
 # Timings say nothing on a shared machine. CI tries the same cases each time: new ones are found by whoever can mend them.
 settings.register_profile("here", deadline=None)
@@ -129,6 +133,26 @@ def name_crashes(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _refused(*_args: object, **_options: object) -> None:
     raise AssertionError("what decides opens no socket, and does not wait")
+
+
+@pytest.fixture
+def cluster() -> Iterator["Cluster"]:
+    """Nodes and clients in this process that end with the test."""
+    with contextlib.closing(_new_cluster()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator["Cluster"]:
+    """Nodes and clients in this process that end with the last test of a module."""
+    with contextlib.closing(_new_cluster()) as made:
+        yield made
+
+
+def _new_cluster() -> "Cluster":
+    from netkit import Cluster  # not above: tests of the memory alone do without sockets
+
+    return Cluster()
 
 
 @pytest.fixture(scope="module")

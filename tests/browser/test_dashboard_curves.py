@@ -14,7 +14,7 @@ from boardkit import one
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.history import History
 from memoire.nodes.http import NodePages
-from netkit import Cluster, record, until
+from netkit import record, until
 from pageskit import PHONE, ask, browser, open_page, watch, window
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -44,21 +44,14 @@ def seconds_of(history, name, began, seconds, level, settings, finished=False):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def board(cluster, tmp_path_factory):
+def board(shared_cluster, tmp_path_factory):
     """A dashboard that has seen a run for five minutes, and another one before."""
     path, now = str(tmp_path_factory.mktemp("history") / "history.db"), time.time()
     with History(path) as history:
         seconds_of(history, "r-1", now - 9_000.0, 300, 20, FORMER, finished=True)
         seconds_of(history, "r-2", now - 320.0, 300, 40, LATER)
-    server = cluster.server(name="home", run="r-2")
-    record(client := cluster.client(server), episodes=2, length=20)
+    server = shared_cluster.server(name="home", run="r-2")
+    record(client := shared_cluster.client(server), episodes=2, length=20)
     client.update(100.0)
     server.publish("policy", b"weights")
     with NodePages("127.0.0.1:0", server) as pages, watch(pages.url, history=path, goal_return=60.0) as made:
@@ -208,8 +201,8 @@ def test_gaps_stay_gaps_and_lines_go_on_where_only_no_episode_ended(browser, boa
     assert found["two"] == [[1, 3, None, None], [9, 9, None, 9]]
 
 
-def test_an_empty_cluster_waits_and_shows_the_line_that_starts_an_actor(browser, cluster):
-    server = cluster.server(name="quiet", run="r-3")
+def test_an_empty_cluster_waits_and_shows_the_line_that_starts_an_actor(browser, shared_cluster):
+    server = shared_cluster.server(name="quiet", run="r-3")
     with NodePages("127.0.0.1:0", server) as pages, watch(pages.url) as made, window(browser, made.url) as page:
         open_page(page, made.url, "overview")
         page.get_by_text("Ready, and waiting for the first actor").wait_for()
@@ -218,7 +211,7 @@ def test_an_empty_cluster_waits_and_shows_the_line_that_starts_an_actor(browser,
         page.get_by_role("button", name="Copy").click()
         until(lambda: page.locator(".start button").inner_text() in ("Copied", "Selected"))
         assert complaints(page) == []
-        record(client := cluster.client(server), episodes=1, length=20)
+        record(client := shared_cluster.client(server), episodes=1, length=20)
         client.update(100.0)
         page.locator(".start").wait_for(state="detached")
 

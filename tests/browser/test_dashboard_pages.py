@@ -15,7 +15,7 @@ from memoire.dashboard.terminal import figures
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from netkit import Cluster, until
+from netkit import until
 from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
 
 pages = pytest.importorskip("memoire.dashboard.web.pages")
@@ -39,17 +39,10 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def node(cluster):
+def node(shared_cluster):
     """A server with three actors that have something to show, one of them hostile."""
-    server = cluster.server(name="home", run="r-1")
-    clients = three_actors(cluster, server, HOSTILE)
+    server = shared_cluster.server(name="home", run="r-1")
+    clients = three_actors(shared_cluster, server, HOSTILE)
     with NodePages("127.0.0.1:0", server) as answers:
         yield server, clients, answers
 

@@ -14,16 +14,9 @@ from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import ROUNDTRIP, Table, Tables
-from netkit import DEADLINE, Cluster, until
+from netkit import DEADLINE, until
 
 SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def examine(endpoint, timeout=100.0):

@@ -11,20 +11,11 @@ import zmq
 from history.ports import block
 from memoire.client.client import Client
 from memoire.limits import Limits
-from netkit import DEADLINE, QUICK, WIDE, Cluster, in_thread, record, until
+from netkit import DEADLINE, QUICK, WIDE, in_thread, record, until
 
 CACHE = 4_100_000  # of 256 samples of WIDE
 SMALL = {"cache_size": 16}
 SIZE = CACHE // 16
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 class Gate:

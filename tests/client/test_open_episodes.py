@@ -9,16 +9,9 @@ import pytest
 
 from memoire.errors import Closed
 from memoire.limits import Limits
-from netkit import DEADLINE, QUICK, Cluster, in_thread, until
+from netkit import DEADLINE, QUICK, in_thread, until
 
 STORAGES = ["caches", "episodes"]
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def step(writer, t, *, terminated=False, environments=None):

@@ -13,16 +13,9 @@ from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
-from netkit import QUICK, Cluster, record, until
+from netkit import QUICK, record, until
 
 RUN = "run"
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def warnings_of(caplog, client):

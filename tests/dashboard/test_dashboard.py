@@ -27,7 +27,7 @@ from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
 from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Guesses, Tokens
-from netkit import DEADLINE, SCHEMA, Cluster, record, until
+from netkit import DEADLINE, SCHEMA, record, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +65,13 @@ def watch(*nodes, **options):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def small(cluster):
+def small(shared_cluster):
     """A server, a proxy, three actors with something to show, and their dashboard."""
     with contextlib.ExitStack() as stack:
-        server = cluster.server(name="home", run="r-1")
-        proxy = cluster.proxy([server])
+        server = shared_cluster.server(name="home", run="r-1")
+        proxy = shared_cluster.proxy([server])
         pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
-        clients = three_actors(cluster, server, "<script>alert(1)</script>")
+        clients = three_actors(shared_cluster, server, "<script>alert(1)</script>")
         board = stack.enter_context(watch(*pages, expected_actors=5, goal_steps=1_000))
         until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
         yield server, clients, board
@@ -103,11 +96,11 @@ def test_an_overview_shows_the_whole_cluster(small):
     assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
 
 
-def test_batches_of_a_learner_far_away_have_a_rate(cluster):
-    server = cluster.server(name="read", parameters=Parameters(reuse_cache=True))
-    client = cluster.client(server)
+def test_batches_of_a_learner_far_away_have_a_rate(shared_cluster):
+    server = shared_cluster.server(name="read", parameters=Parameters(reuse_cache=True))
+    client = shared_cluster.client(server)
     record(client, episodes=1, length=20)
-    with NodePages("127.0.0.1:0", server) as page, watch(page) as board, cluster.reader([server]) as reader:
+    with NodePages("127.0.0.1:0", server) as page, watch(page) as board, shared_cluster.reader([server]) as reader:
         assert client.push_cache(100.0)
         reader.get_batch(4, 100.0)
         until(lambda: get(board, "/api/learners"))
@@ -119,14 +112,14 @@ def test_batches_of_a_learner_far_away_have_a_rate(cluster):
         until(has_a_rate)
 
 
-def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(cluster):
+def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(shared_cluster):
     """The servers keep nothing on disk: the killed one forgets, and its clients tell again what is cumulative."""
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
-        servers = [cluster.server(name=f"server-{n}", run="big") for n in range(3)]
+        servers = [shared_cluster.server(name=f"server-{n}", run="big") for n in range(3)]
         pages = [NodePages("127.0.0.1:0", server) for server in servers]
         stack.callback(lambda: [page.close() for page in pages])
-        clients = [cluster.client(servers[n % 3], seed=n) for n in range(6)]
+        clients = [shared_cluster.client(servers[n % 3], seed=n) for n in range(6)]
         board = keep(watch(*pages))
 
         def work(episodes):
@@ -155,7 +148,7 @@ def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(clu
         killed.close(0.0)
         until(lambda: get(board, "/api/overview")["missing"] != [])
         assert shown() == (12, 240, 6)  # what the killed one alone had counted is still there
-        servers[1] = cluster.restart(killed)
+        servers[1] = shared_cluster.restart(killed)
         pages[1] = NodePages(address, servers[1])
         work(3)
         until(lambda: shown() == counted() == (30, 600, 12))
@@ -163,7 +156,7 @@ def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(clu
         assert {row["state"] for row in get(board, "/api/actors")["rows"]} == {"active"}
 
 
-def test_a_node_that_hangs_delays_nobody_else_and_is_shown(cluster, small):
+def test_a_node_that_hangs_delays_nobody_else_and_is_shown(shared_cluster, small):
     server, _, _ = small
     with contextlib.ExitStack() as stack:
         hanging = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -178,9 +171,9 @@ def test_a_node_that_hangs_delays_nobody_else_and_is_shown(cluster, small):
         assert nodes[url]["state"] == "down"
 
 
-def test_a_dashboard_that_is_started_again_goes_on_where_it_was(cluster, tmp_path):
-    server = cluster.server(name="fleeting", run="r-9")
-    client = cluster.client(server)
+def test_a_dashboard_that_is_started_again_goes_on_where_it_was(shared_cluster, tmp_path):
+    server = shared_cluster.server(name="fleeting", run="r-9")
+    client = shared_cluster.client(server)
     record(client, episodes=4, length=10)
     client.update(100.0)
     path = str(tmp_path / "history.db")
@@ -190,7 +183,7 @@ def test_a_dashboard_that_is_started_again_goes_on_where_it_was(cluster, tmp_pat
         until(lambda: get(board, "/api/curves?name=return&name=steps")["mean"]["return"][0] == 10.0)
     client.close()
     server.close()
-    again = cluster.server(name="other", run="r-9")
+    again = shared_cluster.server(name="other", run="r-9")
     pages.close()
     with NodePages(pages.address, again) as pages, watch(pages, history=path) as board:
         seen = until(lambda: (found := board.aggregator.newest) and found.run == "r-9" and found)
@@ -200,9 +193,9 @@ def test_a_dashboard_that_is_started_again_goes_on_where_it_was(cluster, tmp_pat
         assert 10.0 in get(board, "/api/curves?name=return")["mean"]["return"]
 
 
-def test_runs_stand_side_by_side(cluster):
-    server = cluster.server(name="two", run="first")
-    client = cluster.client(server)
+def test_runs_stand_side_by_side(shared_cluster):
+    server = shared_cluster.server(name="two", run="first")
+    client = shared_cluster.client(server)
     with NodePages("127.0.0.1:0", server) as pages, watch(pages) as board:
         record(client, episodes=2, length=10)
         client.update(100.0)
@@ -330,9 +323,9 @@ def test_one_actor_is_shown_with_its_accounts_facts_and_episodes(small):
     assert status == 404 and "no actor" in json.loads(body)["error"]
 
 
-def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(cluster):
-    server = cluster.server(name="quiet", run="q")
-    clients = [cluster.client(server, seed=n) for n in range(2)]
+def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(shared_cluster):
+    server = shared_cluster.server(name="quiet", run="q")
+    clients = [shared_cluster.client(server, seed=n) for n in range(2)]
     for client in clients:
         client.on_entries(1)
         client.update(100.0)
@@ -400,8 +393,8 @@ def test_what_tables_hold_is_spread_as_their_servers_say(small):
     assert ask(board, "/api/distribution?table=none")[0] == 404
 
 
-def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(cluster):
-    server = cluster.server(name="narrow", cache_limit=2)
+def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(shared_cluster):
+    server = shared_cluster.server(name="narrow", cache_limit=2)
     with (
         memoire.connect(server.endpoint, seed=1) as client,
         NodePages("127.0.0.1:0", server) as pages,
@@ -460,12 +453,12 @@ def shown_of(board, *nodes):
     return shown
 
 
-def test_a_round_trip_changes_nothing_that_a_dashboard_or_a_metric_shows(cluster):
+def test_a_round_trip_changes_nothing_that_a_dashboard_or_a_metric_shows(shared_cluster):
     with contextlib.ExitStack() as stack:
-        server = cluster.server(name="tried")
-        proxy = cluster.proxy([server])
+        server = shared_cluster.server(name="tried")
+        proxy = shared_cluster.proxy([server])
         pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
-        client = cluster.client(server)
+        client = shared_cluster.client(server)
         record(client, 2)
         client.update(DEADLINE)
         board = stack.enter_context(watch(*pages))

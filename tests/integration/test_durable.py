@@ -16,14 +16,7 @@ from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, parse_notice
 from memoire.wire.identity import NEWS_FRAME, name_hash
-from netkit import DEADLINE, QUICK, Cluster, record, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
+from netkit import DEADLINE, QUICK, record, until
 
 
 class Durable:

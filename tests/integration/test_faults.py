@@ -4,22 +4,14 @@ import contextlib
 import socket
 import time
 
-import pytest
 import zmq
 
 from memoire.client.client import Client
 from memoire.net import descriptors, sockets
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from netkit import DEADLINE, QUICK, Cluster, record, until
+from netkit import DEADLINE, QUICK, record, until
 from tcpkit import CutWay, place
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_a_second(cluster):

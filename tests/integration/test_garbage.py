@@ -19,16 +19,9 @@ from memoire.wire import messages as wire
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
-from netkit import SCHEMA, Cluster, record, until
+from netkit import SCHEMA, record, until
 from rawpeer import GREETING, ready
 from wirekit import MESSAGES
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def garbage(rng, messages):

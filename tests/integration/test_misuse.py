@@ -28,15 +28,7 @@ from memoire.replay.buffer import Buffer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
-from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
-
+from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
 
 # Forks
 

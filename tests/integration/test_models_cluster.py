@@ -16,22 +16,13 @@ from memoire.models import subscription_watch
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice
 from memoire.wire.identity import topic_frame
-from netkit import DEADLINE, QUICK, Cluster, in_thread, until
+from netkit import DEADLINE, QUICK, in_thread, until
 
 NAMES = ["anna", "bert"]
 
 
 PATIENT = Limits(resend_after=10.0, update_every=0.02)
 """Asks for nothing again, also where the machine is busy."""
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def body_of(number, size=2 * MiB):

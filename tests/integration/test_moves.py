@@ -19,14 +19,7 @@ from memoire.wire import messages
 from memoire.wire.frames import parse
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
-from netkit import QUICK, Cluster, in_thread, record, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
+from netkit import QUICK, in_thread, record, until
 
 
 def rows_of(*servers):

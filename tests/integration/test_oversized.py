@@ -13,14 +13,7 @@ from memoire.net.channel import Channel
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from netkit import WIDE, Cluster, record, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
+from netkit import WIDE, record, until
 
 
 @pytest.mark.parametrize("where", ["server", "proxy"])

@@ -9,14 +9,7 @@ import pytest
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
-from netkit import QUICK, SCHEMA, Cluster, in_thread, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
+from netkit import QUICK, SCHEMA, in_thread, until
 
 
 def step(writer, number=0, ends=False, version=0):

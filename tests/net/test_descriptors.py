@@ -17,17 +17,10 @@ import zmq
 from history.ports import block
 from memoire.limits import Limits
 from memoire.net import descriptors
-from netkit import DEADLINE, SCHEMA, Cluster, until
+from netkit import DEADLINE, SCHEMA, until
 from rawpeer import GREETING, ready
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def in_child(code, **options):

@@ -14,16 +14,9 @@ from memoire.proxy.proxy import Proxy
 from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from netkit import DEADLINE, Cluster, in_thread, until
+from netkit import DEADLINE, in_thread, until
 
 REPLIES = 60
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 class Crowded:

@@ -21,7 +21,7 @@ from memoire.net.resolver import Names
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from namekit import Book
-from netkit import Cluster, KeepingContext, record, until
+from netkit import KeepingContext, record, until
 
 
 @pytest.fixture
@@ -40,13 +40,6 @@ def book():
 @pytest.fixture
 def doors():
     made = Poller()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
     yield made
     made.close()
 

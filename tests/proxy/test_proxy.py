@@ -21,20 +21,13 @@ from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
-from netkit import DEADLINE, QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 pytestmark = pytest.mark.slow
 
 NAMES = [f"server-{number}" for number in range(4)]
 MANY = 20
 """Clients that have both of two homes, but for one time in half a million."""
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def settled(*proxies, servers):

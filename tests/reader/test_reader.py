@@ -24,18 +24,11 @@ from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire.refusals import CODES
-from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
 
 pytestmark = pytest.mark.slow
 
 NAMES = [f"server-{number}" for number in range(3)]
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def clients_of_each(cluster, node, names, most=60):

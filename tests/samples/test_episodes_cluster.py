@@ -13,7 +13,7 @@ from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from netkit import QUICK, SCHEMA, WIDE, Cluster, in_thread, record, until
+from netkit import QUICK, SCHEMA, WIDE, in_thread, record, until
 
 VALUED = Schema(
     {
@@ -24,13 +24,6 @@ VALUED = Schema(
     }
 )
 EPISODE = {"obs": np.ones((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def play(writers, steps=90, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.replay.columns import Column
-from netkit import Cluster, in_thread, until
+from netkit import in_thread, until
 
 SCHEMA = Schema(
     {
@@ -296,13 +296,6 @@ def test_among_episodes_of_any_weights_each_chance_is_that_of_what_was_left():
         for number, importance in zip(batch.ids[:, 0], batch.importance.astype(float) * batch.divisor, strict=True):
             assert importance == pytest.approx(sum(weights[left]) / (len(left) * weights[number]), rel=1e-5)
             left.remove(number)
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def ship(client, length, begin, prompt):

@@ -12,17 +12,10 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import _decode
-from netkit import SCHEMA, Cluster, entry, until
+from netkit import SCHEMA, entry, until
 from poolkit import name
 
 EXACT = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=256)
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def pool_of(clients):

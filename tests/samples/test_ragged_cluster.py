@@ -21,7 +21,7 @@ from memoire.wire import _bytes, pack, unpack
 from memoire.wire.compression import _COMPRESS
 from memoire.wire.layout import Layout, layout_of
 from memoire.wire.parts import Kind, Part
-from netkit import Cluster, until
+from netkit import until
 
 SCHEMA = Schema(
     {
@@ -172,13 +172,6 @@ def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacke
         unpack.check(made.payload, layout, Limits(message_bytes=30 << 20))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def play(client, episodes: int = 3, seed: int = 0) -> None:

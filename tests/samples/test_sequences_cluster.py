@@ -18,18 +18,11 @@ from memoire.replay.schema import Schema
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ZERO_FRAME, Kind, Part
-from netkit import Cluster, until
+from netkit import until
 from sequencekit import SCHEMA, record
 
 CUT = Parameters(sequence_length=4, sequence_overlap=1, burn_in=2, frame_stack=2, start="zero", discount_factor=0.5)
 CLIENT = b"c" * 16
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def pool_of(memory, samples, caches=1):

@@ -23,18 +23,11 @@ from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
-from netkit import QUICK, SCHEMA, Cluster, entry, record, until
+from netkit import QUICK, SCHEMA, entry, record, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
 REUSED = Parameters(cache_size=64, reuse_cache=True)
 WITH_VALUE = Schema({**{name: SCHEMA[name] for name in SCHEMA}, "value": np.float32})
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def two(schema=OTHER, **options):

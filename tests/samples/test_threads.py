@@ -13,14 +13,7 @@ from memoire.client.client import Client
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
-from netkit import DEADLINE, QUICK, Cluster, in_thread, record, until
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
+from netkit import DEADLINE, QUICK, in_thread, record, until
 
 
 def joined(threads, seconds=DEADLINE):

@@ -14,7 +14,7 @@ from memoire.replay.parameters import Parameters
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind, Part
-from netkit import Cluster, until
+from netkit import until
 from sequencekit import SCHEMA, record
 
 READER = b"r" * 16
@@ -136,13 +136,6 @@ def test_from_far_away_a_sample_is_corrected_as_it_is_in_the_servers_own_process
         np.testing.assert_array_equal(np.sort(numbers), np.sort(expected))
         np.testing.assert_allclose(np.sort(found), np.sort(corrections), rtol=1e-5)
     assert far.memory.draws_left == 0 and not len(far.reserve(READER, 5))
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("storage", ["episodes", "caches"])

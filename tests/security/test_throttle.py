@@ -11,7 +11,7 @@ from memoire.security.throttle import ConnectionClients, TokenBuckets
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
-from netkit import QUICK, Cluster, until
+from netkit import QUICK, until
 
 FEW = Limits(connection_clients=3, connection_clients_rate=0.5)
 
@@ -64,13 +64,6 @@ class Stranger:
     def ask(self, client, body, number=1, home=0):
         self.socket.send_multipart([b"", *encode(body, client=client, sequence=number, home=home)])
         return parse(self.socket.recv_multipart()[1:]).body
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("through", ["server", "proxy"])

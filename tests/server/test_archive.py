@@ -25,18 +25,11 @@ from memoire.storage import snapshot
 from memoire.storage.snapshot_file import SnapshotFile
 from memoire.wire import messages
 from memoire.wire.frames import Header
-from netkit import QUICK, SCHEMA, Cluster, record, until
+from netkit import QUICK, SCHEMA, record, until
 
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 HEADER = Header(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def filled(cluster, clients=3, caches=4, **options):

@@ -7,16 +7,9 @@ import pytest
 from memoire.accounting.logbook import Wanted
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
 from memoire.storage.state_folder import Store
-from netkit import QUICK, Cluster, until
+from netkit import QUICK, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def cluster():
-    made = Cluster()
-    yield made
-    made.close()
 
 
 class OnDisk:
