@@ -68,6 +68,7 @@ from .schemas import (
     Limit,
     LoginState,
     Names,
+    Number,
     Offset,
     Owner,
     Problem,
@@ -138,9 +139,7 @@ class Api:
         found = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.shown()}
         return _json(found | {"defaults": _DEFAULTS})
 
-    def sample(
-        self, server: Text = "", table: Text = "", client: Owner = "", number: Annotated[int, Query(ge=0)] = 0
-    ) -> Response:
+    def sample(self, server: Text = "", table: Text = "", client: Owner = "", number: Number = 0) -> Response:
         """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
         is named. With `server` and `client`, that of the entry with this number; `earlier` and `later` of an answer
         lead through its episode. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as

@@ -30,6 +30,7 @@ Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of f
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of whose entry is wanted, in hex.")]
+Number = Annotated[int, Query(ge=0, le=1 << 62, description="Number of an entry of its owner.")]
 Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
 
 

@@ -48,10 +48,10 @@ class Lane:
 
     def put(self, frames: Sequence[Any], size: int) -> None:
         """Add a message. One that is larger than the whole lane may be in it alone."""
+        while self._messages and self.bytes + size > self._byte_limit:
+            self.drop()
         self._messages.append((size, frames))
         self.bytes += size
-        while self.bytes > self._byte_limit and len(self._messages) > 1:
-            self.drop()
 
     def drop(self) -> None:
         """Lose the oldest message."""

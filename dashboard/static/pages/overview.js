@@ -7,7 +7,7 @@ import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
 import {spark} from "../spark.js";
-import {isWaiting, startCard} from "./start.js";
+import {isWaiting, startPlace} from "./start.js";
 
 const CURVES = ["steps_per_second", "episodes_per_second", "caches_per_second", "samples_per_second", "samples_per_insert", "sample_age_median"];
 const SPAN = 600;
@@ -23,6 +23,7 @@ export function openOverview({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const verdicts = h("ul.verdicts", {"aria-label": "How the cluster stands", "aria-live": "polite"});
   const start = h("div");
+  const showStart = startPlace(start);
   const now = h("section.card.now");
   const change = (changes) => {
     Object.assign(state, changes);
@@ -46,7 +47,7 @@ export function openOverview({root, parameters, stream, signal}) {
       const waits = isWaiting(overview);
       const found = overview.verdicts.filter(({code}) => !(waits && code === "waiting_for_actors")); // the card below says it
       patch(verdicts, found.map((each) => verdict(each, found[0].level)));
-      patch(start, waits && startCard(overview));
+      showStart(overview);
       patch(now, learned(overview, returns.values, former));
       patch(rest, sections(overview, curves));
     },

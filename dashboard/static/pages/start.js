@@ -1,5 +1,5 @@
 // What a cluster shows before its first actor: the line that starts one, with the address that is right here.
-import {h} from "../dom.js";
+import {h, patch} from "../dom.js";
 
 /** Whether nothing was recorded yet in a cluster that is ready for it. */
 export function isWaiting({totals, actors, nodes, finished, recorded}) {
@@ -13,9 +13,21 @@ function entrance(nodes) {
   return open.find((node) => node.role === "proxy") ?? open[0] ?? null;
 }
 
-/** The card with the lines to copy. */
-export function startCard({nodes}) {
-  const node = entrance(nodes);
+/**
+ * Keeps the card with the lines to copy in an element: call it with each overview. It is drawn again only when its lines
+ * change, so a selection in it and the word on its button stay.
+ */
+export function startPlace(element) {
+  let shown = null;
+  return (overview) => {
+    const node = isWaiting(overview) ? entrance(overview.nodes) : undefined;
+    const key = node === undefined ? null : JSON.stringify([node?.endpoint, node?.keys]);
+    if (key !== shown) patch(element, key !== null && startCard(node));
+    shown = key;
+  };
+}
+
+function startCard(node) {
   const address = node?.endpoint ?? "tcp://HOST:5560";
   const keys = node?.keys ? ', keys="FOLDER"' : "";
   const lines = ["import memoire", `client = memoire.connect("${address}"${keys})`, "writer = client.writer(envs)  # then writer.step(...) after each env.step"];
