@@ -283,11 +283,8 @@ class Aggregator:
             events = self._cluster.events(now, finished=overview.finished)
             if overview.run:
                 self.history.add(overview.run, now, figures)
-            if self._newest is not None and self._newest.run != overview.run:
-                self._recorder.end(self._newest, now)
-            self._newest, self.figures = overview, figures
-        self._recorder.note(overview.run, events)
-        self._recorder.save(overview, now)
+            former, self._newest, self.figures = self._newest, overview, figures
+        self._recorder.record(overview, former, events, now)
         self._on_look(overview)
         return overview
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,40 +35,48 @@ class RunRecorder:
         self.trouble = ""
         """Why the history cannot be written; "" if it can."""
 
-    def note(self, run: str, events: list[EventRow]) -> None:
-        """Keep what happened to a run; of one that was seen before, its beginning is known."""
+    def record(self, newest: Overview, former: Overview | None, events: list[EventRow], now: float) -> None:
+        """Keep what the last look saw: of the run that it ended, what it came to; of its own, what is due.
+
+        Args:
+            former: What the look before saw; None for the first.
+            events: What happened between the two.
+        """
+        before, self.trouble = self.trouble, ""
+        if former is not None and former.run != newest.run:
+            self.keep(former, now)
+            self._kept_at = 0.0
+        for write in (lambda: self._note(newest.run, events), lambda: self._save(newest, now)):
+            self._attempt(write)
+        if self.trouble and not before:
+            _log.error("%s", self.trouble)
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except MemoireError as error:
+            self.trouble = str(error)
+
+    def _note(self, run: str, events: list[EventRow]) -> None:
+        """Write what happened to a run; of one that was seen before, its beginning is known."""
         if not run or not events:
             return
-        try:
-            known = {msgspec.json.decode(body, type=EventRow).kind for body in self._history.events(run)}
-            for event in events:
-                if event.kind not in ("run_began", "run_finished") or event.kind not in known:
-                    self._history.add_event(run, msgspec.json.encode(event))
-        except MemoireError as error:
-            self.trouble = str(error)
+        known = {msgspec.json.decode(body, type=EventRow).kind for body in self._history.events(run)}
+        for event in events:
+            if event.kind not in ("run_began", "run_finished") or event.kind not in known:
+                self._history.add_event(run, msgspec.json.encode(event))
 
-    def end(self, newest: Overview, now: float) -> None:
-        """Keep what a run came to: another one is counted from now on."""
-        self.keep(newest, now)
-        self._kept_at = 0.0
-
-    def save(self, newest: Overview, now: float) -> None:
+    def _save(self, newest: Overview, now: float) -> None:
         """Write to the disk what is due."""
-        former, self.trouble = self.trouble, ""
-        try:
-            if now >= self._kept_at + LEDGER_INTERVAL:
-                self._kept_at = now
-                self.keep(newest, now)
-            if now >= self._flushed_at + FLUSH_INTERVAL:
-                self._flushed_at = now
-                self._history.flush()
-            if now >= self._pruned_at + PRUNE_INTERVAL:
-                self._pruned_at = now
-                self._history.prune(now)
-        except MemoireError as error:
-            self.trouble = str(error)
-        if self.trouble and not former:
-            _log.error("%s", self.trouble)
+        if now >= self._kept_at + LEDGER_INTERVAL:
+            self._kept_at = now
+            self.keep(newest, now)
+        if now >= self._flushed_at + FLUSH_INTERVAL:
+            self._flushed_at = now
+            self._history.flush()
+        if now >= self._pruned_at + PRUNE_INTERVAL:
+            self._pruned_at = now
+            self._history.prune(now)
 
     def keep(self, newest: Overview | None, now: float) -> None:
         """Keep totals, ledger, actors and settings of this run as they are."""
@@ -83,12 +92,13 @@ class RunRecorder:
             "length_mean": newest.learning.length_mean,
             "actors": newest.actors,
         }
-        try:
+
+        def write() -> None:
             self._history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
             for kind, body in documents.items():
                 self._history.keep_document(newest.run, kind, body)
-        except MemoireError as error:
-            self.trouble = str(error)
+
+        self._attempt(write)
 
     def _documents(self, newest: Overview) -> dict[str, bytes]:
         """What a run that is opened from a file shows beside its curves, as JSON."""
