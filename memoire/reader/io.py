@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout, SchemaMismatch
+from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, SchemaMismatch
 from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.net.node_monitor import Monitor
 from memoire.net.thread import Worker
+from memoire.pool.draw import Pooled
+from memoire.replay.limiter import check_batch
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Header, Message
@@ -97,6 +99,28 @@ class ReaderThread:
         if not self.monitor.wait(is_done, patience):
             channels = self.channels
             raise channels.denied or MemoireTimeout(what, channels.where, patience, channels.trouble())
+
+    def await_batch(self, batch_size: int, patience: float) -> Pooled:
+        """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
+        self.monitor.check_open()
+        self.worker.wake()
+        if not self.monitor.wait(lambda: self._is_ready(batch_size), patience, interval=float("inf")):
+            raise self._shortage(batch_size, patience)
+        return self.prefetch.first()
+
+    def _is_ready(self, batch_size: int) -> bool:
+        """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
+        if self.directory.terms is not None:
+            check_batch(self.directory.terms.parameters, batch_size)
+        if self.prefetch.resize(batch_size):
+            self.worker.wake()
+        return len(self.prefetch) > 0
+
+    def _shortage(self, batch_size: int, patience: float) -> MemoireError:
+        if not self.directory.there:
+            return MemoireTimeout("batch", self.channels.where, patience, self.channels.trouble())
+        samples, clients = self.rounds.shortage
+        return NotEnoughSamples(batch_size, samples, 0, clients, patience, self.rounds.waits_for)
 
     def has_met(self) -> bool:
         """Whether every address has answered, or had its time. Raises AuthError where nobody lets this process in."""

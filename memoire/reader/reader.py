@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from memoire import arguments
 from memoire.accounting.merge import ClusterTotals, ServerAccounts
 from memoire.arguments import process_name, seconds, table_name, whole
-from memoire.errors import EndpointError, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError
+from memoire.errors import EndpointError, MemoireError, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net import process
@@ -41,7 +41,6 @@ from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.draw import MAX_BATCH, Pooled
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
-from memoire.replay.limiter import check_batch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.prefetch import batches_until_over
@@ -201,7 +200,7 @@ class Reader(Node):
         began, patience = time.monotonic(), self._seconds(timeout)
         with self._monitor.changed:
             try:
-                drawn = self._await_batch(batch_size, patience)
+                drawn = self._thread.await_batch(batch_size, patience)
             finally:
                 self._handed_out.waited += time.monotonic() - began
             batch = self._hand_out(drawn, out)
@@ -217,28 +216,6 @@ class Reader(Node):
         self._prefetch.take()
         self._handed_out.batches += 1
         return batch
-
-    def _await_batch(self, batch_size: int, patience: float) -> Pooled:
-        """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
-        self._monitor.check_open()
-        self._thread.worker.wake()
-        if not self._monitor.wait(lambda: self._is_ready(batch_size), patience, interval=float("inf")):
-            raise self._shortage(batch_size, patience)
-        return self._prefetch.first()
-
-    def _is_ready(self, batch_size: int) -> bool:
-        """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
-        check_batch(self.parameters, batch_size)
-        if self._prefetch.resize(batch_size):
-            self._thread.worker.wake()
-        return len(self._prefetch) > 0
-
-    def _shortage(self, batch_size: int, timeout: float) -> MemoireError:
-        rounds, channels = self._thread.rounds, self._thread.channels
-        if not self._directory.there:
-            return MemoireTimeout("batch", channels.where, timeout, channels.trouble())
-        samples, clients = rounds.shortage
-        return NotEnoughSamples(batch_size, samples, 0, clients, timeout, rounds.waits_for)
 
     @overload
     def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...

@@ -1,11 +1,8 @@
 """The names that docs/stability.md calls public are there, and no others are given away by the front door."""
 
-import ast
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,27 +38,6 @@ def test_the_other_names_are_importable_and_each_is_described_on_its_page() -> N
         text = (FOLDER / page).read_text(encoding="utf-8")
         missing = [name for name in re.findall(r"`(\w+)`", names) if name not in text]
         assert not missing, f"{page} says nothing of {missing}"
-
-
-def test_what_is_imported_when_used_is_what_type_checkers_see() -> None:
-    import memoire
-
-    tree = ast.parse(inspect.getsource(memoire))
-    block = next(part for part in tree.body if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING")
-    seen = {each.name: part.module for part in block.body if isinstance(part, ast.ImportFrom) for each in part.names}
-    assert seen == memoire._HOMES
-    assert all(getattr(memoire, name).__module__.startswith("memoire.") for name in seen)
-    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Buferr'"):
-        memoire.Buferr  # noqa: B018
-
-
-def test_an_actor_does_not_import_the_server() -> None:
-    code = (
-        "import sys, memoire; memoire.connect; memoire.errors.Closed; "
-        "print(*(name for name in sys.modules if name.startswith(('memoire.server', 'memoire.proxy', 'memoire.reader'))))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.split() == []
 
 
 @pytest.mark.parametrize("module", sorted(set(ROWS) - {"memoire"}))
