@@ -273,25 +273,38 @@ def _descend(
     return float(loss.item())
 
 
-class DQN(_Corrected, stable_baselines3.DQN):
-    """Stable-Baselines3's DQN with importance and TD errors. Schaul et al., ICLR 2016, algorithm 1."""
+class _ByValues(_Corrected):
+    """An algorithm whose policy is its action values, which one optimizer learns."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw, learn, and report how surprising it was, `gradient_steps` times."""
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
+        own: Any = self
+        own.policy.set_training_mode(True)
+        own._update_learning_rate(own.policy.optimizer)
         losses = []
         for _ in range(gradient_steps):
             samples, importance = self._drawn(batch_size)
-            with torch.no_grad():
-                ahead = self.q_net_target(samples.next_observations).max(dim=1, keepdim=True).values
-                target = samples.rewards + samples.discounts * ahead  # a discount is 0 where an episode terminated
-            value = self.q_net(samples.observations).gather(1, samples.actions.long())
-            loss = (importance * functional.smooth_l1_loss(value, target, reduction="none")).mean()
-            losses.append(_descend(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm))
-            self.replay_buffer.update_priorities([target - value])
-        self._n_updates += gradient_steps
+            each, errors = self._losses(samples)
+            loss = (importance * each).mean()
+            losses.append(_descend(own.policy.optimizer, loss, own.policy.parameters(), own.max_grad_norm))
+            own.replay_buffer.update_priorities([errors])
+        own._n_updates += gradient_steps
         self._record(loss=losses)
+
+    def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses and TD errors of samples, [B, 1] each."""
+        raise NotImplementedError
+
+
+class DQN(_ByValues, stable_baselines3.DQN):
+    """Stable-Baselines3's DQN with importance and TD errors. Schaul et al., ICLR 2016, algorithm 1."""
+
+    def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            ahead = self.q_net_target(samples.next_observations).max(dim=1, keepdim=True).values
+            target = samples.rewards + samples.discounts * ahead  # a discount is 0 where an episode terminated
+        value = self.q_net(samples.observations).gather(1, samples.actions.long())
+        return functional.smooth_l1_loss(value, target, reduction="none"), target - value
 
 
 class SAC(_Corrected, stable_baselines3.SAC):
@@ -397,31 +410,22 @@ def _qrdqn() -> type:
     except ImportError as error:
         raise NotInstalled("sb3-contrib", "pip install 'memoire-rl[sb3]'") from error
 
-    class QRDQN(_Corrected, sb3_contrib.QRDQN):
+    class QRDQN(_ByValues, sb3_contrib.QRDQN):
         """sb3-contrib's QR-DQN with importance; priorities are how far the mean values are apart.
 
         Dabney et al., Distributional Reinforcement Learning with Quantile Regression, AAAI 2018.
         """
 
-        def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-            """Draw, learn, and report how surprising it was, `gradient_steps` times."""
-            self.policy.set_training_mode(True)
-            self._update_learning_rate(self.policy.optimizer)
-            losses = []
-            for _ in range(gradient_steps):
-                samples, importance = self._drawn(batch_size)
-                with torch.no_grad():
-                    ahead = self.quantile_net_target(samples.next_observations)
-                    best = ahead.mean(dim=1).argmax(dim=1)
-                    ahead = ahead.gather(2, best[:, None, None].expand(-1, ahead.shape[1], 1))[:, :, 0]
-                    target = samples.rewards + samples.discounts * ahead
-                values = self.quantile_net(samples.observations)
-                values = values.gather(2, samples.actions[..., None].long().expand(-1, values.shape[1], 1))[:, :, 0]
-                loss = (importance[:, 0] * quantile_losses(values, target)).mean()
-                losses.append(_descend(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm))
-                self.replay_buffer.update_priorities([(target.mean(dim=1) - values.mean(dim=1))[:, None]])
-            self._n_updates += gradient_steps
-            self._record(loss=losses)
+        def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.no_grad():
+                ahead = self.quantile_net_target(samples.next_observations)
+                best = ahead.mean(dim=1).argmax(dim=1)
+                ahead = ahead.gather(2, best[:, None, None].expand(-1, ahead.shape[1], 1))[:, :, 0]
+                target = samples.rewards + samples.discounts * ahead
+            values = self.quantile_net(samples.observations)
+            values = values.gather(2, samples.actions[..., None].long().expand(-1, values.shape[1], 1))[:, :, 0]
+            apart = target.mean(dim=1, keepdim=True) - values.mean(dim=1, keepdim=True)
+            return quantile_losses(values, target)[:, None], apart
 
     QRDQN.__qualname__ = "QRDQN"
     return QRDQN

@@ -104,14 +104,14 @@ class Curves:
     mean: dict[str, list[float | None]]
     least: dict[str, list[float | None]]
     greatest: dict[str, list[float | None]]
-    away: list[tuple[float, float]]
+    away: list[list[float]]
     """Stretches in which nobody looked, from the end of a bucket to the beginning of the next."""
 
 
-def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[tuple[float, float]]:
+def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[list[float]]:
     """Where buckets of so many seconds are more than `patience` seconds apart."""
     ends = ((before + bucket, after) for before, after in itertools.pairwise(times))
-    return [(end, after) for end, after in ends if after - end > patience]
+    return [[end, after] for end, after in ends if after - end > patience]
 
 
 def _make_private(path: Path) -> None:

@@ -42,6 +42,7 @@ from memoire.dashboard.collect.answers import (
     TableRow,
 )
 from memoire.dashboard.collect.distributions import spread_of
+from memoire.dashboard.collect.history import Curves
 from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
@@ -62,7 +63,6 @@ from .schemas import (
     YEAR_9999,
     Client,
     Csv,
-    CurvesAnswer,
     Events,
     Figure,
     Limit,
@@ -424,7 +424,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/spread", api.spread, ActorSpread),
         ("/api/episodes", api.episodes, list[EpisodeRow]),
         ("/api/figures", api.names, list[str]),
-        ("/api/curves", api.curves, CurvesAnswer),
+        ("/api/curves", api.curves, Curves),
         ("/api/runs", api.runs, list[RunInfo]),
         ("/api/events", api.events, list[EventRow]),
         ("/api/export.run", api.run_file, RunFile),

@@ -54,19 +54,6 @@ class LoginState(BaseModel):
     software: str
 
 
-class CurvesAnswer(BaseModel):
-    """Several figures over the same buckets of time; null where a bucket has none."""
-
-    run: str
-    bucket: float
-    time: list[float]
-    steps: list[float | None]
-    mean: dict[str, list[float | None]]
-    least: dict[str, list[float | None]]
-    greatest: dict[str, list[float | None]]
-    away: list[list[float]]
-
-
 class Csv(StreamingResponse):
     """A table."""
 
