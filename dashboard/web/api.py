@@ -146,12 +146,9 @@ class Api:
         pictures. null: no such sample of up to 4 MiB is held at this moment.
         """
         row = self._table(table)
-        if server not in ("", *row.facts):
-            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r} now that has this table")
-        held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
-        chosen = random.choices(list(held), [1 + samples for samples in held.values()])[0]
+        chosen = server_for_sample(row, server)
+        named = {"client": client, "number": number} if client else {}
         try:
-            named = {"client": client, "number": number} if client else {}
             found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name} | named)}")
         except NodeError as error:
             if error.status != http.HTTPStatus.NOT_FOUND:
@@ -281,20 +278,14 @@ class Api:
         `newer` as the cursor; go back with direction=older and its `older`. What is around a line: its server, and a
         cursor "index@server", once in each direction.
         """
-        wanted = {"text": text, "client": client, "label": label, "run": run}
-        wanted |= {name: repr(value) for name, value in (("since", since), ("until", until)) if value is not None}
-        known = self._aggregator.servers()
-        if server and server not in known:
+        times = {name: repr(time) for name, time in (("since", since), ("until", until)) if time is not None}
+        texts = {"text": text, "client": client, "label": label, "run": run}
+        wanted = times | {name: value for name, value in texts.items() if value}
+        servers = list(self._aggregator.servers())
+        if server and server not in servers:
             raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r}")
-        page = logs.search(
-            self._aggregator.ask_servers,
-            [server] if server else list(known),
-            {name: value for name, value in wanted.items() if value},
-            logs.read_cursor(cursor),
-            direction,
-            limit,
-        )
-        return _json(page)
+        asked, places = [server] if server else servers, logs.read_cursor(cursor)
+        return _json(logs.search(self._aggregator.ask_servers, asked, wanted, places, direction, limit))
 
     # ---------------------------------------------------------------------------------------------------- who is let in
 
@@ -402,6 +393,14 @@ def create_app(aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, 
     app.add_exception_handler(NodeError, _away)
     app.add_middleware(Access, settings=aggregator.settings, gate=gate)
     return app
+
+
+def server_for_sample(row: TableRow, server: str) -> str:
+    """The server that is asked for a sample: this one, or "" for any, the likelier the more it holds."""
+    if server not in ("", *row.facts):
+        raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r} now that has this table")
+    held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
+    return random.choices(list(held), [1 + samples for samples in held.values()])[0]
 
 
 def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:

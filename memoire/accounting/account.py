@@ -58,6 +58,14 @@ class Account:
     owner: str = ""
     """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
 
+    def arrived(self, byte_count: int, number: int, pushed_bytes: int, now: float) -> None:
+        """A cache of this size came; with it the client had pushed so many caches and bytes."""
+        self.received_caches += 1
+        self.received_bytes += byte_count
+        self.seen_caches = max(self.seen_caches, number)
+        self.seen_bytes = max(self.seen_bytes, pushed_bytes)
+        self.last_cache = now
+
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""
         return replace(self, rejected=dict(self.rejected))

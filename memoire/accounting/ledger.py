@@ -154,13 +154,16 @@ class Ledger:
         if client not in self._accounts:
             if not self._may_open(account.owner, now):
                 raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
-            if self._guests.pop(client, None) is not None:
-                self.present[account.table] -= 1
-            # What other servers have taken of this client it may still say once more, here.
-            account.lines_through, account.ended_through = self._store.numbers_elsewhere(client)
-            self._accounts[client] = account
-            self.present[account.table] += 1
+            self._open(account)
         return self._heard(account, now)
+
+    def _open(self, account: Account) -> None:
+        if self._guests.pop(account.client, None) is not None:
+            self.present[account.table] -= 1
+        # What other servers have taken of this client it may still say once more, here.
+        account.lines_through, account.ended_through = self._store.numbers_elsewhere(account.client)
+        self._accounts[account.client] = account
+        self.present[account.table] += 1
 
     def move(self, account: Account, table: int) -> None:
         """The client belongs to this table from now on, with all that it has counted."""
@@ -213,15 +216,18 @@ class Ledger:
         if account is None and counts_something(update):
             account = self._opened(client, now, table)
         account = self._heard(account or self.greet(client, now, table), now)
+        self._merge(account, sequence, update)
+        return account
+
+    def _merge(self, account: Account, sequence: int, update: Update) -> None:
         old, is_mine = account.report, account.since <= update.epoch <= self.epoch
         account.report = _merged(old, update, is_newest=sequence > account.sequence, is_mine=is_mine)
         account.sequence = max(account.sequence, sequence)
-        if client in self._accounts:
+        if account.client in self._accounts:
             self._add_news(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
-            self._dismiss(client)
-        return account
+            self._dismiss(account.client)
 
     def _add_news(self, account: Account, old: Update) -> None:
         """Add what a report has brought to the running sums."""
@@ -265,11 +271,7 @@ class Ledger:
             self.strays += 1
             return None
         account = self._opened(client, now, table)
-        account.received_caches += 1
-        account.received_bytes += byte_count
-        account.seen_caches = max(account.seen_caches, number)
-        account.seen_bytes = max(account.seen_bytes, pushed_bytes)
-        account.last_cache = now
+        account.arrived(byte_count, number, pushed_bytes, now)
         return account
 
     def accepted(self, account: Account, byte_count: int, samples: int) -> None:

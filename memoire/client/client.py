@@ -11,6 +11,7 @@ which parameters and models are new, and whether the run is over.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -382,14 +383,8 @@ class Client(Node):
         self._pusher.check_storage("episodes", "push_episode", "caches: use a writer, or push_cache")
         memory = self.memory
         assert isinstance(memory, OpenEpisodes)
-        ending = {
-            "final_state": final_state,
-            "terminated": terminated,
-            "bootstrap_value": bootstrap_value,
-            "multiplier": multiplier,
-            "update_value": update_value,
-            "update_weight": update_weight,
-        }
+        ending = {"final_state": final_state, "terminated": terminated, "bootstrap_value": bootstrap_value}
+        ending |= {"multiplier": multiplier, "update_value": update_value, "update_weight": update_weight}
         shipment = memory.whole(mapping("columns", columns), init_w, model_version, ending)
         if not self._pusher.push_episode(shipment, self._waiting.seconds(timeout)):
             return False
@@ -507,22 +502,28 @@ class Client(Node):
         Raises:
             MemoireTimeout: not enough samples came in that time, or nobody answered.
         """
-        from memoire.reader.reader import Reader
         from memoire.replay.mixing import sizes_of
 
         self._check_open()
         sizes = sizes_of(batch_size) if isinstance(batch_size, Mapping) else whole("batch_size", batch_size, 1)
         patience, table = seconds(timeout), self.table if isinstance(sizes, int) else next(iter(sizes))
+        with self._reader({"table": table} | options) as reader:
+            for batch in () if self.closed else reader.batches(sizes, patience):
+                yield batch
+                if self.closed:
+                    return
+
+    @contextlib.contextmanager
+    def _reader(self, options: dict[str, Any]) -> Iterator[Reader]:
+        """A reader like this client, which this client's `close` closes, too."""
+        from memoire.reader.reader import Reader
+
         own: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
-        options = own | {"seed": self._seed, "table": table} | options
-        with Reader([self.endpoint], timeout=None, **options) as reader:
+        with Reader([self.endpoint], timeout=None, **own | {"seed": self._seed} | options) as reader:
             with self._waiting.changed:
                 self._readers.append(reader)
             try:
-                for batch in () if self.closed else reader.batches(sizes, patience):
-                    yield batch
-                    if self.closed:
-                        return
+                yield reader
             finally:
                 with self._waiting.changed:
                     self._readers.remove(reader)
@@ -567,15 +568,19 @@ class Client(Node):
             if not is_mine:
                 return False
             self._end_writers("this client", deadline)
-            with self._waiting.changed:
-                self._waiting.is_parting = False
-                self._waiting.changed.notify_all()
-            delivered = self._io.told_everything(deadline)
+            delivered = self._tell_the_rest(deadline)
             if not self._io.worker.stop(max(END_TIMEOUT, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("%s: its thread did not end in time", self._name)
             if not delivered:
                 self._leave_remainder()
             return delivered
+
+    def _tell_the_rest(self, deadline: float) -> bool:
+        """Whether all that was recorded is told and acknowledged in time; writers leave nothing any more."""
+        with self._waiting.changed:
+            self._waiting.is_parting = False
+            self._waiting.changed.notify_all()
+        return self._io.told_everything(deadline)
 
     def _refuse_calls(self, deadline: float) -> None:
         """Calls raise `Closed` from now on, those that wait too; what writers hold has until the deadline."""

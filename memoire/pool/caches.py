@@ -303,9 +303,7 @@ class Pool:
         queues, layout = self._queues, self._queues.layout
         ready = self._ready(layout, samples, out)
         with self._waiter.lock:
-            picks = self._draw(samples, self._now())
-            if picks is None:
-                picks = self._await(samples, timeout or 0.0)
+            picks = self._draw(samples, self._now()) or self._await(samples, timeout or 0.0)
             drawn_by, parameters = queues.layout, queues.parameters
             beta = self._annealing.next(parameters)
         if drawn_by is not layout:  # parameters changed while waiting

@@ -149,9 +149,7 @@ class EpisodePool:
                 return 0
             gone, lost = self._stored.add(checked)
             with self._waiter.lock:
-                self._counts.added += 1
-                self._counts.overwritten += gone
-                self._counts.overwritten_samples += lost
+                self._counts.add(gone, lost)
                 self._hear(client_id)
                 self._waiter.tell()
             return gone
@@ -410,15 +408,9 @@ class EpisodePool:
         with memory.held():
             entries, episodes, positives = memory.num_entries, memory.num_episodes, memory.num_positive
         held_bytes = entries * self._stored.room.entry_bytes + memory.ragged_bytes
+        held = {"caches": episodes, "bytes": held_bytes, "unused": positives, "held": entries}
         with self._waiter.lock:
-            return PoolStats(
-                clients=len(self._clients),
-                caches=episodes,
-                bytes=held_bytes,
-                unused=positives,
-                held=entries,
-                **asdict(self._counts),
-            )
+            return PoolStats(clients=len(self._clients), **held, **asdict(self._counts))
 
     def close(self) -> None:
         """Wake everyone who waits (they raise Closed). Closing again does nothing."""

@@ -19,6 +19,12 @@ class PoolCounts:
     applied: int = 0
     stale: int = 0
 
+    def add(self, overwritten: int, samples: int) -> None:
+        """One more was stored; so many, with so many samples, made room for it."""
+        self.added += 1
+        self.overwritten += overwritten
+        self.overwritten_samples += samples
+
 
 @dataclass(frozen=True)
 class PoolStats:

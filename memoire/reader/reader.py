@@ -197,16 +197,20 @@ class Reader(Node):
             Closed: the reader was closed, also from another thread while waiting.
         """
         batch_size = whole("batch_size", batch_size, 1, MAX_BATCH)
-        began, patience = time.monotonic(), self._seconds(timeout)
+        patience = self._seconds(timeout)
         with self._monitor.changed:
-            try:
-                drawn = self._thread.await_batch(batch_size, patience)
-            finally:
-                self._handed_out.waited += time.monotonic() - began
+            drawn = self._await_batch(batch_size, patience)
             batch = self._hand_out(drawn, out)
         self._thread.worker.wake()
         self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
         return batch
+
+    def _await_batch(self, batch_size: int, patience: float) -> Pooled:
+        began = time.monotonic()
+        try:
+            return self._thread.await_batch(batch_size, patience)
+        finally:
+            self._handed_out.waited += time.monotonic() - began
 
     def _hand_out(self, drawn: Pooled, out: Mapping[str, Any] | Batch | None) -> Batch:
         """The next batch, which is given away by that unless it does not fit into `out`."""
@@ -251,9 +255,7 @@ class Reader(Node):
         """The reader of a table: this one, or one beside it that lives as long."""
         with self._monitor.changed:
             self._monitor.check_open()
-            if name in (self.table, self._asked_table):
-                return self
-            former = self._partners.get(name)
+            former = self if name in (self.table, self._asked_table) else self._partners.get(name)
             if former is not None and former._monitor.failed is None:
                 return former
             if former is not None:
@@ -442,16 +444,19 @@ class Reader(Node):
         """
         patience = seconds(timeout, self._limits.close_timeout)
         deadline = time.monotonic() + patience
-        with self._monitor.changed:
-            self._monitor.is_closing = True
-            self._prefetch.close()
-            self._monitor.changed.notify_all()
-            partners = list(self._partners.values())
-        for partner in partners:
+        for partner in self._refuse_calls():
             partner.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
             if is_mine and not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
+
+    def _refuse_calls(self) -> list[Reader]:
+        """Calls raise `Closed` from now on, those that wait too; the readers of other tables."""
+        with self._monitor.changed:
+            self._monitor.is_closing = True
+            self._prefetch.close()
+            self._monitor.changed.notify_all()
+            return list(self._partners.values())
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"

@@ -39,6 +39,9 @@ from .windows import Float64s, Frames, Int64s, Sequences, WindowCutter, Windows,
 
 MAX_LANES = 1 << 20
 MAX_ROWS = (1 << 31) - 256
+_FIGURES = (
+    "capacity", "num_entries", "num_episodes", "generated", "max_priority", "newest_model", "ragged_bytes", "live",
+)  # fmt: skip
 
 
 class Memory(_core.EntryStore, Guarded):
@@ -134,22 +137,9 @@ class Memory(_core.EntryStore, Guarded):
 
     def info(self) -> dict[str, Any]:
         """What is stored and set, as plain numbers and strings."""
-        total, positive, least = self.sums()
-        return {
-            "capacity": self.capacity,
-            "num_entries": self.num_entries,
-            "num_episodes": self.num_episodes,
-            "generated": self.generated,
-            "total_weight": total,
-            "num_positive": positive,
-            "min_weight": least,
-            "max_priority": self.max_priority,
-            "newest_model": self.newest_model,
-            "entry_bytes": self.schema.entry_bytes,
-            "ragged_bytes": self.ragged_bytes,
-            "live": self.live,
-            **self._parameters.to_wire(),
-        }
+        sums = dict(zip(("total_weight", "num_positive", "min_weight"), self.sums(), strict=True))
+        figures = {name: getattr(self, name) for name in _FIGURES} | sums
+        return figures | {"entry_bytes": self.schema.entry_bytes, **self._parameters.to_wire()}
 
     def __repr__(self) -> str:
         return f"Memory({self.num_entries} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
@@ -194,10 +184,8 @@ class Memory(_core.EntryStore, Guarded):
         where = np.ascontiguousarray(lanes, np.int64)
         if where.ndim != 1:
             raise ParameterError("lanes", where.shape, "of one dimension")
-        numbers = np.empty(len(where), np.int64)
-        arrays = exact_columns(self.schema, values, (len(where),))
-        weights = init_weights(init_w, len(where))
-        status, lane = self._add_many(where, arrays, weights, numbers, model_version)
+        numbers, arrays = np.empty(len(where), np.int64), exact_columns(self.schema, values, (len(where),))
+        status, lane = self._add_many(where, arrays, init_weights(init_w, len(where)), numbers, model_version)
         if status == _core.REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call")
         if status < 0:
@@ -380,10 +368,8 @@ class Memory(_core.EntryStore, Guarded):
             made = self._gathering.allocate(batch_size)
             if out is not None:
                 place(self.schema, made, out)
-            weights = np.empty(batch_size, np.float64)
-            sums = self._sums(self._parameters.normalize == "global")
-            numbers = self._drawn(batch_size, None, weights)
-            filled = self._gathering.fill(self, numbers, made)
+            weights, sums = np.empty(batch_size, np.float64), self._sums(self._parameters.normalize == "global")
+            filled = self._gathering.fill(self, self._drawn(batch_size, None, weights), made)
             if self._parameters.max_times_sampled:
                 filled.weight[:] = weights  # some weigh nothing any more
             return Sample(filled, weights, *sums)
@@ -486,9 +472,9 @@ class Memory(_core.EntryStore, Guarded):
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: int) -> int:
         """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""
+        exact: Sequence[Any] = values
         with self.held():
             status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else _core.NOT_EXACT
-            exact: Sequence[Any] = values
             if status in (_core.NOT_EXACT, _core.NOT_FINITE):
                 exact = exact_columns(self.schema, values, ())
                 status = self._add_status(lane, tuple(exact), init_w, model_version)

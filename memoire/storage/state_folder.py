@@ -26,27 +26,19 @@ from typing import Final
 from memoire.accounting.journal import Group, RunFacts
 from memoire.accounting.kept_accounts import Packed, StoredAccounts
 from memoire.accounting.logbook import Entry, Wanted
-from memoire.accounting.packing import Packing
 from memoire.accounting.runs import FolderStats
 from memoire.clock import wall_clock
-from memoire.errors import Closed, StateCorrupt, StateForeign, StateLost
+from memoire.errors import Closed, StateLost
 from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.wire.identity import name_hash
 
-from . import database, records
+from . import records
 from .backup import Backups
-from .database_reader import DatabaseReader
-from .disk_errors import RESTORE, as_saved, translated, unusable
-from .file_system import bytes_in, check_file_system, make_folder, sync, tighten
-from .folder_lock import FolderLock
+from .file_system import bytes_in
+from .opening import OpenFolder
 from .reading import StoredRuns
-from .records import LAST, META, MODEL
-from .rotating_log import LineLog
+from .records import LAST, META
 from .saver import Saver
-from .state_file import StateFile
-from .stored_models import StoredModels
-from .witness import Witness
 
 _log = logging.getLogger(__name__)
 
@@ -92,116 +84,22 @@ class Store:
         at: Callable[[str], None] = _nothing,
     ) -> None:
         self.folder = Path(folder)
-        self._limits = limits or Limits()
-        self._clock, self._at = clock, at
-        self._pid = os.getpid()
-        self._path = self.folder / "state.db"
-        make_folder(self.folder)
-        check_file_system(self.folder)
-        self._lock = FolderLock(self.folder)
-        tighten(self.folder)
-        self._witness: Witness | None = None
-        try:
-            self._open(name, default_name)
-        except BaseException:
-            self._unlock()
-            raise
+        limits, self._at, self._pid = limits or Limits(), at, os.getpid()
+        self._opened = opened = OpenFolder(self.folder, name, default_name, limits, clock, at)
+        self.name, self.epoch = opened.name, opened.epoch
+        """The server's; its epoch grows at each start, and was on disk before anybody heard of it."""
+        self.restored = opened.restored
+        """How often a backup was put back into this folder."""
+        self._file, self._lines, self._models = opened.file, opened.lines, opened.models
+        self._stored = StoredRuns(opened.path, self._file.contents, opened.reader, opened.packing, self._check_open)
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = Backups(
-            self.folder,
-            self._reader,
-            lambda: self._file.seal.generation,
-            every=self._limits.backup_every,
-            at=at,
+            self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.backup_every, at=at
         )
         self._closed = False
         self._size = float("-inf"), 0  # when the files were looked at, and their bytes
         self._mend_due = 0.0
         _stores.add(self)
-
-    # ------------------------------------------------------------------------------------------------ opening
-
-    def _open(self, name: str | None, default_name: str) -> None:
-        try:
-            if not self._path.exists():
-                self._check_empty()
-                database.create(self._path, name or default_name, self._at)
-            self._witness = Witness(self.folder)
-            self._file = StateFile(self._path, self._witness.found, at=self._at)
-            try:
-                with as_saved(self._path):
-                    self.name = self._check_name(name, default_name)
-                    self._begin(self._witness)
-            except BaseException:
-                self._file.close()
-                raise
-        except sqlite3.Error as error:
-            raise translated(error, self.folder, self._path) from error
-        except OSError as error:
-            raise unusable(self.folder, error) from error
-
-    def _check_empty(self) -> None:
-        """Where there is no database, nothing else of a state folder may be: it has not just been begun."""
-        left = sorted(
-            path.name
-            for path in self.folder.iterdir()
-            if path.name.startswith(("state.db.backup-", "committed")) or path.name in ("log", "models")
-        )
-        if left:
-            raise StateCorrupt(str(self._path), f"it is missing, while {', '.join(left)} are there", f"{RESTORE}.")
-
-    def _check_name(self, name: str | None, default_name: str) -> str:
-        known = (self._file.find(META, b"name") or b"").decode()
-        if name is not None and known and name != known:
-            raise StateForeign(
-                str(self.folder),
-                f"is the state of server {known!r}, not of {name!r}",
-                f"Start this server as {known!r} (clients belong to a server by its name), or give it another folder.",
-            )
-        return known or name or default_name
-
-    def _begin(self, witness: Witness) -> None:
-        """Begin a new life of the server: its epoch is on disk, and what a crash has cut short is completed."""
-        file = self._file
-        was_clean = bool(file.number(META, b"clean")) and not file.was_backup
-        file.go_live((witness.found or 0) + 1)
-        self.restored = file.number(META, b"restored")
-        """How often a backup was put back into this folder."""
-        if file.was_backup:
-            _log.warning("%s: a backup was put back; clients that still run bring their totals up to date", self.folder)
-        former = file.number(META, b"epoch")
-        self.epoch = max(former + 1, int(self._clock() * 1e9))
-        """Grows at each start; on disk before anybody hears of it."""
-        self._at("before epoch")
-        file.save(
-            [
-                (META, b"epoch", self.epoch.to_bytes(8, "big")),
-                (META, b"clean", b"\x00"),
-                (META, b"name", self.name.encode()),
-            ],
-            [],
-        )
-        witness.begin(file.seal.generation)
-        self._open_files(was_clean)
-
-    def _open_files(self, was_clean: bool) -> None:
-        """Open what lies beside the database, and put it in order."""
-        file = self._file
-        self._lines = LineLog(
-            self.folder / "log",
-            file.contents.segments,
-            byte_limit=self._limits.log_bytes,
-            lines_of=file.lines_of,
-            at=self._at,
-        )
-        self._models = StoredModels(self.folder / "models", self._at)
-        sync(self.folder)
-        self._lines.recover(was_clean=was_clean)
-        self._lines.complete()
-        self._models.load(file.rows(MODEL))
-        self._packing = Packing(name_hash(self.name), file.contents.words)
-        self._reader = DatabaseReader(self._path)
-        self._stored = StoredRuns(self._path, file.contents, self._reader, self._packing, self._check_open)
 
     # ------------------------------------------------------------------------------------------------ what is there
 
@@ -286,19 +184,15 @@ class Store:
         lines = [(runs[run], entry) for run, entry in group.lines]
         pieces = self._lines.plan(lines, names.__getitem__)
         facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
-        accounts = records.pack_accounts(group, runs, self._packing, file.account)
+        accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)
         try:
             file.save(facts, lines, accounts)
         except BaseException:
             self._lines.drop(pieces)
             raise
-        self._testify()
+        self._opened.testify()
         self._lines.finish(pieces)
         self._models.replace(written)
-
-    def _testify(self) -> None:
-        assert self._witness is not None
-        self._witness.write(self._file.seal.generation)
 
     def _trim(self) -> None:
         """Let the oldest text go where there is too much."""
@@ -306,7 +200,7 @@ class Store:
         if oldest is None:
             return
         is_over = self._file.trim(oldest)
-        self._testify()
+        self._opened.testify()
         if is_over:
             self._at("before forgetting")
             self._lines.forget(oldest)
@@ -363,9 +257,7 @@ class Store:
         self._closed = True
         if not self._saver.unsaved:
             self._finish()
-        self._reader.close()
-        self._file.close()
-        self._unlock()
+        self._opened.close()
         return not self._saver.unsaved
 
     def _finish(self) -> None:
@@ -375,7 +267,7 @@ class Store:
             self._lines.settle()
             if self._lines.trouble == "":
                 self._file.save([(META, b"clean", b"\x01")], [])
-                self._testify()
+                self._opened.testify()
             if self._backups.is_behind:
                 self._backups.attempt()
             self._at("before checkpoint")
@@ -384,20 +276,10 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             _log.warning("%s: everything is saved, but the folder was not put in order: %s", self.folder, error)
 
-    def _unlock(self) -> None:
-        self._lock.release()
-        if self._witness is not None:
-            self._witness.close()
-
     def _forget_in_child(self) -> None:
-        """A forked child must not hold the lock when its parent ends, nor close what SQLite has open: that is the
-        parent's.
-        """
-        _left_alone.append((self._file, self._reader))
+        _left_alone.append(self._opened)
         self._closed = True
-        if self._witness is not None:
-            self._witness.close()
-        self._lock.close()
+        self._opened.forget_in_child()
 
     def _check_open(self) -> None:
         if self._closed:

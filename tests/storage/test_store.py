@@ -225,7 +225,7 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
 
 def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
     keeper = filled(tmp_path)
-    still_open = os.dup(keeper.store._lock.opened)
+    still_open = os.dup(keeper.store._opened._lock.opened)
     with pytest.raises(StateLocked):
         Store(tmp_path)
     keeper.close()

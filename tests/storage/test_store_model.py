@@ -185,9 +185,7 @@ class Model:
 
 def killed(store):
     """Let go of a store as the end of its process would."""
-    store._reader.close()
-    store._file.close()
-    store._unlock()
+    store._opened.close()
     store._closed = True
 
 
