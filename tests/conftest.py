@@ -164,6 +164,45 @@ def without_io() -> Iterator[None]:
         yield
 
 
+TIMES = {
+    "keys_reread": (
+        "memoire.security.keyfolder.REREAD_INTERVAL",
+        "memoire.net.curve_client.REREAD_INTERVAL",
+        "memoire.net.curve_server.KEYS_INTERVAL",
+    ),
+    "refused_pause": ("memoire.net.curve_client.PAUSE",),
+    "refused_max_pause": ("memoire.net.curve_client.MAX_PAUSE",),
+    "denied": ("memoire.net.channel.DENIED_TIMEOUT",),
+    "second_key": ("memoire.net.curve_server.SECOND_KEY",),
+    "channel_renewed": ("memoire.net.channel.RENEW_TIMEOUT",),
+    "heartbeat": ("memoire.client.schedule.HEARTBEAT_INTERVAL",),
+    "home_away": ("memoire.client.home_watch.AWAY_TIMEOUT",),
+    "server_away": ("memoire.proxy.io_backend.AWAY_TIMEOUT",),
+    "address_retired": ("memoire.proxy.router.RETIRE_TIMEOUT",),
+    "fetch_held": ("memoire.proxy.model_cache.HELD_FETCH_TIMEOUT",),
+    "left_out": ("memoire.reader.directory.LEFT_OUT_TIMEOUT",),
+    "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
+    "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
+    "unheard": ("memoire.models.subscription_watch.UNHEARD_TIMEOUT",),
+    "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
+    "log_flush": ("memoire.server.io_lines.LOG_FLUSH_INTERVAL",),
+}
+"""Seconds that the library waits for something, which no user sets, and where they stand. Tests over real sockets give
+others, so as not to wait for as long, or not to be overtaken; parts that decide are given theirs as arguments."""
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives some of `TIMES` other values for the test: `times(heartbeat=0.1)`."""
+
+    def change(**seconds: float) -> None:
+        for name, value in seconds.items():
+            for place in TIMES[name]:
+                monkeypatch.setattr(place, value)
+
+    return change
+
+
 @pytest.fixture
 def resolve_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Names], None]:
     """Gives this process other look-ups of names, for the test: those of a book instead of a name server's."""

@@ -523,8 +523,8 @@ def lines_now(path):
     return path.read_bytes().count(b"\n")
 
 
-def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monkeypatch):
-    monkeypatch.setattr("memoire.server.io_lines.LOG_FLUSH_INTERVAL", 3600.0)
+def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monkeypatch, times):
+    times(log_flush=3600.0)
     path = tmp_path / "log"
     with Cluster() as cluster:
         cluster.server.set_logfile(path, "w")

@@ -103,7 +103,7 @@ def test_the_bytes_that_a_server_has_room_for_are_shared_and_one_cache_may_alway
     stalled.rcvhwm = 1
     port = stalled.bind_to_random_port("tcp://127.0.0.1")
     facts = {"push": f"tcp://127.0.0.1:{port}", "context": cluster.context, "capacity": 100, "limits": QUICK}
-    clients = [cluster._keep(Client(server.endpoint, **facts)) for _ in range(4)]
+    clients = [cluster.keep(Client(server.endpoint, **facts)) for _ in range(4)]
     for client in clients:
         record(client, length=60)
         client.update(100.0)

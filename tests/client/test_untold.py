@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.client import home_watch, schedule, unreported
+from memoire.client import unreported
 from memoire.client.unreported import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
@@ -31,9 +31,8 @@ def words(caplog, client):
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(home_watch, "AWAY_TIMEOUT", 0.3)
-    monkeypatch.setattr(schedule, "HEARTBEAT_INTERVAL", 0.1)
+def soon(times):
+    times(home_away=0.3, heartbeat=0.1)
 
 
 def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(cluster, soon, caplog):

@@ -138,7 +138,7 @@ def _setting(choices: Choices) -> object:
     return choices.pick((choices.real(), integer, bool(choices.below(2)), choices.text(), None, [0.5], ["obs"], []))
 
 
-def _dispatcher(parameters: Parameters) -> Dispatcher:
+def dispatcher_of(parameters: Parameters) -> Dispatcher:
     settings = {
         "default": Table(SCHEMA, parameters=parameters),
         "whole": Table(SCHEMA, storage="episodes", capacity=64, byte_limit=1 << 16),
@@ -212,7 +212,7 @@ def _check(dispatcher: Dispatcher) -> None:
 def one(data: bytes) -> str:
     """Up to twelve messages, and the books after them."""
     choices = Choices(data)
-    dispatcher = _dispatcher(
+    dispatcher = dispatcher_of(
         choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3)))
     )
     told = set()

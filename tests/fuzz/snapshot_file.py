@@ -46,7 +46,7 @@ def _table(storage: str) -> OpenTable:
     return OpenTable("default", settings, Pool(SCHEMA, WINDOWS, seed=0, byte_limit=1 << 20))
 
 
-def _file(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
+def file_of(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
     """A file of these records."""
     told = snapshot.about([_table(storage)], server="home", run="run", models={"policy": 3})
     snapshot_file.write(PATH, msgspec.structs.replace(told, **about), records)
@@ -79,19 +79,19 @@ def seeds() -> list[bytes]:
     accounts = snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())
     deep = json.dumps({"columns": []}).encode()
     return [
-        _file(accounts, _client(), cache, cache),
-        _file(_episode(), _episode(number=12), storage="episodes"),
-        _file(_episode(number=2**64 - 1), storage="episodes"),
-        _file(_episode(number=-(2**63), multiplier=1e308, closed=math.nan), storage="episodes"),
-        _file(_client(total_weight=math.nan, positives=1e300, minimum=-1.0, between=math.inf, sequence=2**64 - 1), cache),
-        _file(_client(positives=1e300, between=math.nan, sequence=-1), cache),
-        _file(_client(id=b""), cache),
-        _file(models={"policy": 2**64 - 1, "\0": -5}),
-        _file(taken=math.nan), _file(taken=-math.inf),
-        _file(snapshot_file.Record(snapshot_file.AccountsRecord(run="\0" * 300), 0, rows.tobytes())),
-        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
-        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
-        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
+        file_of(accounts, _client(), cache, cache),
+        file_of(_episode(), _episode(number=12), storage="episodes"),
+        file_of(_episode(number=2**64 - 1), storage="episodes"),
+        file_of(_episode(number=-(2**63), multiplier=1e308, closed=math.nan), storage="episodes"),
+        file_of(_client(total_weight=math.nan, positives=1e300, minimum=-1.0, between=math.inf, sequence=2**64 - 1), cache),
+        file_of(_client(positives=1e300, between=math.nan, sequence=-1), cache),
+        file_of(_client(id=b""), cache),
+        file_of(models={"policy": 2**64 - 1, "\0": -5}),
+        file_of(taken=math.nan), file_of(taken=-math.inf),
+        file_of(snapshot_file.Record(snapshot_file.AccountsRecord(run="\0" * 300), 0, rows.tobytes())),
+        file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
+        file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
+        file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from conftest import QUICK_SECONDS, slow_ones
+from conftest import QUICK_SECONDS, TIMES, slow_ones
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,14 @@ def test_no_limit_is_above_two_minutes():
     found = {path.name: max(limits(path.read_text(encoding="utf-8")), default=0.0) for path in files}
     assert max(found.values()) >= 100.0, "nothing was found: has the name of limits changed?"
     assert {name: limit for name, limit in found.items() if limit > MOST} == {}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_that_tests_change_are_there(name):
+    for place in TIMES[name]:
+        module, _, constant = place.rpartition(".")
+        seconds = getattr(pytest.importorskip(module), constant)
+        assert type(seconds) is float and seconds > 0.0
 
 
 def test_an_endless_hang_is_ended_and_named(tmp_path):

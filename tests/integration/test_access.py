@@ -19,7 +19,7 @@ from memoire.net import curve_server, descriptors, monitor, sockets
 from memoire.net.curve_client import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.security import key_writer, keyfolder, keypairs, permissions
+from memoire.security import key_writer, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 from memoire.wire import messages
@@ -29,15 +29,9 @@ from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch):
+def quick_looks(times):
     """Keys are looked at more often than once a second."""
-    monkeypatch.setattr(keyfolder, "REREAD_INTERVAL", 0.05)
-    monkeypatch.setattr("memoire.net.curve_client.REREAD_INTERVAL", 0.05)
-    monkeypatch.setattr("memoire.net.curve_client.PAUSE", 0.05)
-    monkeypatch.setattr("memoire.net.curve_client.MAX_PAUSE", 0.5)
-    monkeypatch.setattr("memoire.net.curve_server.KEYS_INTERVAL", 0.05)
-    monkeypatch.setattr("memoire.net.channel.DENIED_TIMEOUT", 0.5)
-    monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 120.0)
+    times(keys_reread=0.05, refused_pause=0.05, refused_max_pause=0.5, denied=0.5, second_key=120.0)
 
 
 @pytest.fixture
@@ -163,8 +157,8 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, mon
             until(lambda: server.total_caches == 2)
 
 
-def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, monkeypatch):
-    monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 0.05)
+def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, times):
+    times(second_key=0.05)
     with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
         connect(server.endpoint, keys=another_key(keys), context=context, timeout=100.0)
     assert refused(server)["unknown"] >= 1

@@ -60,7 +60,7 @@ class Alone:
         record(self.client, length=20)
         assert self.client.push_cache(100.0)  # and from now on its window is full
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
-        self.shipper = self.cluster._keep(
+        self.shipper = self.cluster.keep(
             Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
         )
         assert self.shipper.push_episode(EPISODE, timeout=100.0)
@@ -69,7 +69,7 @@ class Alone:
         )
         place = address()
         self.classic_server.server.add_request_worker(place)
-        self.classic_way = self.cluster._keep(FaultyWay(self.cluster.context, place, drop=0.0, double=0.0))
+        self.classic_way = self.cluster.keep(FaultyWay(self.cluster.context, place, drop=0.0, double=0.0))
         self.classic = ReplayMemoryClient(
             "inproc://pub", self.classic_way.endpoint, push, context=self.cluster.context, seed=1, limits=FEW_LINES
         )

@@ -16,7 +16,7 @@ from tcpkit import CutWay, place
 
 def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_a_second(cluster):
     server = cluster.server(limits=QUICK)
-    ways = [cluster._keep(CutWay(place(end))) for end in (server.endpoint, server.push_endpoint, server.pub_endpoint)]
+    ways = [cluster.keep(CutWay(place(end))) for end in (server.endpoint, server.push_endpoint, server.pub_endpoint)]
     request, push, subscribe = (way.endpoint for way in ways)
     client = Client(
         request,
@@ -28,7 +28,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
         limits=QUICK,
         timeout=100.0,
     )
-    cluster._keep(client)
+    cluster.keep(client)
     lines, began, cut_at = 0, time.monotonic(), 0.0
     while (now := time.monotonic()) < began + 1.5 or (ways[0].resets <= 5 and now < began + DEADLINE):
         if now >= cut_at:

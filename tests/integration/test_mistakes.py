@@ -90,7 +90,7 @@ def world():
     """A cluster that works, and addresses where nobody is."""
     cluster = Cluster()
     tables = {name: memoire.Table(FLOATS) for name in ("online", "demo")}
-    server = cluster._keep(memoire.Server("tcp://127.0.0.1:0", tables=tables, context=cluster.context, name="well"))
+    server = cluster.keep(memoire.Server("tcp://127.0.0.1:0", tables=tables, context=cluster.context, name="well"))
     server.publish("policy", b"one")
     client, reader = cluster.client(server, limits=QUICK), cluster.reader([server])
     with socket.socket() as nobody:
@@ -337,8 +337,8 @@ def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kin
 @pytest.mark.parametrize(
     ("call", "kind", "said"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
 )
-def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.3)
+def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, times):
+    times(left_out=0.3)
     names = ((world.dead, "DEAD"), (world.server.push_endpoint, "PUSH"), (world.server.endpoint, "SERVER"))
     check(lambda: call(world), kind, said, names)
 
@@ -360,8 +360,8 @@ def test_a_model_that_is_published_before_anybody_is_there_waits_for_the_first_s
     cluster.close()
 
 
-def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.3)
+def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
+    times(left_out=0.3)
     leaving, heir = world.cluster.server(name="leaving"), world.cluster.server(name="heir")
     client = world.cluster.client(leaving, limits=QUICK)
     record(client)

@@ -12,7 +12,6 @@ import zmq
 from history.ports import block
 from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
-from memoire.models import subscription_watch
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice
 from memoire.wire.identity import topic_frame
@@ -100,8 +99,8 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     assert served == crossed, "who comes late costs the way nothing"
 
 
-def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.model_cache.HELD_FETCH_TIMEOUT", 0.2)
+def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch, times):
+    times(fetch_held=0.2)
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
@@ -247,8 +246,8 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
     assert client.stats().fetched_bytes - fetched < 2.5 * len(body_of(3))
 
 
-def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
-    monkeypatch.setattr(subscription_watch, "UNHEARD_TIMEOUT", 0.3)
+def test_a_subscription_that_was_lost_is_made_again(cluster, times):
+    times(unheard=0.3)
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("policy")

@@ -258,9 +258,9 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
         drain_above(template, keep)
 
 
-def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(monkeypatch):
+def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(times):
     silent = threading.Event()
-    monkeypatch.setattr("memoire.cli.drain.LOOKUP_TIMEOUT", 0.1)
+    times(lookup=0.1)
     asked = Names(lambda host: silent.wait(100.0) and [])
     with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
         drain_above("tcp://s-{n}.test:5560", 1, known=asked)
@@ -397,8 +397,8 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
     assert sum(server._dispatcher.runs.named(run).logbook.count for run in ("old", "new")) == 5000 + before
 
 
-def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT_INTERVAL", 300.0)  # they do not wait for that
+def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
+    times(heartbeat=300.0)  # they do not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -464,8 +464,8 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
 # ---------------------------------------------------------------------------------------------- restarts and readers
 
 
-def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.FORGET_TIMEOUT", 0.5)
+def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, times):
+    times(forgotten=0.5)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
     learner = cluster.reader([proxy])
@@ -487,8 +487,8 @@ def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster
     assert set(learner.servers) == {"a", "b"}
 
 
-def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT_INTERVAL", 300.0)  # it does not wait for that
+def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, times):
+    times(heartbeat=300.0)  # it does not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -587,8 +587,8 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
     assert (totals.episodes, totals.returns_count) == (3, 3)
 
 
-def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.router.RETIRE_TIMEOUT", 60.0)
+def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, times):
+    times(address_retired=60.0)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers[:1])
     relay = cluster.proxy([proxy])

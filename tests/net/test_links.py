@@ -361,8 +361,8 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     assert not answers
 
 
-def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.io_backend.AWAY_TIMEOUT", 300.0)  # it does not wait for that
+def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
+    times(server_away=300.0)  # it does not wait for that
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
@@ -439,8 +439,8 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, resolve_by):
     assert server.total_steps == 5
 
 
-def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 300.0)
+def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, times):
+    times(left_out=300.0)
     servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
     for server in servers:
         client = cluster.client(server)

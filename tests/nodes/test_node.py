@@ -462,11 +462,11 @@ def test_a_proxy_is_ready_once_a_server_answers_and_while_one_does(server):
         assert "clients" not in said
 
 
-def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, monkeypatch):
+def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, times):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
         until(lambda: ask(pages, "/readyz")[0] == 200)
         server.close()
-        monkeypatch.setattr("memoire.proxy.io_backend.AWAY_TIMEOUT", 0.2)
+        times(server_away=0.2)
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert ask(pages, "/readyz")[2]["reasons"] == [f"away: none of {server.endpoint} answers"]
         assert ask(pages, "/livez")[0] == 200

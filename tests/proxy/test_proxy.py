@@ -111,8 +111,8 @@ def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there
 
 
 @pytest.mark.parametrize("is_behind_proxy", [False, True])
-def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, monkeypatch, is_behind_proxy):
-    monkeypatch.setattr("memoire.net.channel.RENEW_TIMEOUT", 0.3)
+def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, times, is_behind_proxy):
+    times(channel_renewed=0.3)
     stranger = cluster.context.socket(
         zmq.PULL
     )  # answers a DEALER's greeting with one that does not fit: ZeroMQ gives up

@@ -178,9 +178,9 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
     until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # at its actor
 
 
-def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.5)
-    monkeypatch.setattr("memoire.reader.directory.HELLO_INTERVAL", 0.3)
+def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, times):
+    times(left_out=0.5)
+    times(reader_hello=0.3)
     tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
     servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]
     proxy = cluster.proxy(servers, limits=QUICK)

@@ -97,12 +97,12 @@ def test_what_waits_is_called_once_when_its_group_is_on_disk(state, disk):
 def test_whatever_waits_wakes_the_store(state):
     store = state.committer._store
     touched(state)
-    assert not store._woken.is_set(), "nobody waits for that"
+    assert not store.woken.is_set(), "nobody waits for that"
     state.committer.after(lambda: None)
-    assert store._woken.is_set()
-    store._woken.clear()
+    assert store.woken.is_set()
+    store.woken.clear()
     state.committer.hold(HEADER, PROMISE, lambda reply: None)
-    assert store._woken.is_set()
+    assert store.woken.is_set()
 
 
 def test_a_reply_that_promises_nothing_goes_at_once(state):

@@ -213,7 +213,7 @@ def test_a_store_hands_out_what_waited_for_a_group():
     store.start = lambda *hooks: started.append(hooks)
     dispatcher.start_saving(handed.append, failed.append)
     ((collect, done, fail),) = started
-    assert store._woken.is_set() and fail == failed.append
+    assert store.woken.is_set() and fail == failed.append
     while (group := collect()) is not None:
         disk.save(group)
         done(group)

@@ -73,7 +73,7 @@ class MemoryStore:
         disk.home = name_hash(name)
         disk.epoch += 1
         self.epoch = disk.epoch
-        self._woken = threading.Event()
+        self.woken = threading.Event()
         self._stopping = False
         self._give_up = float("inf")
         self._thread = None
@@ -119,12 +119,12 @@ class MemoryStore:
         self._thread.start()
 
     def wake(self):
-        self._woken.set()
+        self.woken.set()
 
     def _run(self):
         while not self._stopping:
-            self._woken.wait(0.2)
-            self._woken.clear()
+            self.woken.wait(0.2)
+            self.woken.clear()
             if not self._save_all():
                 return
 
@@ -149,7 +149,7 @@ class MemoryStore:
     def close(self, timeout):
         deadline = time.monotonic() + timeout
         self._stopping, self._give_up = True, deadline
-        self._woken.set()
+        self.woken.set()
         if self._thread is None:
             return True
         self._thread.join(max(0.0, deadline - time.monotonic()))

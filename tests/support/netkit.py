@@ -169,31 +169,29 @@ class Cluster:
         self.made = []
         self.ports = ExitStack()
 
-    def _keep(self, node):
+    def keep(self, node):
         self.made.append(node)
         return node
 
     def server(self, endpoint="", schema=SCHEMA, **options):
         if not endpoint:  # nobody else's while it is away, should it begin anew
             endpoint = f"tcp://127.0.0.1:{self.ports.enter_context(held(3))}"
-        return self._keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
+        return self.keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
 
     def proxy(self, servers, front="tcp://127.0.0.1:0", **options):
         urls = [server if isinstance(server, str) else server.endpoint for server in servers]
-        return self._keep(Proxy(front, urls, context=self.context, **options))
+        return self.keep(Proxy(front, urls, context=self.context, **options))
 
     def client(self, node, **options):
         url = node if isinstance(node, str) else node.endpoint
-        return self._keep(
-            connect(url, context=self.context, **{"seed": 2, "capacity": 1000, "timeout": 20.0} | options)
-        )
+        return self.keep(connect(url, context=self.context, **{"seed": 2, "capacity": 1000, "timeout": 20.0} | options))
 
     def reader(self, nodes, **options):
         urls = [node if isinstance(node, str) else node.endpoint for node in nodes]
-        return self._keep(Reader(urls, context=self.context, **{"seed": 3, "timeout": 20.0} | options))
+        return self.keep(Reader(urls, context=self.context, **{"seed": 3, "timeout": 20.0} | options))
 
     def way(self, node, **options):
-        return self._keep(FaultyWay(self.context, node.endpoint, **options))
+        return self.keep(FaultyWay(self.context, node.endpoint, **options))
 
     def restart(self, server, **options):
         """A server at the same addresses under the same name, that has forgotten everything."""

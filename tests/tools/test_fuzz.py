@@ -96,7 +96,7 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
 
 
 def test_readers_that_make_their_names_up_are_bounded():
-    dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
+    dispatcher = engine.load("dispatcher").dispatcher_of(Parameters())
     pool = dispatcher.tables.first.pool
     for number in range(MAX_READERS):
         pool.reserve(number.to_bytes(16, "big"), 5)
@@ -162,14 +162,14 @@ def test_a_parameter_too_large_for_a_float_is_refused():
 )
 def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, body):
     path = tmp_path / "x.snapshot"
-    path.write_bytes(snapshot_file._file(Record(body))[1:])
+    path.write_bytes(snapshot_file.file_of(Record(body))[1:])
     assert "cannot be read" in snapshot.facts(path, check=True)["damage"]
 
 
 def test_a_snapshot_of_no_schema_is_named(tmp_path):
     path = tmp_path / "x.snapshot"
     told = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
-    path.write_bytes(snapshot_file._file(tables=[told])[1:])
+    path.write_bytes(snapshot_file.file_of(tables=[told])[1:])
     with pytest.raises(DataError, match="of no schema"):
         snapshot.facts(path)
 

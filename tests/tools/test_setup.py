@@ -70,10 +70,8 @@ def test_a_failing_step_shows_what_it_printed(setup: ModuleType, capsys: pytest.
     assert "one, two" in capsys.readouterr().out
 
 
-def test_a_step_is_done_once_until_what_it_depends_on_changes(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(setup, "STAMPS", str(tmp_path / "stamps"))
+def test_a_step_is_done_once_until_what_it_depends_on_changes(setup: ModuleType, tmp_path: Path) -> None:
+    setup.STAMPS = str(tmp_path / "stamps")  # of this test's own copy of the module
     assert not setup.is_done("build", "a")
     setup.done("build", "a")
     assert setup.is_done("build", "a")
