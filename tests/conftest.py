@@ -186,6 +186,14 @@ TIMES = {
     "unheard": ("memoire.models.subscription_watch.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
     "log_flush": ("memoire.server.io_lines.LOG_FLUSH_INTERVAL",),
+    "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),
+    "thread_runnable": ("memoire.net.progress.RUNNABLE_TIMEOUT",),
+    "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
+    "browser_request": ("memoire.dashboard.web.serve.REQUEST_TIMEOUT",),
+    "browser_body": ("memoire.dashboard.web.access.BODY_TIMEOUT",),
+    "node_answer": ("memoire.dashboard.collect.aggregator.TIMEOUT",),
+    "top_answer": ("memoire.dashboard.terminal.top.TIMEOUT",),
+    "top_rates": ("memoire.dashboard.terminal.top.FIRST_RATES",),
 }
 """Seconds that the library waits for something, which no user sets, and where they stand. Tests over real sockets give
 others, so as not to wait for as long, or not to be overtaken; parts that decide are given theirs as arguments."""

@@ -596,8 +596,8 @@ def test_who_logs_out_is_out_wherever_his_cookie_has_gone(guarded):
     assert ask(guarded, "/api/overview", headers={"Cookie": other})[0] == 200
 
 
-def test_who_guesses_at_the_dashboard_has_to_wait(guarded, monkeypatch):
-    monkeypatch.setattr(api, "WRONG_TOKEN_DELAY", 0.0)
+def test_who_guesses_at_the_dashboard_has_to_wait(guarded, times):
+    times(wrong_token=0.0)
     cookie = log_in(guarded)[1].partition(";")[0]
     before = guarded.gate.refused["http_guessing"]
     for number in range(MAX_WRONG_TOKENS):  # the login and the header count together
@@ -635,8 +635,8 @@ def test_one_guesser_behind_a_proxy_is_slowed_alone(guarded):
     assert ask(guarded, "/api/overview", headers=right)[0] == 200
 
 
-def test_a_wrong_token_is_answered_late(guarded, monkeypatch):
-    monkeypatch.setattr(api, "WRONG_TOKEN_DELAY", 0.2)
+def test_a_wrong_token_is_answered_late(guarded, times):
+    times(wrong_token=0.2)
     began = time.monotonic()
     assert log_in(guarded, "wrong")[0] == 403 and time.monotonic() - began > 0.2
 
@@ -705,10 +705,10 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(guarded, headers, 
         assert ask(guarded, path, "POST", {"Content-Type": "application/json"} | headers, body)[0] == status
 
 
-def test_who_connects_and_says_nothing_is_cut_off(small, monkeypatch):
+def test_who_connects_and_says_nothing_is_cut_off(small, times):
     server, _, _ = small
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.2)
-    monkeypatch.setattr(access, "BODY_TIMEOUT", 0.2)
+    times(browser_request=0.2)
+    times(browser_body=0.2)
     login = b"POST /api/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
     with NodePages("127.0.0.1:0", server) as pages, watch(pages, token=TOKEN) as board:
         parts = urllib.parse.urlsplit(board.url)

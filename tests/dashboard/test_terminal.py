@@ -213,8 +213,8 @@ def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
 # -------------------------------------------------------------------------------------------------------------- top
 
 
-def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, times):
+    times(top_rates=0.05)
     assert main.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
     out = capsys.readouterr().out
     assert "run 'r-1' (not finished), in memory" in out
@@ -232,15 +232,15 @@ def test_names_are_looked_up_before_the_first_look(cluster, capsys):
     assert "server-1" in capsys.readouterr().out
 
 
-def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, times):
+    times(top_rates=0.05)
     free = f"http://127.0.0.1:{block(1)}"
     assert main.main(["top", *urls(cluster), free, "--once"]) == 3
     assert f"bad: {free} does not answer." in capsys.readouterr().out
 
 
-def test_it_looks_again_and_again_until_ctrl_c_ends_it_quietly(cluster, monkeypatch):
-    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+def test_it_looks_again_and_again_until_ctrl_c_ends_it_quietly(cluster, times):
+    times(top_rates=0.05)
     blocks = []
 
     def say(line):

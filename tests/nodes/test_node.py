@@ -23,8 +23,6 @@ from hypothesis import strategies as st
 import memoire
 from memoire.accounting.merge import totals_of
 from memoire.errors import EndpointError, InsecureWarning
-from memoire.net import progress
-from memoire.net import thread as worker
 from memoire.net.progress import ProgressMonitor
 from memoire.nodes import http as node
 from memoire.nodes import pages as about
@@ -368,12 +366,11 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
     assert ask(pages)[2]["ready"] is False
 
 
-def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monkeypatch):
+def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, times):
     go_on, inside = threading.Event(), threading.Event()
     requests = server._io.requests.worker
     requests._progress = ProgressMonitor(0.05)
-    monkeypatch.setattr(progress, "RUNNABLE_TIMEOUT", 0.05)
-    monkeypatch.setattr(worker, "IDLE_INTERVAL", 0.01)
+    times(thread_runnable=0.05, thread_idle=0.01)
     requests.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
         assert inside.wait(DEADLINE)

@@ -117,9 +117,9 @@ def test_pages_without_end_are_given_up(monkeypatch):
         assert "its pages took more than 0 s" in str(in_time(aggregator._clients, late))
 
 
-def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(monkeypatch, capsys):
-    monkeypatch.setattr(aggregator, "TIMEOUT", 0.3)
-    monkeypatch.setattr(top, "TIMEOUT", ENOUGH)  # for all nodes to answer, or to be given up
+def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(times, capsys):
+    times(node_answer=0.3)
+    times(top_answer=ENOUGH)  # for all nodes to answer, or to be given up
     with drip(*BODY) as node:
         assert in_time(main.main, ["logs", node.address, "--timeout", "0.3"]) == 1
         assert "/status?clients=no did not come as a whole within 0.3 s" in capsys.readouterr().err
