@@ -278,10 +278,11 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
     folder = another_key(keys)
     with pytest.raises(AuthError):
         connect(server.endpoint, keys=folder, context=context, timeout=100.0)
-    with Reader([server.endpoint], keys=another_key(keys, "reader"), context=context, timeout=None) as reader:
+    other = Keys(another_key(keys, "reader"))
+    with Reader([server.endpoint], keys=other, context=context, timeout=None) as reader:
         until(lambda: reader._thread.channels.denied)
         key_writer.authorize(keys / "server", Keys(folder).own)
-        key_writer.authorize(keys / "server", reader._keys.own)
+        key_writer.authorize(keys / "server", other.own)
         with connect(server.endpoint, keys=folder, context=context, timeout=100.0) as actor:
             push(actor)
         assert len(reader.get_batch(16, 100.0).ids) == 16
@@ -321,9 +322,10 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
 
 
 def test_keys_are_replaced_while_everybody_works(server, keys, context):
+    mine = Keys(keys, "actor")
     with (
         Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, context=context, limits=QUICK) as proxy,
-        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
+        connect(proxy.endpoint, keys=mine, context=context, limits=QUICK) as actor,
     ):
         push(actor)
         for role in ("actor", "proxy"):  # a new key is let in, taken up, and the old one revoked
@@ -335,11 +337,11 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
                 for other in permissions.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
-                until(lambda: new.public in {key.public for key in actor._keys.servers})  # noqa: B023
+                until(lambda: new.public in {key.public for key in mine.servers})  # noqa: B023
             (keys / role / "new").write_text(new.text(secret=True))
             (keys / role / "new").chmod(0o600)
             (keys / role / "new").replace(keys / role / "own.key")
-            until(lambda: (actor._keys if role == "actor" else proxy.keys).own == new)  # noqa: B023
+            until(lambda: (mine if role == "actor" else proxy.keys).own == new)  # noqa: B023
             push(actor)
             for folder in (keys / "server", keys / "proxy"):
                 key_writer.revoke(folder, former.fingerprint)

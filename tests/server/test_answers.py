@@ -276,11 +276,11 @@ def test_a_client_knows_that_the_run_is_over_when_it_says_so(dispatcher):
     assert dispatcher.untold(2.0) == 0
 
 
-def test_credit_is_shared_by_those_who_are_there(dispatcher):
+def test_credit_is_shared_by_those_who_are_there(told):
+    now = [1000.0]
+    dispatcher = made_dispatcher(told, clock=lambda: now[0])
     dispatcher.grant(1000)
     dispatcher.tables.first.pool.limit(5000)
-    now = [1000.0]
-    dispatcher._clock = lambda: now[0]
     askers = [Asker(dispatcher, bytes([number + 1]) * 16) for number in range(10)]
     for asker in askers:
         asker.ask(messages.Hello())

@@ -18,9 +18,9 @@ from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, store_of, tables_of
 
 
-def dispatcher_of(*, store=None, run="run", **facts):
+def dispatcher_of(*, store=None, run="run", clock=lambda: NOW, **facts):
     return Dispatcher(
-        tables=tables_of(), run=run, name="home", limits=Limits(), store=store, clock=lambda: NOW, epoch=7, **facts
+        tables=tables_of(), run=run, name="home", limits=Limits(), store=store, clock=clock, epoch=7, **facts
     )
 
 
@@ -250,7 +250,9 @@ def test_names_of_runs_are_checked_before_anything_is_made():
     assert dispatcher_of(run=None).run_name == "default"
 
 
-def test_what_a_server_says_of_itself(dispatcher):
+def test_what_a_server_says_of_itself():
+    now = [NOW]
+    dispatcher = dispatcher_of(clock=lambda: now[0])
     assert (dispatcher.run_name, dispatcher.run, dispatcher.finished, dispatcher.leaving) == ("run", RUN, False, False)
     assert (dispatcher.now, dispatcher.logbook.count) == (NOW, 0)
     dispatcher.finish()
@@ -259,7 +261,7 @@ def test_what_a_server_says_of_itself(dispatcher):
     dispatcher.resume()
     dispatcher.begin_run("next")
     assert not dispatcher.finished and dispatcher.run_name == "next"
-    dispatcher._clock = lambda: -5.0
+    now[0] = -5.0
     assert dispatcher.now == 0.0
 
 
@@ -283,12 +285,14 @@ def test_priorities_of_unknown_clients_are_lost(dispatcher):
     assert (dispatcher.feedback_given, dispatcher.feedback_lost) == (3, 1)
 
 
-def test_accounts_are_read_page_by_page_and_folded(dispatcher, caplog):
+def test_accounts_are_read_page_by_page_and_folded(caplog):
+    now = [NOW]
+    dispatcher = dispatcher_of(clock=lambda: now[0])
     dispatcher.answer(message(messages.Update(steps=3)))
     dispatcher.inherit("run", False, np.zeros(0, ACCOUNT))
     assert [rows["steps"].tolist() for rows in dispatcher.pages(dispatcher.runs.current)] == [[3]]
     assert dispatcher.ended(0, 5) == ("run", 1, []) and dispatcher.untold(2.0) == 0
-    dispatcher._clock = lambda: NOW + 10_000.0
+    now[0] += 10_000.0
     dispatcher.fold()
     assert len(dispatcher.ledger) == 0 and dispatcher.trouble() == "" and caplog.text == ""
 

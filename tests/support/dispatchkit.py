@@ -27,7 +27,7 @@ class Asker:
         return self.dispatcher.answer(parse(frames))
 
 
-def made_dispatcher(told):
+def made_dispatcher(told, clock=lambda: 1000.0):
     """A dispatcher that tells its lines and models."""
     parameters = Parameters(cache_size=64)
     settings = {"default": Table(SCHEMA, parameters=parameters)}
@@ -39,7 +39,7 @@ def made_dispatcher(told):
         limits=Limits(model_chunk=10, model_bytes=1000),
         on_lines=told["lines"].extend,
         on_model=told["models"].append,
-        clock=lambda: 1000.0,
+        clock=clock,
         epoch=1,
     )
 
