@@ -14,6 +14,7 @@ from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
 from memoire.wire import pack
 from memoire.wire.parts import Kind
+from memories import with_episode
 
 STACKS = {"frame_stack": 3, "multi_step": 2}
 
@@ -30,13 +31,9 @@ def schema():
     )
 
 
-def filled(parameters, steps=4000):
-    memory = Memory(schema(), steps, parameters, seed=0)
-    memory.open(0)
+def memory_of(parameters, steps=4000):
     values = np.zeros((steps, 6, 6), np.uint8), np.zeros(steps, np.int32), np.ones((steps, 2), np.float32)
-    memory.extend(0, values, np.ones(steps, np.float32))
-    memory.close(0)
-    return memory
+    return with_episode(Memory(schema(), steps, parameters, seed=0), values, np.ones(steps, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,7 @@ def filled(parameters, steps=4000):
 )
 @pytest.mark.parametrize("kind", [Kind.CACHE, Kind.DRAWN])
 def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_more(settings, kind):
-    memory = filled(memoire.Parameters(**settings))
+    memory = memory_of(memoire.Parameters(**settings))
 
     def container(samples):
         if kind is Kind.DRAWN:
@@ -112,7 +109,7 @@ def test_batches_travel_packed_by_lz4_alone():
 
 def test_caches_held_at_a_server_are_within_what_it_is_said_to_hold():
     made = plan.plan(load(actors=3))
-    memory = filled(made.load.parameters)
+    memory = memory_of(made.load.parameters)
     held = 3 * plan.CACHES_HELD * pack.build(memory, now=0.0).nbytes
     assert held <= made.held_bytes * made.servers < 1.5 * held
 

@@ -20,7 +20,7 @@ from memoire.storage.seal import SUMS, Seal
 from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA
-from statekit import CLIENTS, contents, filled
+from statekit import CLIENTS, contents, keeper_of_all
 
 REACHED = {"opened", "refused"}
 IN_PLACE = 0.5
@@ -36,7 +36,7 @@ _rows: list[tuple[int, bytes, bytes]] = []
 def _template() -> list[tuple[int, bytes, bytes]]:
     """Kind, key and body of every row of a folder with something of everything; made once."""
     if not _rows:
-        keeper = filled(TEMPLATE)
+        keeper = keeper_of_all(TEMPLATE)
         keeper.save(settings={"parameters": '{"given":{},"now":{},"version":3}', "run": "ant/7", "restored": "00ff"})
         keeper.close()
         connection = sqlite3.connect(TEMPLATE / "state.db")

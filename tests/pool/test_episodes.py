@@ -118,7 +118,7 @@ def received(made: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
     return made.add(client, 1, checked)
 
 
-def filled(parameters: Parameters | None = None, *, seed: int = 0, **options: Any) -> tuple[EpisodePool, Memory]:
+def played(parameters: Parameters | None = None, *, seed: int = 0, **options: Any) -> tuple[EpisodePool, Memory]:
     """A pool of what an actor played, and the memory of the same."""
     made = EpisodePool(SCHEMA, parameters, seed=2, **options)
     made.memory.set_clock(1000.0)
@@ -303,7 +303,7 @@ def refused(made: EpisodePool, body: messages.Body, payload: Any, **options: Any
 
 
 def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None:
-    made, _ = filled(capacity=300)
+    made, _ = played(capacity=300)
     before = made.stats()
     actor = Actor(Parameters())
     good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
@@ -389,7 +389,7 @@ def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() 
 
 
 def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _ = filled(Parameters(max_age=10.0))
+    made, _ = played(Parameters(max_age=10.0))
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = made.reserve(b"r" * 16, 5)["client"], 5
 
@@ -420,7 +420,7 @@ def test_capacity_and_bytes_that_do_not_fit_each_other_are_refused() -> None:
 
 
 def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() -> None:
-    made, reference = filled(capacity=300)
+    made, reference = played(capacity=300)
     drawn = made.get(40).gathered
     assert drawn.ids.dtype == ID
     assert {drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)} == {made.owner}
@@ -442,7 +442,7 @@ def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() ->
 
 def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_them() -> None:
     size = SCHEMA.entry_bytes + ENTRY_OVERHEAD
-    made, _ = filled(byte_limit=300 * size)
+    made, _ = played(byte_limit=300 * size)
     made.apply(made.owner, made.get(5).gathered.ids["number"], np.full(5, 7.0, np.float32))
     before, owner = made.memory.sums(), made.owner
     ages = sorted(made.memory.contents()["meta"]["born"])[-made.memory.num_entries :]
@@ -461,7 +461,7 @@ def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_
 
 
 def test_parameters_weigh_what_is_stored_anew() -> None:
-    made, reference = filled(capacity=300)
+    made, reference = played(capacity=300)
     for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount_factor": (0.5,)}):
         parameters = made.parameters.replace(**changes)
         assert made.configure(parameters) == 0
@@ -476,7 +476,7 @@ def test_parameters_weigh_what_is_stored_anew() -> None:
 
 
 def test_batches_have_the_importance_of_a_buffer() -> None:
-    made, reference = filled(Parameters(importance_exponent=1.0, normalize="global"), capacity=300)
+    made, reference = played(Parameters(importance_exponent=1.0, normalize="global"), capacity=300)
     drawn = made.get(100)
     total, positives, smallest = made.memory.sums()
     chance = made.memory.weights(drawn.gathered.ids["number"]) / total
@@ -487,7 +487,7 @@ def test_batches_have_the_importance_of_a_buffer() -> None:
 
 
 def test_arrays_of_the_caller_are_filled() -> None:
-    made, _ = filled(capacity=300)
+    made, _ = played(capacity=300)
     out = {"action": np.empty((8, 2), np.float32), "state.image": np.empty((8, 3, 2), np.uint8), "ids": np.empty(8, ID)}
     drawn = made.get(8, out=out).gathered
     assert drawn.prev["action"] is out["action"] or drawn.prev["action"].base is out["action"]
@@ -546,7 +546,7 @@ def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     parameters = EVERY[name].replace(importance_exponent=1.0)
-    made, _ = filled(parameters, capacity=300)
+    made, _ = played(parameters, capacity=300)
     rows = made.reserve(b"r" * 16, 64)
     assert rows["client"].tobytes() == made.owner
     planned = plan([rows], 64, 0.5)
@@ -577,7 +577,7 @@ def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
 
 
 def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
-    made, _ = filled(Parameters(max_times_sampled=2, priority_exponent=0.0), capacity=300)
+    made, _ = played(Parameters(max_times_sampled=2, priority_exponent=0.0), capacity=300)
     allowed = 2 * made.memory.num_positive
     seen = made.get(20).gathered.ids["number"].tolist()
     (row,) = made.reserve(b"r" * 16, 10)

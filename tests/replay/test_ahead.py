@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import memoire
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.prefetch import MAX_PREFETCH, drawn_ahead
+from memories import filled
 from netkit import until
 
 SCHEMA = memoire.Schema({"state": (np.float32, (2,)), "reward": np.float32})
@@ -95,12 +97,12 @@ def test_a_number_that_is_none_is_refused_at_once(ahead: object) -> None:
         server.batches(4, ahead=ahead)  # type: ignore[call-overload]
 
 
-def filled(client: memoire.Client, entries: int = 64) -> None:
-    memory = client.memory
-    memory.open(0)
-    for number in range(entries):
-        memory.add(0, (np.full(2, number, np.float32), np.float32(1)))
-    memory.close(0, terminated=True, final_state=(np.zeros(2, np.float32),))
+def entry(number: int) -> tuple[Any, ...]:
+    return np.full(2, number, np.float32), np.float32(1)
+
+
+def play(client: memoire.Client) -> None:
+    filled(client.memory, entry, length=64, final=lambda: (np.zeros(2, np.float32),), terminated=True)
 
 
 def test_a_server_draws_ahead_until_the_run_is_over() -> None:
@@ -108,7 +110,7 @@ def test_a_server_draws_ahead_until_the_run_is_over() -> None:
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, seed=1) as server,
         memoire.connect(server.endpoint, seed=2) as client,
     ):
-        filled(client)
+        play(client)
         for _ in range(4):
             assert client.push_cache(timeout=100)
         until(lambda: server.total_caches == 4)
@@ -126,7 +128,7 @@ def test_mixed_batches_are_drawn_ahead_too() -> None:
     with memoire.Server("tcp://127.0.0.1:0", tables=tables, seed=1) as server:
         for name in tables:
             with memoire.connect(server.endpoint, table=name, seed=2) as client:
-                filled(client)
+                play(client)
                 assert client.push_cache(timeout=100)
         until(lambda: server.total_caches == 2)
         batch = next(server.batches({"one": 8, "two": 4}, timeout=100, ahead=1))

@@ -251,7 +251,7 @@ def test_settings_that_cannot_be_are_refused_when_it_is_made() -> None:
 # ---------------------------------------------------------------------------------- the rest of the door
 
 
-def filled(seed: int | None = 0, **options: Any) -> Buffer:
+def buffer_of(seed: int | None = 0, **options: Any) -> Buffer:
     buffer = Buffer(CHAIN, 100, seed=seed, **options)
     for stop in (9, 4, 7):
         walk_chain(buffer, 9, stop)
@@ -261,7 +261,7 @@ def filled(seed: int | None = 0, **options: Any) -> Buffer:
 def test_the_same_seed_gives_the_same_batches() -> None:
     draws = []
     for seed in (3, 3, 4):
-        buffer = filled(seed)
+        buffer = buffer_of(seed)
         rounds = []
         for _ in range(3):
             batch = buffer.sample(32)
@@ -275,7 +275,7 @@ def test_the_same_seed_gives_the_same_batches() -> None:
 
 
 def test_out_is_filled_by_the_next_batch() -> None:
-    buffer, other = filled(5), filled(5)
+    buffer, other = buffer_of(5), buffer_of(5)
     first = buffer.sample(16)
     other.sample(16)
     again = buffer.sample(16, out=first)
@@ -291,7 +291,7 @@ def test_out_is_filled_by_the_next_batch() -> None:
 @pytest.mark.parametrize("normalize", ["batch", "global"])
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_importance_is_the_samplings(beta: float, normalize: Any) -> None:
-    buffer = filled(5, normalize=normalize, importance_exponent=beta)
+    buffer = buffer_of(5, normalize=normalize, importance_exponent=beta)
     first = buffer.sample(32)
     buffer.update_priorities(first.ids, np.linspace(0.01, 3.0, 32))
     batch = buffer.sample(64)
@@ -303,7 +303,7 @@ def test_importance_is_the_samplings(beta: float, normalize: Any) -> None:
 
 
 def test_arrays_that_are_not_contiguous_are_filled_too() -> None:
-    buffer, other = filled(5), filled(5)
+    buffer, other = buffer_of(5), buffer_of(5)
     out = {"obs": np.zeros((16, 2), np.float32)[:, :1], "ids": np.zeros(16, np.int64)}
     batch, fresh = buffer.sample(16, out=out), other.sample(16)
     for name in out:
@@ -365,7 +365,7 @@ def test_the_layout_is_the_environments() -> None:
 
 
 def test_info_and_repr_say_what_is_there() -> None:
-    buffer = filled()
+    buffer = buffer_of()
     assert buffer.info()["num_entries"] == len(buffer) == 20 and buffer.info()["live"]
     assert repr(buffer).startswith("Buffer(20 of 100 entries, 3 episodes, Schema(obs: float32[1] (state)")
 

@@ -18,7 +18,7 @@ COPIES = {
 }
 
 
-def filled(steps=25, **options):
+def buffer_of(steps=25, **options):
     buffer = memoire.Buffer(SCHEMA, 100, seed=1, **{"sampler": memoire.Prioritized(1.0)} | options)
     with buffer.writer() as writer:
         for step in range(steps):
@@ -30,7 +30,7 @@ def filled(steps=25, **options):
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copied_buffer_holds_the_same_and_goes_its_own_way(way):
-    buffer = filled(multi_step=2, discount=0.9)
+    buffer = buffer_of(multi_step=2, discount=0.9)
     buffer.update_priorities(buffer.sample(64).ids, np.linspace(1.0, 9.0, 64))
     made = COPIES[way](buffer)
     assert (len(made), made.num_episodes, made.parameters, made.schema) == (25, 3, buffer.parameters, buffer.schema)
@@ -47,7 +47,7 @@ def test_a_copied_buffer_holds_the_same_and_goes_its_own_way(way):
 
 @pytest.mark.parametrize("way", COPIES)
 def test_beta_goes_on_where_it_was(way):
-    buffer = filled(sampler=memoire.Prioritized(1.0, beta=memoire.Linear(0.0, 1.0, 10)))
+    buffer = buffer_of(sampler=memoire.Prioritized(1.0, beta=memoire.Linear(0.0, 1.0, 10)))
     for _ in range(10):
         buffer.update_priorities(buffer.sample(64).ids, np.linspace(1.0, 9.0, 64))
     importance = COPIES[way](buffer).sample(64).importance
@@ -66,20 +66,20 @@ def test_an_empty_buffer_and_one_with_an_open_episode_are_copied(way):
 
 
 def test_a_pickle_that_is_cut_short_is_refused():
-    kind, arguments = filled().__reduce_ex__(4)
+    kind, arguments = buffer_of().__reduce_ex__(4)
     with pytest.raises(DataError, match="in memory"):
         kind(arguments[0], arguments[1][:-100], arguments[2])
 
 
 def test_a_buffer_is_loaded_from_a_file_that_is_open(tmp_path):
-    filled().save(tmp_path / "replay.npz")
+    buffer_of().save(tmp_path / "replay.npz")
     with open(tmp_path / "replay.npz", "rb") as file:
         assert len(memoire.Buffer.load(file)) == 25
     assert len(memoire.Buffer.load(io.BytesIO((tmp_path / "replay.npz").read_bytes()), capacity=12)) <= 12
 
 
 def test_a_pickled_batch_has_its_arrays_and_not_the_memory():
-    buffer = filled(steps=60)
+    buffer = buffer_of(steps=60)
     batch = buffer.sample(4)
     content = pickle.dumps(batch)
     assert len(content) < 5_000
@@ -93,7 +93,7 @@ def test_a_pickled_batch_has_its_arrays_and_not_the_memory():
 
 @pytest.mark.parametrize("way", ["copy", "deepcopy"])
 def test_a_copied_batch_reports_to_the_same_memory(way):
-    buffer = filled()
+    buffer = buffer_of()
     batch = buffer.sample(4)
     made = COPIES[way](batch)
     assert made.update_priorities(np.full(4, 7.0)).applied == 4
@@ -106,8 +106,8 @@ def test_a_copied_batch_reports_to_the_same_memory(way):
 def test_whatever_cannot_be_copied_says_what_to_do(way):
     with memoire.Server(None, SCHEMA) as server:
         for made, said in (
-            (filled().memory, "a Memory can neither be copied nor pickled. Write memoire.dataset.save"),
-            (filled().writer(), r"a Writer can .* Make another one, .*buffer.writer\(\.\.\.\)"),
+            (buffer_of().memory, "a Memory can neither be copied nor pickled. Write memoire.dataset.save"),
+            (buffer_of().writer(), r"a Writer can .* Make another one, .*buffer.writer\(\.\.\.\)"),
             (server, "a Server can neither be copied nor pickled. Make one in each process"),
             (server.table("default"), r"a TableHandle can .*server.table\(name\)"),
         ):

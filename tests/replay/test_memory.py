@@ -24,6 +24,7 @@ from memoire.errors import (
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memories import filled
 
 SEVEN = Schema(
     {
@@ -41,14 +42,9 @@ def entry(t=0.0, reward=1.0, value=0.0):
     return np.full(3, t, np.float32), int(t), reward, 0.5, value, np.zeros(2, np.uint8)
 
 
-def filled(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
+def memory_of(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
     memory = Memory(SEVEN, capacity, parameters, seed=0, **kwargs)
-    for _ in range(episodes):
-        memory.open()
-        for t in range(length):
-            memory.add(0, entry(t))
-        memory.close()
-    return memory
+    return filled(memory, entry, episodes=episodes, length=length)
 
 
 # Contract of the seed documents
@@ -67,7 +63,7 @@ def test_an_episode_counts_when_it_is_closed():
 
 
 def test_opening_again_clears_the_entries_and_gives_their_room_back():
-    memory = filled(capacity=10, length=5)
+    memory = memory_of(capacity=10, length=5)
     for _ in range(7):
         memory.open()
         for t in range(5):
@@ -102,7 +98,7 @@ def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
 
 
 def test_whole_episodes_leave_oldest_first_when_their_rows_are_needed():
-    memory = filled(capacity=10, length=3, episodes=3)
+    memory = memory_of(capacity=10, length=3, episodes=3)
     memory.open()
     memory.add(0, entry())
     assert (memory.num_episodes, memory.num_entries) == (3, 10)
@@ -111,7 +107,7 @@ def test_whole_episodes_leave_oldest_first_when_their_rows_are_needed():
 
 
 def test_the_first_entry_of_the_next_episode_evicts_the_oldest_at_the_limit():
-    memory = filled(episodes=3, parameters=Parameters(max_episode=3))
+    memory = memory_of(episodes=3, parameters=Parameters(max_episode=3))
     memory.open()
     assert memory.num_episodes == 3
     memory.add(0, entry())
@@ -145,7 +141,7 @@ def test_drawing_from_an_empty_memory_is_a_runtime_error():
         with pytest.raises(EmptyMemory, match="0 entries are stored") as caught:
             draw(4)
         assert isinstance(caught.value, RuntimeError)
-    filled_but_short = filled(length=1)
+    filled_but_short = memory_of(length=1)
     assert filled_but_short.sums() == (0.0, 0, 0.0)
     with pytest.raises(EmptyMemory, match="1 entries are stored and none has a positive weight"):
         filled_but_short.draw(1)
@@ -153,7 +149,7 @@ def test_drawing_from_an_empty_memory_is_a_runtime_error():
 
 def test_the_first_stack_and_the_last_steps_are_not_drawn_unless_the_end_is_known():
     parameters = Parameters(frame_stack=3, multi_step=2, priority_exponent=0.0)
-    memory = filled(length=10, parameters=parameters)
+    memory = memory_of(length=10, parameters=parameters)
     np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0])
     memory.configure(start="zero")
     np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [1] * 8 + [0] * 2)
@@ -179,7 +175,7 @@ def test_a_terminal_entry_is_replayed_with_discount_zero():
 
 
 def test_the_multiplier_scales_an_episode():
-    memory = filled(length=6, parameters=Parameters(priority_exponent=1.0))
+    memory = memory_of(length=6, parameters=Parameters(priority_exponent=1.0))
     memory.open()
     for t in range(6):
         memory.add(0, entry(t))
@@ -346,7 +342,7 @@ def test_numbers_are_consecutive_in_one_lane_and_rows_are_numbers_modulo_capacit
 
 
 def test_what_was_overwritten_is_stale():
-    memory = filled(capacity=10, length=5, episodes=3)
+    memory = memory_of(capacity=10, length=5, episodes=3)
     with pytest.raises(StaleEntry, match=r"entry 4 \(position 1 of those asked for\) is not in this memory"):
         memory.gather([10, 4])
     for wrong in ([-1], [15], [10**15]):
@@ -358,7 +354,7 @@ def test_what_was_overwritten_is_stale():
 
 
 def test_updates_apply_to_what_is_there_and_count_what_has_left():
-    memory = filled(capacity=10, length=5, episodes=3, parameters=Parameters(priority_exponent=1.0))
+    memory = memory_of(capacity=10, length=5, episodes=3, parameters=Parameters(priority_exponent=1.0))
     assert memory.update_priorities([10, 4, 11, -5, 99], [2.0, 1.0, -3.0, 1.0, 1.0]) == (2, 3)
     np.testing.assert_allclose(memory.weights([10, 11]), [2 + 1e-6, 3 + 1e-6])
     assert memory.update_priorities([10, 10], [1.0, 7.0]) == (2, 0)
@@ -369,7 +365,7 @@ def test_updates_apply_to_what_is_there_and_count_what_has_left():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_td_error_that_is_not_finite_is_named_and_nothing_applied(bad):
-    memory = filled()
+    memory = memory_of()
     before = memory.weights([0, 1, 2])
     with pytest.raises(ParameterError, match=r"td_errors\[1\] must be finite"):
         memory.update_priorities([0, 1, 2], [5.0, bad, bad])
@@ -442,7 +438,7 @@ def test_reweighing_by_configure_gives_what_closing_would_have():
 
 
 def test_a_parameter_that_does_not_fit_changes_nothing():
-    memory = filled()
+    memory = memory_of()
     before = memory.parameters
     for wrong in ({"multi_step": 0}, {"discount_factor": (0.9, 0.9)}, {"prev": ("nothing",)}, {"gamma": 0.9}):
         with pytest.raises(ParameterError):
@@ -465,7 +461,7 @@ def test_a_parameter_that_does_not_fit_changes_nothing():
 
 
 def test_draws_follow_the_weights():
-    memory = filled(capacity=1000, length=60, episodes=3, parameters=Parameters(priority_exponent=0.7))
+    memory = memory_of(capacity=1000, length=60, episodes=3, parameters=Parameters(priority_exponent=0.7))
     rng = np.random.default_rng(5)
     memory.update_priorities(np.arange(180), rng.normal(size=180) * 4)
     weights = memory.weights(np.arange(180))
@@ -489,7 +485,7 @@ def test_a_seed_repeats_its_draws_and_no_seed_does_not():
 
 
 def test_fractions_say_where_to_draw():
-    memory = filled(length=5, parameters=Parameters(priority_exponent=0.0))
+    memory = memory_of(length=5, parameters=Parameters(priority_exponent=0.0))
     np.testing.assert_array_equal(memory.draw(4, [0.0, 0.25, 0.5, 0.999]), [0, 1, 2, 3])
     for wrong in ([0.5], [0, 0, 0, 1.0], [0, 0, 0, -0.1], [0, 0, 0, math.nan]):
         with pytest.raises(ParameterError, match="fractions"):
@@ -514,7 +510,7 @@ def test_live_entries_are_drawn_as_soon_as_their_window_is_complete():
 
 
 def test_columns_can_be_chosen_for_either_side():
-    memory = filled(parameters=Parameters(prev=("state", "reward"), next=("action", "value")))
+    memory = memory_of(parameters=Parameters(prev=("state", "reward"), next=("action", "value")))
     got = memory.gather(memory.draw(4))
     assert list(got.prev) == ["state", "reward"] and list(got.next) == ["action", "value"]
     np.testing.assert_array_equal(got.next["action"], got.prev["state"][:, 0, 0] + 1)
@@ -631,7 +627,7 @@ def test_adding_to_many_lanes_is_all_or_none():
 
 
 def test_windows_and_copies_say_the_same_as_gather():
-    memory = filled(
+    memory = memory_of(
         capacity=60, length=14, episodes=5, parameters=Parameters(frame_stack=3, multi_step=4, start="zero")
     )
     memory.open()
@@ -675,7 +671,7 @@ def test_frames_of_one_side_only_can_be_asked_for():
 
 
 def test_a_row_or_code_that_cannot_be_is_refused():
-    memory = filled(capacity=30, length=10)
+    memory = memory_of(capacity=30, length=10)
     out = np.empty((1, 3), np.float32)
     for code in (30, -3, 2**40, -(2**40)):
         with pytest.raises(IndexError, match=f"frame code {code} at position 0 of column 'state'"):
@@ -709,7 +705,7 @@ def test_ages_and_model_versions_are_those_of_the_entry():
 
 
 def test_the_clock_is_the_wall_clock():
-    memory = filled(length=3)
+    memory = memory_of(length=3)
     assert (memory.gather([0]).age < 60).all()
     age = np.empty(1, np.float32)
     memory.set_clock(None)
@@ -782,7 +778,7 @@ def test_threads_may_add_draw_update_and_configure_at_once():
 
 
 def test_a_held_moment_keeps_other_threads_out():
-    memory = filled(length=10)
+    memory = memory_of(length=10)
     added = threading.Event()
     memory.open()
 
@@ -802,7 +798,7 @@ def test_a_held_moment_keeps_other_threads_out():
 
 
 def test_python_does_the_same_work_for_one_sample_as_for_a_thousand():
-    memory = filled(capacity=1000, length=100, episodes=5)
+    memory = memory_of(capacity=1000, length=100, episodes=5)
 
     def calls(count):
         seen = 0
@@ -827,7 +823,7 @@ def test_python_does_the_same_work_for_one_sample_as_for_a_thousand():
 
 
 def test_a_sample_has_the_least_weight_only_where_importance_needs_it():
-    memory = filled(parameters=Parameters(normalize="global"))
+    memory = memory_of(parameters=Parameters(normalize="global"))
     sample = memory.sample(4)
     assert sample[2:] == memory.sums()
     np.testing.assert_array_equal(sample.weights, memory.weights(sample.gathered.ids))
@@ -839,7 +835,7 @@ def test_a_sample_has_the_least_weight_only_where_importance_needs_it():
 
 
 def test_info_and_repr_say_what_there_is():
-    memory = filled()
+    memory = memory_of()
     info = memory.info()
     assert (info["capacity"], info["num_entries"], info["num_episodes"], info["generated"]) == (100, 20, 1, 20)
     assert info["entry_bytes"] == SEVEN.entry_bytes and info["multi_step"] == 1
@@ -847,6 +843,6 @@ def test_info_and_repr_say_what_there_is():
 
 
 def test_chances_are_exact_shares():
-    memory = filled(length=9, parameters=Parameters(priority_exponent=0.0))
+    memory = memory_of(length=9, parameters=Parameters(priority_exponent=0.0))
     share = Fraction(memory.weights([0])[0]) / Fraction(memory.total_weight)
     assert share == Fraction(1, 8) and memory.num_positive == 8 and memory.min_weight == 1.0

@@ -206,7 +206,7 @@ def test_a_refused_entry_leaves_nothing_in_the_heap() -> None:
 
 
 def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
-    buffer = filled(30)
+    buffer = buffer_of(30)
     for name in ("obs", "next_obs", "obs_length"):
         with pytest.raises(ParameterError, match="a ragged column is as wide as its longest value"):
             buffer.sample(2, out={name: np.zeros((2, 3, 3), np.float32)})
@@ -342,7 +342,7 @@ def test_samples_are_those_of_padded_columns_of_fixed_shape(parameters) -> None:
 # The heap
 
 
-def filled(count: int, capacity: int = 100) -> memoire.Buffer:
+def buffer_of(count: int, capacity: int = 100) -> memoire.Buffer:
     schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32})
     buffer = memoire.Buffer(schema, capacity, seed=0)
     rng = np.random.default_rng(0)
@@ -516,7 +516,7 @@ def test_a_memory_gives_its_values_back_when_it_goes() -> None:
 
 
 def test_a_child_process_has_a_copy_of_its_own() -> None:
-    buffer = filled(40)
+    buffer = buffer_of(40)
     child = os.fork()
     if child == 0:
         with buffer.writer() as writer:
@@ -531,7 +531,7 @@ def test_a_child_process_has_a_copy_of_its_own() -> None:
 
 
 def test_episodes_of_ragged_columns_go_to_a_file_and_back(tmp_path) -> None:
-    buffer = filled(95, 60)
+    buffer = buffer_of(95, 60)
     buffer.save(tmp_path / "some.npz")
     again = memoire.Buffer.load(tmp_path / "some.npz")
     for one, other in zip(dataset.episodes(buffer.memory), dataset.episodes(again.memory), strict=True):
@@ -544,7 +544,7 @@ def test_episodes_of_ragged_columns_go_to_a_file_and_back(tmp_path) -> None:
 
 @pytest.mark.parametrize("length", [-1, 1 << 40, 10_000])
 def test_a_file_whose_lengths_are_not_those_of_its_values_is_refused(tmp_path, length) -> None:
-    filled(30).save(tmp_path / "some.npz")
+    buffer_of(30).save(tmp_path / "some.npz")
     with zipfile.ZipFile(tmp_path / "some.npz") as source, zipfile.ZipFile(tmp_path / "bad.npz", "w") as target:
         for member in source.infolist():
             data = bytearray(source.read(member))
@@ -606,7 +606,7 @@ def test_vector_environments_with_sets_are_recorded_member_by_member(mode) -> No
 
 
 def test_an_observation_that_is_not_where_the_step_before_ended_is_noticed() -> None:
-    buffer = filled(0)
+    buffer = buffer_of(0)
     writer = buffer.writer()
     writer.step(np.ones((2, 3)), 0, 0.0, False, False, np.ones((3, 3)))
     with pytest.raises(memoire.errors.EpisodeTorn):

@@ -10,16 +10,15 @@ from memoire import Buffer, Greedy, Linear, Prioritized, RankBased, Schema, Unif
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memories import with_episode
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 
 
-def filled(entries, weights=None, **parameters):
+def weighted(entries, weights=None, **parameters):
     """A memory of one closed episode of `entries` entries, with these weights."""
     made = Memory(SCHEMA, entries, Parameters(multi_step=1, priority_epsilon=0.0, **parameters), seed=3)
-    made.open()
-    made.extend(0, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)))
-    made.close(terminated=True)
+    with_episode(made, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
     if weights is not None:
         made.update_priorities(np.arange(entries), weights)
     return made
@@ -40,7 +39,7 @@ def powers(count, alpha):
 def test_a_fraction_of_the_total_gives_the_rank_whose_stretch_holds_it(count, alpha, seed):
     rng = np.random.default_rng(seed)
     weights = rng.permutation(count) + 1.0
-    memory = filled(count, weights, prioritization="rank", priority_exponent=alpha)
+    memory = weighted(count, weights, prioritization="rank", priority_exponent=alpha)
     fractions = np.append(rng.random(200), [0.0, 1.0 - 2.0**-53])
     edges = powers(count, alpha).cumsum()
     assert memory.total_weight == pytest.approx(edges[-1], rel=1e-12)
@@ -54,7 +53,7 @@ def test_a_fraction_of_the_total_gives_the_rank_whose_stretch_holds_it(count, al
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.0 + 1e-13, 2.0])
 def test_sums_of_a_million_ranks_are_exact_to_rounding(alpha):
-    memory = filled(1_000_000, prioritization="rank", priority_exponent=alpha)
+    memory = weighted(1_000_000, prioritization="rank", priority_exponent=alpha)
     total, positive, least = memory.sums()
     assert positive == 1_000_000
     assert total == pytest.approx(powers(1_000_000, alpha).sum(), rel=1e-13)
@@ -68,7 +67,7 @@ def test_sums_of_a_million_ranks_are_exact_to_rounding(alpha):
 )
 def test_the_order_is_exact_whatever_changes(changes, random):
     """Many equal weights, so that blocks split, empty and merge with ties on both sides of their edges."""
-    memory = filled(2000, np.array([random.choice([0.0, 0.5, 1.0, 2.0]) for _ in range(2000)]), prioritization="rank")
+    memory = weighted(2000, np.array([random.choice([0.0, 0.5, 1.0, 2.0]) for _ in range(2000)]), prioritization="rank")
     numbers, weights = zip(*changes, strict=True)
     memory.update_priorities(numbers, weights)
     in_order(memory)
@@ -81,7 +80,7 @@ def test_the_order_is_exact_whatever_changes(changes, random):
 def test_draws_follow_the_ranks():
     rng = np.random.default_rng(5)
     weights = rng.exponential(size=300)
-    memory = filled(300, weights, prioritization="rank", priority_exponent=0.7)
+    memory = weighted(300, weights, prioritization="rank", priority_exponent=0.7)
     chances = powers(300, 0.7)
     counts = np.bincount(memory.draw(300_000), minlength=300)[np.argsort(-weights)]
     assert chisquare(counts, 300_000 * chances / chances.sum()).pvalue > 1e-3
@@ -89,7 +88,7 @@ def test_draws_follow_the_ranks():
 
 def test_huge_priorities_change_ranks_but_not_chances():
     weights = np.arange(1.0, 11.0)
-    memory = filled(10, weights, prioritization="rank", priority_exponent=1.0)
+    memory = weighted(10, weights, prioritization="rank", priority_exponent=1.0)
     before = memory.weights(np.arange(10))
     memory.update_priorities([9], [1e30])
     np.testing.assert_array_equal(memory.weights(np.arange(10)), before)
@@ -98,7 +97,7 @@ def test_huge_priorities_change_ranks_but_not_chances():
 @pytest.mark.parametrize("sampler", [RankBased(), Prioritized(0.7, stratified=True), Uniform(stratified=True)])
 def test_a_stratified_draw_takes_one_sample_from_each_segment_and_shuffles_them(sampler):
     rng = np.random.default_rng(6)
-    memory = filled(5000, rng.exponential(size=5000), **sampler.fields())
+    memory = weighted(5000, rng.exponential(size=5000), **sampler.fields())
     numbers = memory.draw(64)
     masses = memory.weights(np.arange(5000))
     order = np.arange(5000)
@@ -140,7 +139,7 @@ def test_greedy_takes_the_heaviest_each_once_and_new_ones_first():
 def test_the_weighted_mean_is_the_uniform_mean(sampler):
     rng = np.random.default_rng(8)
     count, batches, size = 400, 3000, 64
-    memory = filled(count, rng.exponential(size=count) ** 2, **sampler.fields())
+    memory = weighted(count, rng.exponential(size=count) ** 2, **sampler.fields())
     values = rng.normal(size=count) + np.arange(count) / 100
     means = np.empty(batches)
     for batch in range(batches):
@@ -155,19 +154,19 @@ def test_the_weighted_mean_is_the_uniform_mean(sampler):
 
 @pytest.mark.parametrize("prioritization", ["proportional", "rank"])
 def test_an_exponent_of_zero_is_uniform(prioritization):
-    memory = filled(50, np.arange(1.0, 51.0), prioritization=prioritization, priority_exponent=0.0)
+    memory = weighted(50, np.arange(1.0, 51.0), prioritization=prioritization, priority_exponent=0.0)
     np.testing.assert_array_equal(memory.weights(np.arange(50)), np.ones(50))
     assert chisquare(np.bincount(memory.draw(50_000), minlength=50)).pvalue > 1e-3
 
 
 def test_what_is_added_to_an_error_of_zero_can_be_set():
-    made = filled(3, None, priority_exponent=1.0)
+    made = weighted(3, None, priority_exponent=1.0)
     made.update_priorities([0], [0.0])
     assert made.weights([0]) == 0.0 and made.num_positive == 2
     made.configure(priority_epsilon=0.25)
     made.update_priorities([0, 1], [0.0, -0.5])
     np.testing.assert_array_equal(made.weights([0, 1]), [0.25, 0.75])
-    ranked = filled(3, [1.0, 0.0, 2.0], prioritization="rank", priority_exponent=1.0)
+    ranked = weighted(3, [1.0, 0.0, 2.0], prioritization="rank", priority_exponent=1.0)
     np.testing.assert_allclose(ranked.weights([0, 1, 2]), [1 / 2, 1 / 3, 1.0])
 
 

@@ -18,7 +18,7 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def filled(schema=None, **options):
+def buffer_of(schema=None, **options):
     schema = schema or {
         "obs": {"image": (np.uint8, (2, 2)), "arm": (np.float32, (3,))},
         "action": np.int64,
@@ -34,7 +34,7 @@ def filled(schema=None, **options):
 
 
 def test_tensors_share_the_memory_of_the_batch_and_have_its_names_and_nesting():
-    batch = filled().sample(16)
+    batch = buffer_of().sample(16)
     made = memoire.torch.TorchBatch(batch)
     assert set(made) == set(batch) - {"ids"} and made.ids is batch.ids
     for name, tensor in made.items():
@@ -48,7 +48,7 @@ def test_tensors_share_the_memory_of_the_batch_and_have_its_names_and_nesting():
 
 @pytest.mark.parametrize("options", [{}, {"frame_stack": 3, "multi_step": 2}, {"sequence_length": 4}])
 def test_arrays_cross_dlpack_without_a_copy(options):
-    batch = filled(**options).sample(16)
+    batch = buffer_of(**options).sample(16)
     for name, array in batch.items():
         made = torch.from_dlpack(array)
         assert made.data_ptr() == array.ctypes.data and tuple(made.shape) == array.shape, name
@@ -75,7 +75,7 @@ def test_ragged_columns_come_as_padded_tensors_with_lengths():
 
 
 def test_errors_of_a_learner_become_priorities():
-    buffer = filled()
+    buffer = buffer_of()
     made = memoire.torch.TorchBatch(buffer.sample(16))
     errors = torch.linspace(1, 2, 16, requires_grad=True)
     assert made.update_priorities(errors).applied == 16
@@ -85,7 +85,7 @@ def test_errors_of_a_learner_become_priorities():
 
 
 def test_pinned_arrays_are_filled_by_the_next_draw():
-    buffer = filled()
+    buffer = buffer_of()
     room = memoire.torch.pinned(buffer.sample(8))
     batch = buffer.sample(8, out=room)
     assert batch["obs.image"] is room["obs.image"]
@@ -117,7 +117,7 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
 def test_batches_mixed_of_several_tables_come_as_one():
     class Source:
         def batches(self, batch_size, timeout=100.0):
-            yield MixedBatch({name: filled().sample(size) for name, size in batch_size.items()})
+            yield MixedBatch({name: buffer_of().sample(size) for name, size in batch_size.items()})
 
     batch = next(memoire.torch.batches(Source(), {"online": 24, "demo": 8}))
     assert len(batch.ids) == len(batch.importance) == 32
@@ -126,32 +126,32 @@ def test_batches_mixed_of_several_tables_come_as_one():
 
 @pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
 def test_a_batch_goes_to_the_cpu_without_a_copy(options):
-    batch = filled().sample(16)
+    batch = buffer_of().sample(16)
     for made in (batch.to(**options), batch.to("cpu", **options), batch.to(torch.device("cpu"), **options)):
         assert made["reward"].data_ptr() == batch.reward.ctypes.data and made.to("cpu", **options) is made
         assert made.update_priorities(torch.ones(16)).applied == 16
-    mixed = MixedBatch({"a": filled().sample(4), "b": filled().sample(3)}).to("cpu")
+    mixed = MixedBatch({"a": buffer_of().sample(4), "b": buffer_of().sample(3)}).to("cpu")
     assert mixed.obs["arm"].shape == (7, 3)
 
 
 def test_a_device_that_is_none_is_refused():
     for device, said in (("gpu", "one that torch knows"), (3.5, "one that torch knows")):
         with pytest.raises(ParameterError, match=f"device must be {said}"):
-            filled().sample(2).to(device)
+            buffer_of().sample(2).to(device)
     if not torch.cuda.is_available():
         with pytest.raises(ParameterError, match="this torch finds no GPU that it can use, got 'cuda'"):
-            filled().sample(2).to("cuda")
+            buffer_of().sample(2).to("cuda")
 
 
 def test_a_batch_on_another_device_keeps_its_names_and_reports_from_there():
-    made = filled().sample(4).to("cpu").to("meta")
+    made = buffer_of().sample(4).to("cpu").to("meta")
     assert made.device.type == "meta" and made.obs["image"].device.type == "meta" and made.source is not None
 
 
 @needs_gpu
 @pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
 def test_a_batch_goes_to_a_gpu_and_back(options):
-    batch = filled().sample(64)
+    batch = buffer_of().sample(64)
     made = batch.to("cuda", **options)
     assert made.device.type == "cuda" and made.to("cuda:0") is made
     for name, tensor in made.items():
@@ -170,7 +170,7 @@ def test_a_network_on_a_gpu_is_published_and_loaded():
 
 @needs_gpu
 def test_batches_are_prefetched_onto_a_gpu():
-    buffer = filled()
+    buffer = buffer_of()
 
     class Source:
         def batches(self, batch_size, timeout=100.0):

@@ -14,6 +14,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
+from memories import with_episode
 from netkit import until
 from opcodes import Opcodes
 
@@ -28,14 +29,12 @@ SCHEMA = Schema(
 )
 
 
-def filled(parameters: Parameters, episodes: int = 8, length: int = 400) -> Memory:
+def memory_of(parameters: Parameters, episodes: int = 8, length: int = 400) -> Memory:
     """A memory with closed episodes of varied priorities."""
     random = np.random.default_rng(0)
     memory = Memory(SCHEMA, episodes * length, parameters, seed=0)
     for _ in range(episodes):
-        memory.open(0)
-        memory.extend(0, episode(random, length))
-        memory.close(0)
+        with_episode(memory, episode(random, length))
     return memory
 
 
@@ -60,7 +59,7 @@ def executed(call: Callable[[int], Any], size: int, tries: int = 5, settle: Call
 
 @pytest.fixture(params=[Parameters(), Parameters(frame_stack=4, multi_step=3)], ids=["plain", "stacked"])
 def memory(request: pytest.FixtureRequest) -> Memory:
-    return filled(request.param)
+    return memory_of(request.param)
 
 
 def test_a_loop_in_python_would_be_seen() -> None:
@@ -86,7 +85,7 @@ def test_updating_priorities(memory: Memory) -> None:
 
 
 def test_adding_and_closing_whole_episodes() -> None:
-    memory = filled(Parameters())
+    memory = memory_of(Parameters())
     random = np.random.default_rng(0)
     blocks = {size: episode(random, size) for size in (FEW, MANY)}
 

@@ -121,15 +121,15 @@ def restore_caches(path, mib):
         return {"held": held, "growth": watched.growth - held, "seconds": watched.seconds, "items": done.caches}
 
 
-def filled(memory, mib):
+def fill_up(memory):
     import numpy as np
+
+    from memories import with_episode
 
     rng = np.random.default_rng(1)
     frame = rng.integers(0, 255, (200, 84, 84), np.uint8)
     while memory.num_entries + 200 <= memory.capacity:
-        memory.open()
-        memory.extend(0, [frame, np.ones(200, np.float32)])
-        memory.close(terminated=True)
+        with_episode(memory, [frame, np.ones(200, np.float32)], terminated=True)
 
 
 def tables(mib):
@@ -144,7 +144,7 @@ def save_episodes(path, mib):
 
     with Server(None, tables=tables(mib)) as server:
         pool = server._tables.first.pool
-        filled(pool.memory, mib)
+        fill_up(pool.memory)
         with Watched() as watched:
             told = server.snapshot(path)
         held = pool.memory.num_entries * (84 * 84 + 4) / MIB
@@ -169,7 +169,7 @@ def save_buffer(path, mib):
     from memoire import Buffer
 
     buffer = Buffer(frames(), mib * MIB // (84 * 84 + 4))
-    filled(buffer.memory, mib)
+    fill_up(buffer.memory)
     with Watched() as watched:
         items = buffer.save(path)
     return {"held": len(buffer) * (84 * 84 + 4) / MIB, "growth": watched.growth, "seconds": watched.seconds,

@@ -21,9 +21,9 @@ from statekit import (
     Keeper,
     account,
     contents,
-    filled,
     fork,
     inherited,
+    keeper_of_all,
     lines_through,
     own_accounts,
     rows,
@@ -35,7 +35,7 @@ from statekit import (
 
 
 def test_everything_that_was_acknowledged_is_there_after_a_restart(tmp_path):
-    with filled(tmp_path / "state") as keeper:
+    with keeper_of_all(tmp_path / "state") as keeper:
         before = contents(keeper.store)
         epoch = keeper.store.epoch
     with Store(tmp_path / "state") as store:
@@ -62,7 +62,7 @@ def test_epochs_grow_whatever_the_clock_does(tmp_path):
 
 
 def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):
-    with filled(tmp_path) as keeper:
+    with keeper_of_all(tmp_path) as keeper:
         keeper.save(
             accounts=[account(CLIENTS[2], 100, 1000)],
             inherited=[rows(6, episodes=9)],
@@ -79,7 +79,7 @@ def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):
 
 
 def test_runs_are_kept_apart_and_in_their_order(tmp_path):
-    with filled(tmp_path) as keeper:
+    with keeper_of_all(tmp_path) as keeper:
         before = contents(keeper.store)
         keeper.count, keeper.known = 0, {}
         keeper.save(
@@ -189,7 +189,7 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
 
 
 def test_a_missing_database_beside_other_files_is_no_empty_folder(tmp_path):
-    filled(tmp_path).close()
+    keeper_of_all(tmp_path).close()
     (tmp_path / "state.db").unlink()
     with pytest.raises(StateCorrupt, match=r"it is missing, while .*state.db.backup-1 are there.*Put a backup back"):
         Store(tmp_path, "home")
@@ -224,7 +224,7 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
 
 
 def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
-    keeper = filled(tmp_path)
+    keeper = keeper_of_all(tmp_path)
     still_open = os.dup(keeper.store._opened._lock.opened)
     with pytest.raises(StateLocked):
         Store(tmp_path)
@@ -236,7 +236,7 @@ def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_f
 
 def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
     """What SQLite has open must not be closed by a child, and the child outlives its parent's store."""
-    keeper = filled(tmp_path)
+    keeper = keeper_of_all(tmp_path)
     reading, writing = os.pipe()
     child = fork()
     if not child:

@@ -18,9 +18,9 @@ from statekit import (
     Keeper,
     account,
     contents,
-    filled,
     folder_in_memory,
     fork,
+    keeper_of_all,
     lines_through,
     own_accounts,
 )
@@ -278,7 +278,7 @@ def test_text_that_a_crash_cut_short_is_completed(folders, tmp_path, left):
 
 
 def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_waits_for_the_next(tmp_path):
-    with filled(tmp_path) as keeper:
+    with keeper_of_all(tmp_path) as keeper:
         keeper.save(models=[make("policy", b"\x05" * 100_000, 8)])
     (path,) = (tmp_path / "models").iterdir()
     path.write_bytes(b"\x05" * 99_999 + b"\x06")
@@ -297,7 +297,7 @@ def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_wai
 
 
 def test_files_of_models_that_nobody_names_go(tmp_path):
-    with filled(tmp_path):
+    with keeper_of_all(tmp_path):
         (tmp_path / "models" / "1-00-3.model").write_bytes(b"x")
         (tmp_path / "models" / "half.new").write_bytes(b"x")
         (tmp_path / "models" / "notes of mine").write_bytes(b"x")

@@ -15,7 +15,7 @@ from memoire.models.model import make
 from memoire.storage.file_system import check_file_system
 from memoire.storage.state_folder import Store
 from netkit import until
-from statekit import CLIENTS, Keeper, account, contents, filled, own_accounts, text_of_log
+from statekit import CLIENTS, Faulty, Keeper, account, contents, failing, keeper_of_all, own_accounts, text_of_log
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -32,24 +32,6 @@ def small_disk(tmp_path):
         pytest.skip("mounting a small disk needs root")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def failing(code, name):
-    error = sqlite3.OperationalError("made for this test")
-    error.sqlite_errorcode, error.sqlite_errorname = code, name
-    return error
-
-
-class Faulty:
-    """Raises at a point while it is told to."""
-
-    def __init__(self, point):
-        self.point, self.error, self.raised = point, None, 0
-
-    def __call__(self, point):
-        if point == self.point and self.error is not None:
-            self.raised += 1
-            raise self.error
 
 
 # ------------------------------------------------------------------------------------------------------- full
@@ -95,7 +77,7 @@ def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_d
         folder = small_disk / name
         folder.mkdir()
         if name == "old":
-            filled(folder).close()
+            keeper_of_all(folder).close()
         before = {path.name: path.read_bytes() for path in folder.glob("state.db")}
         ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
         with pytest.raises(StateUnusable, match="disk is full"):

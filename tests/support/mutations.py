@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from memoire.errors import StateError
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
-from statekit import CLIENTS, account, contents, filled
+from statekit import CLIENTS, account, contents, keeper_of_all
 
 VERDICTS = ("exact", "refused", "a model less")
 TRUTH = ("state.db", "state.db-wal", "state.db-shm", "state.db-journal")
@@ -84,7 +84,7 @@ def digest(folder):
 
 def make_folders(base):
     """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
-    keeper = filled(base / "open")
+    keeper = keeper_of_all(base / "open")
     for n in range(10, 40):
         keeper.save(
             accounts=[account(client, n, n) for client in CLIENTS],

@@ -1,6 +1,7 @@
 """What the tests of a state folder share: a server's side of it in a few lines, and things to save."""
 
 import os
+import sqlite3
 import struct
 import tempfile
 import threading
@@ -145,7 +146,30 @@ def inherited(store, run=RUN):
     return b"".join(kept.elsewhere(client).tobytes() for client in CLIENTS)
 
 
-def filled(folder, **options):
+def failing(code, name):
+    """An error of SQLite's."""
+    error = sqlite3.OperationalError("made for this test")
+    error.sqlite_errorcode, error.sqlite_errorname = code, name
+    return error
+
+
+class Faulty:
+    """Raises at a point of a store's work while it is told to."""
+
+    def __init__(self, point):
+        self.point, self.error, self.raised = point, None, 0
+
+    def __call__(self, point):
+        if point == self.point and self.error is not None:
+            self.raised += 1
+            raise self.error
+
+    def open_store(self, folder, name, default_name, limits, clock):
+        """A state folder in which this happens, for a server."""
+        return Store(folder, name, default_name=default_name, limits=limits, clock=clock, at=self)
+
+
+def keeper_of_all(folder, **options):
     """A keeper with something of everything."""
     keeper = Keeper(folder, **options)
     keeper.save(

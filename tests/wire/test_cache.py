@@ -25,6 +25,7 @@ from memoire.wire import _bytes, compression, pack, unpack
 from memoire.wire.compression import _COMPRESS, codecs
 from memoire.wire.layout import Layout, layout_of, usual_bytes
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, Kind, Part
+from memories import filled
 
 SCHEMA = Schema(
     {
@@ -68,17 +69,17 @@ def refused(payload: Any, layout: Layout, limits: Limits | None = None, **option
     return ""
 
 
-def filled(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: int = 0) -> Memory:
+def memory_of(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: int = 0) -> Memory:
+    rng, last = np.random.default_rng(seed), []
+
+    def entry(_: int) -> tuple[Any, ...]:
+        image, speed = rng.integers(0, 256, (3, 2)).astype(np.uint8), np.float32(rng.normal())
+        last[:] = image, speed  # an episode ends in the state of its last entry
+        return image, speed, *(rng.normal(size=2).astype(np.float32) for _ in range(3)), True
+
     memory = Memory(SCHEMA, 200, parameters, seed=seed)
-    rng = np.random.default_rng(seed)
-    for _ in range(episodes):
-        memory.open(0)
-        for _ in range(steps):
-            image, speed = rng.integers(0, 256, (3, 2)).astype(np.uint8), np.float32(rng.normal())
-            pair = [rng.normal(size=2).astype(np.float32) for _ in range(3)]
-            memory.add(0, (image, speed, *pair, True), model_version=3)
-        memory.close(0, final_state=(image, speed), terminated=True)
-    return memory
+    ends = {"final": lambda: tuple(last), "terminated": True}
+    return filled(memory, entry, episodes=episodes, length=steps, model_version=3, **ends)
 
 
 def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None:
@@ -103,7 +104,7 @@ def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None
     ],
 )  # fmt: skip
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
-    memory = filled(parameters.replace(compression=compression))
+    memory = memory_of(parameters.replace(compression=compression))
     payload = pack.build(memory, 100, now=123.5, parameters_version=9)
     held = unpack.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
     total, positives, minimum = memory.sums()
@@ -142,14 +143,14 @@ def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_ow
 
 
 def test_a_frame_crosses_the_wire_once() -> None:
-    memory = filled(STACKED, episodes=1)
+    memory = memory_of(STACKED, episodes=1)
     payload = pack.build(memory, 500, now=0.0)
     rows = {row.rows for row in unpack.table(payload) if row.part == Part.FRAMES}
     assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
 
 
 def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> None:
-    memory = filled(Parameters())
+    memory = memory_of(Parameters())
     held = memory.held
 
     def change_first() -> Any:
@@ -182,13 +183,13 @@ def test_an_empty_memory_builds_no_cache() -> None:
 
 
 def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = pack.build(filled(STACKED), 50, now=0.0, compression="lz4")
+    payload = pack.build(memory_of(STACKED), 50, now=0.0, compression="lz4")
     assert any(row.codec == 2 for row in unpack.table(payload))
     assert codecs() == ["zlib", "lz4"]
     monkeypatch.setattr(compression, "_lz4", None)
     assert codecs() == ["zlib"]
     with pytest.raises(ValueError, match="compression must be one of none, zlib, which are available here, got 'lz4'"):
-        pack.build(filled(STACKED), 5, now=0.0, compression="lz4")
+        pack.build(memory_of(STACKED), 5, now=0.0, compression="lz4")
     with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
         unpack.check(payload, layout_of(SCHEMA, STACKED))
 
@@ -453,7 +454,7 @@ def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
 
 
 def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
-    memory, layout = filled(STACKED.replace(cache_size=2000)), layout_of(SCHEMA, STACKED)
+    memory, layout = memory_of(STACKED.replace(cache_size=2000)), layout_of(SCHEMA, STACKED)
     for _ in range(2):
         payloads = [pack.build(memory, now=float(i)) for i in range(50)]
         assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
