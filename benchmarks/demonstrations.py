@@ -90,7 +90,9 @@ def push(client: memoire.Client, data: Any) -> None:
     client.update()
 
 
-def train(seed: int, steps: int, data: Any = None) -> list[tuple[int, float]]:
+def train(
+    seed: int, steps: int, data: Any = None, *, begin: int = BEGIN, evaluate_every: int = EVALUATE_EVERY
+) -> list[tuple[int, float]]:
     """(steps of the actor, mean return of the greedy policy) from beginning to end."""
     env, watched = make_env(), make_env()
     schema = memoire.Schema.from_env(env)
@@ -116,9 +118,9 @@ def train(seed: int, steps: int, data: Any = None) -> list[tuple[int, float]]:
             after, reward, terminated, truncated, info = env.step(action)
             writer.step(obs, action, reward, terminated, truncated, after, info)
             obs = env.reset()[0] if terminated or truncated else after
-            if step % LEARN_EVERY == 0 and step >= BEGIN:
+            if step % LEARN_EVERY == 0 and step >= begin:
                 learn(learner, next(batches), random)
-            if step % EVALUATE_EVERY == 0:
+            if step % evaluate_every == 0:
                 curve.append((step, evaluate(learner.network, watched)))
     return curve
 

@@ -189,11 +189,14 @@ TIMES = {
     "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),
     "thread_runnable": ("memoire.net.progress.RUNNABLE_TIMEOUT",),
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
+    "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
+    "restart_pause": ("memoire.nodes.restarts.MIN_PAUSE",),
     "browser_request": ("memoire.dashboard.web.serve.REQUEST_TIMEOUT",),
     "browser_body": ("memoire.dashboard.web.access.BODY_TIMEOUT",),
     "node_answer": ("memoire.dashboard.collect.aggregator.TIMEOUT",),
     "top_answer": ("memoire.dashboard.terminal.top.TIMEOUT",),
     "top_rates": ("memoire.dashboard.terminal.top.FIRST_RATES",),
+    "report_rates": ("memoire.dashboard.terminal.report.FIRST_RATES",),
 }
 """Seconds that the library waits for something, which no user sets, and where they stand. Tests over real sockets give
 others, so as not to wait for as long, or not to be overtaken; parts that decide are given theirs as arguments."""

@@ -70,12 +70,21 @@ class Questions:
         timeout: Seconds that it has for one page.
         seconds: And for all of them.
         is_over: Asked before each page: whether nobody waits for them any more.
+        max_bytes: Bytes that all pages may have together.
     """
 
     def __init__(
-        self, url: str, token: Tokens | str | None, timeout: float, seconds: float, is_over: Callable[[], bool]
+        self,
+        url: str,
+        token: Tokens | str | None,
+        timeout: float,
+        seconds: float,
+        is_over: Callable[[], bool],
+        *,
+        max_bytes: int = MAX_TOTAL_PAGE_BYTES,
     ) -> None:
         self._url, self._token, self._timeout, self._seconds, self._is_over = url, token, timeout, seconds, is_over
+        self._max_bytes = max_bytes
         self._deadline, self._bytes = time.monotonic() + seconds, 0
 
     def get(self, path: str) -> bytes:
@@ -90,8 +99,8 @@ class Questions:
             raise NodeError(f"{self._url} was not asked for {path}: {why}")
         body = ask(self._url, path, token=self._token, timeout=min(self._timeout, left))
         self._bytes += len(body)
-        if self._bytes > MAX_TOTAL_PAGE_BYTES:
-            raise NodeError(f"{self._url} answered with more than {MAX_TOTAL_PAGE_BYTES} bytes in all")
+        if self._bytes > self._max_bytes:
+            raise NodeError(f"{self._url} answered with more than {self._max_bytes} bytes in all")
         return body
 
     def json(self, path: str) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def tail(
     last: int | None = None,
     every: float = 1.0,
     timeout: float = 5.0,
+    page_lines: int = PAGE_LINES,
     say: Callable[[str], object] = print,
     complain: Callable[[str], object] = _on_stderr,
 ) -> int:
@@ -165,6 +166,7 @@ def tail(
         last: Only so many, the newest; None: all, or 10 where they are followed.
         every: Seconds between two looks.
         timeout: Seconds that each node has for a page.
+        page_lines: Lines on a page.
         say: Takes each line, without its line break.
         complain: Takes a sentence about a node that does not answer.
 
@@ -184,17 +186,17 @@ def tail(
         if last is None and follow:
             last = FIRST
         if last is not None:
-            rows, places = _newest(sources, wanted, last)
+            rows, places = _newest(sources, wanted, last, page_lines)
             _write(rows, say)
         else:
-            for page in _pages(sources, wanted, places):
+            for page in _pages(sources, wanted, places, page_lines):
                 _write(page.rows[::-1], say)
         while follow:
             time.sleep(every)
             sources.look()
             for name in sources.began_anew:
                 places.pop(name, None)
-            for page in _pages(sources, wanted, places):
+            for page in _pages(sources, wanted, places, page_lines):
                 _write(page.rows[::-1], say)
     except BrokenPipeError:  # the end of `memoire logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -211,24 +213,24 @@ def _write(rows: list[LogRow], say: Callable[[str], object]) -> None:
         sys.stdout.flush()
 
 
-def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int]) -> Iterator[LogPage]:
+def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int], lines: int) -> Iterator[LogPage]:
     """Page after page of what comes behind `places`, which go on with them."""
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", PAGE_LINES)
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", lines)
         places |= logs.read_cursor(page.newer)
         more = page.more and bool(page.rows)
         yield page
 
 
-def _newest(sources: Sources, wanted: dict[str, str], last: int) -> tuple[list[LogRow], dict[str, int]]:
+def _newest(sources: Sources, wanted: dict[str, str], last: int, lines: int) -> tuple[list[LogRow], dict[str, int]]:
     """The newest lines, the oldest of them first, and where those that come later begin."""
     rows: list[LogRow] = []
     places: dict[str, int] = {}
     newer: dict[str, int] = {}
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(PAGE_LINES, max(1, last)))
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(lines, max(1, last)))
         newer = newer or logs.read_cursor(page.newer)
         places |= logs.read_cursor(page.older)
         rows += page.rows

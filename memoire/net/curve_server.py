@@ -298,7 +298,7 @@ class _Front:
         assert self._gate.keys is not None
         if self._gate.keys.own != self._own:
             self._rebind()
-        window = 3e-3 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
+        window = 3.0 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
         known = self._gate.came
         recent = sum(now - since < window and fd not in known for fd, since in list(self._shaking.items()))
         unexplained = self._accepted - self._settled - recent - self._silently

@@ -47,56 +47,27 @@ class _Listening(Protocol):
         """Whether it has been."""
 
 
-def limit() -> int:
-    """How many this process may have open, with those that are out of reach now."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft + _guard.reserved
+class System:
+    """What the system lets this process open, and what the process has open."""
 
+    def limits(self) -> tuple[int, int]:
+        """The soft and the hard limit; `resource.RLIM_INFINITY` is none."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
 
-def reserve() -> int:
-    """How many of them are out of reach of who connects."""
-    return min(MAX_RESERVED, max(MIN_RESERVED, limit() // RESERVED))
+    def set_limits(self, soft: int, hard: int) -> None:
+        """Change them. OSError, ValueError: they cannot be so."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-
-def backlog() -> int:
-    """Connections that may wait at one address: at all of them fewer than are reserved."""
-    return min(MAX_WAITING, reserve() // (LISTENERS + 1))
-
-
-def used() -> int:
-    """How many it has open now. Cost: a look at each of them, with Linux before 6.2."""
-    try:
-        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
-    except OSError:
-        return limit()  # none is left to look with
-
-
-def raise_limit() -> int:
-    """Let this process open as many as it may (the hard limit, or `MAX_DESCRIPTORS`); returns how many that are."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if limit() < wanted:
+    def used(self) -> int | None:
+        """How many are open; None if not even one is left to look with."""
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted - _guard.reserved, hard))
-        except (OSError, ValueError) as error:
-            _log.warning("the limit of %d file descriptors could not be raised to %d: %s", limit(), wanted, error)
-    return limit()
+            return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
+        except OSError:
+            return None
 
-
-def too_few(clients: int) -> str:
-    """What to do where this process may not open enough for so many clients, in a sentence or two; "" where it may."""
-    needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, limit()
-    if allowed >= needed:
-        return ""
-    return f"{allowed} file descriptors are not enough for the {clients} clients expected. {_advice(needed)}"
-
-
-def _advice(needed: int) -> str:
-    room = max(0, limit() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
-    return (
-        f"They are enough for about {room} clients. Raise the limit (ulimit -n {needed}, LimitNOFILE= in systemd, "
-        f"--ulimit nofile={needed} for a container), or put more proxies in front."
-    )
+    def filter_packets(self, fd: int, on: bool) -> None:
+        """Let no packet through to what listens at this descriptor, or all of them again."""
+        process.filter_packets(fd, on)
 
 
 class Guard:
@@ -105,7 +76,8 @@ class Guard:
     May be called from any thread; whoever comes by calls `turn`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, system: System | None = None) -> None:
+        self._system = system or System()
         self.look_at = float("inf")
         """When `turn` has something to do, by time.monotonic()."""
         self.is_full = False
@@ -118,12 +90,52 @@ class Guard:
         """By how many the soft limit is lower than it was."""
         self._said_at = float("-inf")
 
+    def limit(self) -> int:
+        """How many the process may have open, with those that are out of reach now."""
+        soft = self._system.limits()[0]
+        return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft + self.reserved
+
+    def reserve(self) -> int:
+        """How many of them are to be out of reach of who connects."""
+        return min(MAX_RESERVED, max(MIN_RESERVED, self.limit() // RESERVED))
+
+    def used(self) -> int:
+        """How many it has open now. Cost: a look at each of them, with Linux before 6.2."""
+        used = self._system.used()
+        return self.limit() if used is None else used
+
+    def raise_limit(self) -> int:
+        """Let the process open as many as it may (the hard limit, or `MAX_DESCRIPTORS`); returns how many that are."""
+        hard = self._system.limits()[1]
+        wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+        limit = self.limit()
+        if limit < wanted:
+            try:
+                self._system.set_limits(wanted - self.reserved, hard)
+            except (OSError, ValueError) as error:
+                _log.warning("the limit of %d file descriptors could not be raised to %d: %s", limit, wanted, error)
+        return self.limit()
+
+    def too_few(self, clients: int) -> str:
+        """What to do if the process may not open enough for so many clients, in a sentence or two; "" if it may."""
+        needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, self.limit()
+        if allowed >= needed:
+            return ""
+        return f"{allowed} file descriptors are not enough for the {clients} clients expected. {self._advice(needed)}"
+
+    def _advice(self, needed: int) -> str:
+        room = max(0, self.limit() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
+        return (
+            f"They are enough for about {room} clients. Raise the limit (ulimit -n {needed}, LimitNOFILE= in systemd, "
+            f"--ulimit nofile={needed} for a container), or put more proxies in front."
+        )
+
     def add(self, fd: int, made: _Listening) -> None:
         """Guard the listening socket of this descriptor, for as long as `made` is open."""
         with self._lock:
             self._listening[fd] = made
             if self.is_full:
-                process.filter_packets(fd, True)
+                self._system.filter_packets(fd, True)
             else:
                 self._reserve()
             self.look_at = min(self.look_at, time.monotonic())
@@ -152,16 +164,17 @@ class Guard:
         """Why new clients cannot come, as a sentence; "" where they can."""
         if not self.is_full:
             return ""
-        return f"descriptors: all but a few of {limit()} are open; no new connection is accepted until some are closed"
+        limit = self.limit()
+        return f"descriptors: all but a few of {limit} are open; no new connection is accepted until some are closed"
 
     def forget_all(self) -> None:
         """Begin anew, in a forked child, whose parent goes on listening."""
         self._listening.clear()
         self._reserve()
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._system)  # type: ignore[misc]
 
     def _look(self, now: float) -> None:
-        left, reserved = limit() - used(), reserve()
+        left, reserved = self.limit() - self.used(), self.reserve()
         if self.is_full:
             if left > 3 * reserved or not self._listening:
                 self._end()
@@ -172,27 +185,27 @@ class Guard:
         self.is_full = False
         self._reserve()
         for fd in self._listening:
-            process.filter_packets(fd, False)
+            self._system.filter_packets(fd, False)
         _log.warning("file descriptors are free again: new connections are accepted")
 
     def _begin(self, now: float) -> None:
         self.is_full = True
         self.times += 1
         for fd in self._listening:
-            process.filter_packets(fd, True)
+            self._system.filter_packets(fd, True)
         self._reserve()
         if now - self._said_at > WARNING_INTERVAL:
             self._said_at = now
-            _log.error("%s. %s", self.trouble(), _advice(2 * limit()))
+            _log.error("%s. %s", self.trouble(), self._advice(2 * self.limit()))
 
     def _reserve(self) -> None:
         """Have some out of reach while connections are accepted, and none otherwise."""
-        count = reserve() if self._listening and not self.is_full else 0
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        count = self.reserve() if self._listening and not self.is_full else 0
+        soft, hard = self._system.limits()
         if count == self.reserved or soft == resource.RLIM_INFINITY:
             return
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + self.reserved - count, hard))
+            self._system.set_limits(soft + self.reserved - count, hard)
         except (OSError, ValueError) as error:
             _log.warning("%d file descriptors could not be kept for pages and files: %s", count, error)
         else:
@@ -206,6 +219,31 @@ os.register_at_fork(after_in_child=_guard.forget_all)
 def shared_guard() -> Guard:
     """The one of this process."""
     return _guard
+
+
+def limit() -> int:
+    """How many this process may have open, with those that are out of reach now."""
+    return _guard.limit()
+
+
+def used() -> int:
+    """How many it has open now: see `Guard.used`."""
+    return _guard.used()
+
+
+def backlog() -> int:
+    """Connections that may wait at one address: at all of them fewer than are reserved."""
+    return min(MAX_WAITING, _guard.reserve() // (LISTENERS + 1))
+
+
+def raise_limit() -> int:
+    """Let this process open as many as it may: see `Guard.raise_limit`."""
+    return _guard.raise_limit()
+
+
+def too_few(clients: int) -> str:
+    """What to do if this process may not open enough for so many clients; "" if it may."""
+    return _guard.too_few(clients)
 
 
 def guard_listener(fd: int, made: _Listening) -> None:

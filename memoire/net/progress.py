@@ -32,15 +32,19 @@ class _Sight(NamedTuple):
     waited: float
 
 
-def waited_for_cores() -> float:
+TASKS = "/proc/self/task"
+"""Folder in which Linux says of each thread of this process how long it waited for a core."""
+
+
+def waited_for_cores(tasks: str = TASKS) -> float:
     """Seconds for which threads of this process were ready to run and no core was free, all together.
 
     0 where the system does not say it: then the time on the clock alone counts.
     """
     total = 0
     try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
+        for thread in os.listdir(tasks):
+            with open(f"{tasks}/{thread}/schedstat", encoding="ascii") as file:
                 total += int(file.read().split()[1])  # time on a core, time ready for one, turns
     except (OSError, ValueError, IndexError):
         return 0.0

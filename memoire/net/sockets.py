@@ -53,8 +53,8 @@ STALLED_TIMEOUT = 60_000
 the connection."""
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
-HANDSHAKE_TIMEOUT = 5_000
-"""Milliseconds that somebody who has connected may take to say who he is."""
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that somebody who has connected may take to say who he is."""
 PATIENCE = 0.5
 """Seconds for which an address that is taken is tried again."""
 RECEIVE_TIMEOUT = 0.05
@@ -225,7 +225,7 @@ def _make(
         zmq.RCVHWM: receive,
         zmq.MAXMSGSIZE: message_bytes,
         zmq.HEARTBEAT_IVL: 0,
-        zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT,
+        zmq.HANDSHAKE_IVL: int(1000 * HANDSHAKE_TIMEOUT),
         zmq.CONNECT_TIMEOUT: 5000,
         # Spread in time, or all actors of a cluster dial a proxy that restarts in the same millisecond.
         zmq.RECONNECT_IVL: 100 + random.randrange(100),

@@ -124,7 +124,7 @@ def status(node: Node | None, request: PageRequest) -> Page:
     if isinstance(node, Server | Proxy):
         facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
     if isinstance(node, Server) and request.query.get("clients") != "no":
-        facts["clients"] = _clients(node, request.query)
+        facts["clients"] = client_page(node, request.query)
     return as_json(facts)
 
 
@@ -313,7 +313,7 @@ class Countable(Protocol):
         """Clients with an id above `after`, in the order of their ids."""
 
 
-def _clients(server: Countable, query: Query) -> dict[str, Any]:
+def client_page(server: Countable, query: Query) -> dict[str, Any]:
     """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
     most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     found = server.clients(query.get("after", ""), most + 1)

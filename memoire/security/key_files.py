@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -73,7 +74,11 @@ def check_mode(path: Path) -> None:
     """Refuse a secret that other users can read. What root owns may be readable for its group: so a Kubernetes Secret
     is mounted for a process that is not root (fsGroup).
     """
-    found = path.stat()
+    check_status(path, path.stat())
+
+
+def check_status(path: Path, found: os.stat_result) -> None:
+    """`check_mode` of a file whose status is known."""
     mode = stat.S_IMODE(found.st_mode)
     allowed = 0o740 if found.st_uid == 0 else 0o700
     if mode & ~allowed:

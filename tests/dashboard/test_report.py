@@ -53,8 +53,8 @@ def cluster():
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(report, "FIRST_RATES", 0.05)
+def soon(times):
+    times(report_rates=0.05)
 
 
 class Kept:

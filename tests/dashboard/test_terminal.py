@@ -100,16 +100,20 @@ def test_lines_are_searched(cluster, capsys):
     assert found("--run", "r-1") == everything
 
 
-def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys, monkeypatch):
+def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys):
     _, everything, _ = lines_of(cluster, capsys=capsys)
+
+    def found(size, last=None):
+        said = []
+        assert log_tail.tail(urls(cluster), {}, last=last, page_lines=size, say=said.append) == 0
+        return said
+
     for size in (1, 2, 3):
-        monkeypatch.setattr(log_tail, "PAGE_LINES", size)
-        assert lines_of(cluster, capsys=capsys)[1] == everything
-        assert lines_of(cluster, "--last", "7", capsys=capsys)[1] == everything[-7:]
+        assert found(size) == everything
+        assert found(size, 7) == everything[-7:]
 
 
-def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monkeypatch):
-    monkeypatch.setattr(log_tail, "PAGE_LINES", 1)  # those at the beginning are found on several pages
+def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
     heard, client = [], cluster.clients_there[0]
 
     def say(line):
@@ -126,7 +130,8 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monke
     speaker = threading.Thread(target=speak)
     speaker.start()
     with pytest.raises(KeyboardInterrupt):
-        log_tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, say=say)
+        # Those at the beginning are found on several pages.
+        log_tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, page_lines=1, say=say)
     speaker.join()
     assert heard[2:] == ["a new line", "another", "the last of them"]
     assert len(heard) == 5

@@ -132,8 +132,8 @@ def ports_of(node):
     return [node.endpoint, node.push_endpoint, node.pub_endpoint]
 
 
-def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, monkeypatch):
-    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT", 1000)  # for who says nothing
+def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, times):
+    times(handshake=1.0)  # for who says nothing
     options = {"keys": keys, "context": context, "limits": QUICK}
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, **options) as server,

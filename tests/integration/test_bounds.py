@@ -5,18 +5,20 @@ import sqlite3
 
 import numpy as np
 import pytest
+import zmq
 
 from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
 from memoire.client.outbox import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetcher
-from memoire.net import descriptors, sockets
+from memoire.net import descriptors
 from memoire.net.lanes import Lane
 from memoire.pool.caches import Pool
 from memoire.replay.batch import ID, td_errors_for
 from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
 from memoire.wire import messages
+from netkit import FakeSystem
 from poolkit import PLAIN, SCHEMA, Clock, made, name
 from snapshotkit import STATES, episodes_of, memory_of
 from topickit import LIMITS, following
@@ -59,16 +61,27 @@ def changed(body, **changes):
     return type(body)(**{field: getattr(body, field) for field in body.__struct_fields__} | changes)
 
 
-def test_a_lane_has_room_again_for_what_was_sent(monkeypatch):
-    sent, is_open = [], [False]
-    monkeypatch.setattr(sockets, "send", lambda made, frames: is_open[0] and not sent.append(frames))
+class Connection:
+    """A socket that takes what it is sent once it is open."""
+
+    def __init__(self):
+        self.sent, self.is_open = [], False
+
+    def send_multipart(self, frames, flags, copy):
+        if not self.is_open:
+            raise zmq.Again
+        self.sent.append(frames)
+
+
+def test_a_lane_has_room_again_for_what_was_sent():
+    connection = Connection()
     lane = Lane(100)
     for number in range(3):
         lane.put([number], 40)
     assert (len(lane), lane.bytes, lane.lost, lane.lost_bytes) == (2, 80, 1, 40)
-    assert not lane.send(object()) and not lane.send(None) and lane.bytes == 80
-    is_open[0] = True
-    assert lane.send(object()) and sent == [[1], [2]] and (len(lane), lane.bytes) == (0, 0)
+    assert not lane.send(connection) and not lane.send(None) and lane.bytes == 80
+    connection.is_open = True
+    assert lane.send(connection) and connection.sent == [[1], [2]] and (len(lane), lane.bytes) == (0, 0)
     lane.put([4], 500)
     assert (len(lane), lane.bytes, lane.lost) == (1, 500, 1)
 
@@ -97,30 +110,24 @@ class Watched:
     closed = False
 
 
-def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_times_the_reserve_is_free(monkeypatch):
-    filters, allowed, left = [], 1024, [1024]
-    soft = [allowed]
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: (soft[0], 4096))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda which, to: soft.__setitem__(0, to[0]))
-    guard = descriptors.Guard()
-    monkeypatch.setattr(descriptors, "_guard", guard)
-    monkeypatch.setattr("memoire.net.process.filter_packets", lambda fd, on: filters.append(on))
-    monkeypatch.setattr(descriptors, "used", lambda: allowed - left[0])
-    guard.add(5, Watched())
-    reserved = descriptors.reserve()
-    assert guard.reserved == reserved == allowed - soft[0] > 0 and not guard.is_full
+def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_times_the_reserve_is_free():
+    allowed, watched = 1024, Watched()
+    system = FakeSystem(allowed, 4096)
+    guard = descriptors.Guard(system)
+    guard.add(5, watched)
+    reserved = guard.reserve()
+    assert guard.reserved == reserved == allowed - system.soft > 0 and not guard.is_full
 
     def turned(free):
-        left[0] = free
+        system.open = allowed - free
         guard.turn(guard.look_at)
         return guard.is_full
 
     begin, end = reserved + descriptors.MIN_RESERVED // 2, 3 * reserved
     assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
-    assert (filters, guard.times, guard.reserved) == ([True, False], 1, reserved)
-    listening = guard._listening[5]
-    listening.closed = True
-    assert not turned(begin) and guard.look_at == float("inf") and soft[0] == allowed
+    assert (system.filters, guard.times, guard.reserved) == ([(5, True), (5, False)], 1, reserved)
+    watched.closed = True
+    assert not turned(begin) and guard.look_at == float("inf") and system.soft == allowed
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept

@@ -57,8 +57,8 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
     assert stats.received_bytes + stats.lost_bytes == stats.pushed_bytes
 
 
-def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, monkeypatch):
-    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT", 1000)
+def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, times):
+    times(handshake=1.0)
     server = cluster.server()
     descriptors.raise_limit()
     many = min(500, (descriptors.limit() - descriptors.used() - 200) // 6)

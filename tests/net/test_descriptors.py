@@ -15,9 +15,8 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire.limits import Limits
 from memoire.net import descriptors
-from netkit import DEADLINE, SCHEMA, until
+from netkit import DEADLINE, SCHEMA, FakeSystem, until
 from rawpeer import GREETING, ready
 
 pytestmark = pytest.mark.slow
@@ -46,36 +45,57 @@ def test_those_that_are_open_are_counted():
         assert descriptors.used() == before + 2
 
 
-def test_a_limit_that_is_too_low_is_explained_with_numbers(monkeypatch):
-    monkeypatch.setattr(descriptors, "limit", lambda: 256)
-    assert descriptors.too_few(64) == ""
-    text = descriptors.too_few(300)
+def test_a_limit_that_is_too_low_is_explained_with_numbers():
+    guard = descriptors.Guard(FakeSystem(256, 256))
+    assert guard.too_few(64) == ""
+    text = guard.too_few(300)
     assert "256 file descriptors are not enough for the 300 clients expected" in text
     assert "enough for about 64 clients" in text and "ulimit -n 964" in text
 
 
 @pytest.mark.parametrize(("hard", "raised"), [(5000, 5000), (1 << 30, 1 << 20), (resource.RLIM_INFINITY, 1 << 20)])
-def test_a_limit_is_raised_to_what_makes_sense(monkeypatch, hard, raised):
-    limits = [100, hard]
-    monkeypatch.setattr(descriptors.shared_guard(), "reserved", 0)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, to: limits.__setitem__(slice(0, 2), to))
-    assert descriptors.raise_limit() == raised and limits == [raised, hard]
-    limits[0] = resource.RLIM_INFINITY
-    assert descriptors.limit() == 1 << 20
+def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
+    system = FakeSystem(100, hard)
+    guard = descriptors.Guard(system)
+    assert guard.raise_limit() == raised and system.limits() == (raised, hard)
+    system.soft = resource.RLIM_INFINITY
+    assert guard.limit() == 1 << 20
 
 
-def test_servers_and_proxies_warn_at_their_start_and_show_the_figures(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(descriptors, "limit", lambda: 900)
-    server = cluster.server()
-    proxy = cluster.proxy([server])
-    warnings = [record.message for record in caplog.records if "descriptors are not enough" in record.message]
+def test_where_none_is_left_to_look_with_all_are_in_use():
+    system = FakeSystem(100, 100)
+    system.open = None
+    assert descriptors.Guard(system).used() == 100
+
+
+SCARCE = """
+import json, logging, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 900))
+from memoire import Proxy, Schema, Server
+from memoire.limits import Limits
+said = []
+class Kept(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("memoire").addHandler(Kept())
+schema = Schema.from_json(sys.argv[1])
+with Server("tcp://127.0.0.1:0", schema, keys=None) as server, Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy:
+    shown = [(stats.descriptors, stats.most_descriptors) for stats in (server.stats(), proxy.stats())]
+    before = len(said)
+    Server("tcp://127.0.0.1:0", schema, limits=Limits(expected_clients=10)).close()
+print(json.dumps([said[:before], said[before:], shown]))
+"""
+
+
+def test_servers_and_proxies_warn_at_their_start_and_show_the_figures():
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE, SCHEMA.to_json()], capture_output=True, text=True, timeout=100, check=True
+    )
+    said, of_few, shown = json.loads(done.stdout)
+    warnings = [text for text in said if "descriptors are not enough" in text]
     assert [text.split()[0] for text in warnings] == ["server", "proxy"]
-    for stats in (server.stats(), proxy.stats()):
-        assert 0 < stats.descriptors < 900 and stats.most_descriptors == 900
-    caplog.clear()
-    cluster.server(limits=Limits(expected_clients=10))
-    assert not caplog.records
+    assert all(0 < used < most == 900 for used, most in shown)
+    assert not of_few
 
 
 CROWDED = """

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from memoire.net import progress
 from memoire.net.progress import RUNNABLE_TIMEOUT, SLOW_TIMEOUT, STUCK_TIMEOUT, ProgressMonitor, waited_for_cores
 
 
@@ -87,12 +86,12 @@ def test_threads_that_ended_take_what_they_waited_with_them(machine):
     assert machine.monitor.silence(turned) > 0.0
 
 
-def test_without_the_figures_of_the_system_the_clock_alone_counts(monkeypatch):
-    def none(_):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(progress.os, "listdir", none)
-    assert waited_for_cores() == 0.0
+def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
+    assert waited_for_cores(str(tmp_path / "nowhere")) == 0.0
+    (tmp_path / "17").mkdir()
+    assert waited_for_cores(str(tmp_path)) == 0.0  # a kernel that does not count this
+    (tmp_path / "17" / "schedstat").write_text("5000000000 3000000000 12\n")
+    assert waited_for_cores(str(tmp_path)) == 3.0
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits for cores")

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import sqlite3
 import threading
 import time
 import urllib.parse
@@ -32,6 +33,7 @@ from memoire.security.tokens import MAX_WRONG_TOKENS, Guesses, Tokens
 from memoire.server.stats import ServerStats
 from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
+from statekit import Faulty, failing
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
 
@@ -324,7 +326,33 @@ def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
         assert row["returns_mean"] is None
 
 
-def test_clients_come_in_pages_each_once_and_in_order(server, pages, monkeypatch):
+@dataclasses.dataclass
+class Wordy:
+    """A client that has much to say."""
+
+    client: str
+    text: str = about.MAX_PAGE_BYTES // 2 * "x"
+
+
+class Crowd:
+    """Clients of a server, 9 of them."""
+
+    def clients(self, after="", most=None):
+        return [Wordy(name) for name in "abcdefghi" if name > after][:most]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 9, 100])
+def test_pages_of_clients_with_much_to_say_are_short_and_leave_nobody_out(most):
+    seen, after, pages = [], "", 0
+    while after is not None:
+        page = about.client_page(Crowd(), {"after": after, "most": str(most)})
+        assert sum(map(len, page["rows"])) < 1.5 * about.MAX_PAGE_BYTES
+        seen += [json.loads(bytes(row))["client"] for row in page["rows"]]
+        after, pages = page["next"], pages + 1
+    assert seen == list("abcdefghi") and pages == 9
+
+
+def test_clients_come_in_pages_each_once_and_in_order(server, pages):
     with contextlib.ExitStack() as stack:
         ids = sorted(stack.enter_context(memoire.connect(server.endpoint)).client_id.hex() for _ in range(7))
 
@@ -337,8 +365,6 @@ def test_clients_come_in_pages_each_once_and_in_order(server, pages, monkeypatch
                 after = page["next"]
             return seen
 
-        assert walk() == ids
-        monkeypatch.setattr(about, "MAX_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
         assert walk() == ids
 
 
@@ -369,7 +395,7 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
 def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, times):
     go_on, inside = threading.Event(), threading.Event()
     requests = server._io.requests.worker
-    requests._progress = ProgressMonitor(0.05)
+    requests._progress = ProgressMonitor(0.05, waited=lambda: 0.0)  # on a busy machine it would only be slow
     times(thread_runnable=0.05, thread_idle=0.01)
     requests.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
@@ -405,32 +431,29 @@ def test_a_thread_that_died_is_told(server, pages):
     assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
 
 
-def failing(code):
-    def fail(*changes):
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, monkeypatch):
+def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, store_by):
+    fault = Faulty("before commit")
+    store_by(fault.open_store)
     with (
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server,
         NodePages("127.0.0.1:0", server) as pages,
     ):
         assert ask(pages, "/readyz")[0] == 200 and ask(pages)[2]["stats"]["durable"]
-        monkeypatch.setattr(server._store._file, "save", failing(errno.ENOSPC))
+        fault.error = failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")
         server.finish()
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert re.match(r"state: the disk is full since \d+ s .*nothing is ack", ask(pages, "/readyz")[2]["reasons"][0])
         assert ask(pages, "/livez")[0] == 200
-        monkeypatch.undo()
+        fault.error = None
         until(lambda: ask(pages, "/readyz")[0] == 200)
 
 
-def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, monkeypatch):
+def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, store_by):
+    fault = Faulty("before commit")
+    store_by(fault.open_store)
     server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state")
     with server, NodePages("127.0.0.1:0", server) as pages:
-        monkeypatch.setattr(server._store._file, "save", failing(errno.EIO))
+        fault.error = OSError(errno.EIO, os.strerror(errno.EIO))
         server.finish()
         until(lambda: ask(pages, "/livez")[0] == 503)
         assert "could not be saved: [Errno 5]" in ask(pages, "/livez")[2]["reasons"][0]
@@ -547,22 +570,30 @@ def test_no_request_makes_a_page_fail(request_):
         assert request_.startswith(b"HEAD ") or json.loads(body)
 
 
-def test_a_page_that_fails_is_said_and_the_others_go_on(server, pages, monkeypatch, caplog):
-    def fail():
-        raise RuntimeError("a fault of ours")
+def test_a_page_that_fails_is_said_and_the_others_go_on(caplog):
+    class Failing(memoire.Server):
+        def stats(self):
+            raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(server, "stats", fail)
-    status, _, said = ask(pages)
-    assert (status, said) == (500, {"error": "the page could not be made; the log says why"})
-    assert "a fault of ours" in caplog.text
-    assert ask(pages, "/livez")[0] == 200
+    with Failing("tcp://127.0.0.1:0", SCHEMA) as server, NodePages("127.0.0.1:0", server) as pages:
+        status, _, said = ask(pages)
+        assert (status, said) == (500, {"error": "the page could not be made; the log says why"})
+        assert "a fault of ours" in caplog.text
+        assert ask(pages, "/livez")[0] == 200
 
 
-def test_a_page_that_hangs_holds_up_no_probe(server, pages, monkeypatch):
+def test_a_page_that_hangs_holds_up_no_probe():
     go_on, inside = threading.Event(), threading.Event()
-    stats = server.stats
-    monkeypatch.setattr(server, "stats", lambda: (inside.set(), go_on.wait(DEADLINE), stats())[-1])
+
+    class Hanging(memoire.Server):
+        def stats(self):
+            inside.set()
+            go_on.wait(DEADLINE)
+            return super().stats()
+
     with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Hanging("tcp://127.0.0.1:0", SCHEMA))
+        pages = stack.enter_context(NodePages("127.0.0.1:0", server))
         stack.callback(go_on.set)
         hanging = stack.enter_context(dial(pages))
         hanging.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -100,17 +100,15 @@ def test_a_page_that_comes_a_byte_at_a_time_is_given_up(answer):
         assert str(error) == f"{node.url} does not answer: /status did not come as a whole within 0.3 s"
 
 
-def test_a_page_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(nodes, "MAX_ANSWER_BYTES", 1000)
-    with drip(OK + b"\r\n" + 2000 * b"0", ZEROS) as node:
+def test_a_page_that_is_too_long_is_refused():
+    with drip(OK + b"\r\n", itertools.repeat(bytes(1 << 20)), seconds=0.0) as node:
         error = in_time(nodes.ask, node.url, "/status", timeout=ENOUGH)
-        assert str(error) == f"{node.url}/status answered with more than 1000 bytes"
+        assert str(error) == f"{node.url}/status answered with more than {nodes.MAX_ANSWER_BYTES} bytes"
 
 
-def test_pages_without_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(nodes, "MAX_TOTAL_PAGE_BYTES", 400)
+def test_pages_without_end_are_given_up():
     with drip(PAGE, [b""], seconds=0.0) as node:
-        asked = nodes.Questions(node.url, None, ENOUGH, ENOUGH, lambda: False)
+        asked = nodes.Questions(node.url, None, ENOUGH, ENOUGH, lambda: False, max_bytes=400)
         error = in_time(aggregator._clients, asked)
         assert str(error) == f"{node.url} answered with more than 400 bytes in all"
         late = nodes.Questions(node.url, None, ENOUGH, 0.0, lambda: False)

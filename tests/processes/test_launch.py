@@ -11,16 +11,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import memoire
 from memoire.errors import ChildDied, MemoireTimeout
-from memoire.nodes import restarts
 from memoire.nodes.child import Child
 from memoire.nodes.launcher import Launcher
+from memoire.nodes.restarts import MAX_FAILED_STARTS
 from memoire.nodes.supervision import ABANDONED, LINE, LauncherLine
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -131,9 +131,8 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
     assert child.status == 0
 
 
-def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "MIN_PAUSE", 0.01)
-    monkeypatch.setattr(restarts, "MAX_FAILED_STARTS", 2)
+def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Callable[..., None]) -> None:
+    times(restart_pause=0.01)
     said: list[str] = []
     with Launcher(say=said.append) as launcher:
         child = start(launcher, "ready", "wait")
@@ -144,7 +143,7 @@ def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypat
         with pytest.raises(ChildDied, match="child-0 ended with status 3"):
             while launcher.pump(60.0):
                 pass
-    assert len(said) == 2
+    assert len(said) == MAX_FAILED_STARTS
     assert said[1].endswith("(its last words: so I leave)")
 
 

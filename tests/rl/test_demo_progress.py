@@ -108,10 +108,9 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "50 %" in said
 
 
-def test_a_line_has_every_figure_that_a_learner_reports(monkeypatch):
+def test_a_line_has_every_figure_that_a_learner_reports():
     now = [10.0]
-    monkeypatch.setattr(learner.time, "monotonic", lambda: now[0])
-    meter = learner.Meter()
+    meter = learner.Meter(lambda: now[0])
     for age, error, waited in [(1.0, 0.5, 0.25), (3.0, 1.5, 0.75)]:
         meter.took(age, error, waited, 64)
     now[0] = 14.0

@@ -104,7 +104,7 @@ def test_a_passport_says_whose_a_message_is():
         assert permissions.read_passport(permissions.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
-def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
+def test_a_secret_that_others_may_read_is_refused(cluster):
     own = cluster / "actor" / "own.key"
     for mode in (0o604, 0o660, 0o602):
         own.chmod(mode)
@@ -113,11 +113,9 @@ def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
     own.chmod(0o440)  # as a kubelet mounts it for fsGroup: root's, and readable for the group
     real = os.stat(own)
     root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
-    monkeypatch.setattr(type(own), "stat", lambda *_, **__: root)
-    key_files.check_mode(own)
-    monkeypatch.setattr(type(own), "stat", lambda *_, **__: other)
+    key_files.check_status(own, root)
     with pytest.raises(KeyFileError, match="0440"):
-        key_files.check_mode(own)
+        key_files.check_status(own, other)
 
 
 def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(cluster):

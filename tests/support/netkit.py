@@ -2,6 +2,7 @@
 loses.
 """
 
+import functools
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ import zmq
 from history.ports import held
 from memoire.client.client import connect
 from memoire.limits import Limits
+from memoire.net.descriptors import System
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
@@ -64,6 +66,36 @@ def record(client, episodes=1, length=20, value=None):
         client.on_episode(0, length, float(length))
 
 
+class FakeSystem(System):
+    """A process that may open `soft` descriptors, up to `hard`, and has `open`; `filters` are those that were set."""
+
+    def __init__(self, soft, hard):
+        self.soft, self.hard, self.open, self.filters = soft, hard, 0, []
+
+    def limits(self):
+        return self.soft, self.hard
+
+    def set_limits(self, soft, hard):
+        self.soft, self.hard = soft, hard
+
+    def used(self):
+        return self.open
+
+    def filter_packets(self, fd, on):
+        self.filters.append((fd, on))
+
+
+def pool_in(server, table=None):
+    """What a server holds of a table, of the first if none is named: for tests that compare it with something else."""
+    return server._tables[table or server.tables[0]].pool
+
+
+def intercept(server, kind, way):
+    """Have `way(answer, now, header, body, payload)` reply to the messages of a kind; `answer` is the server's own."""
+    handlers = server._dispatcher.handlers
+    handlers[kind] = functools.partial(way, handlers[kind])
+
+
 def in_thread(function, *arguments):
     """Run in a daemon thread; returns (thread, box) where box gets "value" or "error"."""
     box = {}
@@ -108,6 +140,7 @@ class KeepingContext(zmq.Context):
         deadline = time.monotonic() + DEADLINE
         for thread in set(threading.enumerate()) - self.__dict__["others"]:
             if thread.name.startswith(WORKERS):
+                until(lambda: thread.is_alive() or thread not in threading.enumerate())  # noqa: B023  it may be starting
                 thread.join(max(0.0, deadline - time.monotonic()))
         for made in self.__dict__["kept"]:
             made.close(0)

@@ -9,7 +9,7 @@ import pytest
 
 import memoire
 import memoire.minari
-from netkit import until
+from netkit import pool_in, until
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -63,15 +63,13 @@ def test_and_through_a_table_of_a_server(script, data):
             script.push(client, data)
             batch = server.table("demo").get_batch(64, timeout=100.0)
             assert len(batch.reward) == 64
-            memory = server._tables["demo"].pool.memory
+            memory = pool_in(server, "demo").memory
             until(lambda: memory.num_episodes == 4)
             about = script.about(script.make_env())
             are_the_same(data, memoire.minari.write(memory, "memoire/through/table-v0", **about))
 
 
 def test_a_learner_gets_its_share_of_demonstrations_in_every_batch(script, data, monkeypatch):
-    monkeypatch.setattr(script, "BEGIN", 600)
-    monkeypatch.setattr(script, "EVALUATE_EVERY", 800)
     learn, seen = script.learn, []
 
     def learned(learner, batch, random):
@@ -79,6 +77,6 @@ def test_a_learner_gets_its_share_of_demonstrations_in_every_batch(script, data,
         learn(learner, batch, random)
 
     monkeypatch.setattr(script, "learn", learned)
-    curve = script.train(1, 800, data)
+    curve = script.train(1, 800, data, begin=600, evaluate_every=800)
     assert [step for step, _ in curve] == [800]
     assert seen and all(sizes == {"online": 192, "demo": 64} for sizes in seen)

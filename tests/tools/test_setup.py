@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import os
 import subprocess
 import sys
 import sysconfig
@@ -28,13 +29,17 @@ def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType) -> None:
         setup.check_python((3, 99), [])
 
 
-def test_a_newer_python_of_another_name_is_used(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    run: list[str] = []
-    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(setup.os, "execv", lambda path, arguments: run.append(path))
-    with pytest.raises(SystemExit):
-        setup.check_python((3, 99), ["python3.99"])
-    assert run == ["/usr/bin/python3.99"]
+def test_a_newer_python_of_another_name_is_used(tmp_path: Path) -> None:
+    newer = tmp_path / "python3.99"
+    newer.write_text("#!/bin/sh\necho it is run with $0 $*\n")
+    newer.chmod(0o755)
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), ['python3.99'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPT)],
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"it is run with {newer}")
 
 
 def test_a_missing_venv_module_names_the_package(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,13 +35,18 @@ STARVED_TIMEOUT = 120.0
 
 
 class Meter:
-    """What a launcher shows of the learner: counts since the start, and shares of the time since the last report."""
+    """What a launcher shows of the learner: counts since the start, and shares of the time since the last report.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Seconds, of which only differences count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.batches = 0
         self.samples = 0
         self._age = self._error = self._waited = 0.0
-        self._since = time.monotonic()
+        self._since = clock()
         self._taken = 0
 
     def took(self, age: float, error: float, waited: float, samples: int) -> None:
@@ -54,7 +60,7 @@ class Meter:
 
     def reading(self) -> dict[str, float]:
         """All figures; begins the next stretch."""
-        now = time.monotonic()
+        now = self._clock()
         span, taken = now - self._since, max(1, self._taken)
         facts = {
             "batches": self.batches,
