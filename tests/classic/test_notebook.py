@@ -54,9 +54,8 @@ def test_the_notebooks_script_runs_as_it_is_written():
         actions = [each.action for each in samples["transitions"]]
         assert [index + 8 * (index < 3) for index in samples["indexes"]] == actions
         buffer.update_priorities(samples["indexes"], [random.random() * 10 for _ in range(4)])
-    assert buffer._sum() == pytest.approx(sum(buffer._tree.get(np.arange(8))))
-    assert buffer._min() == min(buffer._tree.get(np.arange(8)))
-    assert 0 <= buffer.find_prefix_sum_idx(random.random() * buffer._sum()) < 8
+    assert buffer._sum() == buffer.priority_sum() and buffer._min() == buffer.priority_min()
+    assert 0 <= buffer.find_prefix_sum_idx(random.random() * buffer.priority_sum()) < 8
 
 
 def test_a_priority_of_zero_is_not_the_least_and_makes_no_weight_infinite():
@@ -64,20 +63,26 @@ def test_a_priority_of_zero_is_not_the_least_and_makes_no_weight_infinite():
     buffer = PrioritizedReplayBuffer(4, 1.0, seed=1)
     buffer.extend("abcd")
     buffer.update_priorities([0, 1, 2, 3], [0.0, 2.0, 4.0, 8.0])
-    assert (buffer._sum(), buffer._min()) == (14.0, 2.0)
+    assert (buffer.priority_sum(), buffer.priority_min()) == (14.0, 2.0)
     samples = buffer.sample(400, 0.5)
     assert set(samples["transitions"]) == {"b", "c", "d"}
     np.testing.assert_allclose(samples["weights"], np.array([0.0, 1.0, 0.5**0.5, 0.5])[samples["indexes"]])
     buffer.update_priorities([0, 1], [1.0, 0.0])  # the least goes, and another one comes
-    assert (buffer._sum(), buffer._min()) == (13.0, 1.0)
+    assert (buffer.priority_sum(), buffer.priority_min()) == (13.0, 1.0)
     buffer.update_priorities([0, 1, 2, 3], np.zeros(4))
-    assert (buffer._sum(), buffer._min()) == (0.0, float("inf"))
+    assert (buffer.priority_sum(), buffer.priority_min()) == (0.0, float("inf"))
     with pytest.raises(EmptyMemory):
         buffer.sample(1, 0.5)
     alike = PrioritizedReplayBuffer(2, 0.0)  # 0 ** 0 is 1: without prioritization nothing is out of reach
     alike.extend("ab")
     alike.update_priorities([0], [0.0])
-    assert (alike._sum(), alike._min()) == (2.0, 1.0)
+    assert (alike.priority_sum(), alike.priority_min()) == (2.0, 1.0)
+
+
+def slot_at(leaves, prefix):
+    """The largest slot with a priority such that the slots before it sum to at most `prefix`."""
+    before = np.cumsum(leaves) - leaves
+    return int(np.flatnonzero((leaves > 0.0) & (before <= prefix))[-1])
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64, 100])
@@ -93,7 +98,9 @@ def test_sums_and_minima_are_right_after_a_batch_with_the_same_slots_again_and_a
             leaves[slot] = priority  # the last of a slot counts
         assert buffer.priority_sum() == leaves.sum()
         assert buffer.priority_min() == leaves[leaves > 0.0].min(initial=np.inf)
-        np.testing.assert_array_equal(buffer._tree.get(np.arange(capacity)), leaves)
+        ends = np.cumsum(leaves)[:-1]  # where each slot but the first begins
+        drawn = [buffer.find_prefix_sum_idx(end) for end in ends] if leaves.any() else []
+        assert drawn == [slot_at(leaves, end) for end in ends[: len(drawn)]]
 
 
 # ------------------------------------------------------------------------------------------------- chances and corrections

@@ -61,9 +61,9 @@ def test_sums_minima_and_prefixes_are_the_notebooks(capacity, alpha, steps, pref
         assert buffer.data == slow.data and buffer.max_priority == slow.max_priority
         assert (buffer.next_idx, buffer.size) == (slow.added % capacity, min(slow.added, capacity))
         assert buffer.is_full() == (slow.added >= capacity)
-        assert buffer._sum() == sum(slow.leaves)
-        assert buffer._min() == min((leaf for leaf in slow.leaves if leaf > 0.0), default=math.inf)
-        if buffer._sum():
+        assert buffer.priority_sum() == sum(slow.leaves)
+        assert buffer.priority_min() == min((leaf for leaf in slow.leaves if leaf > 0.0), default=math.inf)
+        if buffer.priority_sum():
             assert buffer.find_prefix_sum_idx(prefix) == slow.find(prefix)
 
 

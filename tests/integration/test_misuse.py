@@ -28,7 +28,8 @@ from memoire.replay.buffer import Buffer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
-from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
+from memories import filled
+from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, pool_in, record, until
 
 # Forks
 
@@ -136,7 +137,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._waiting.changed, client._io.topics.received.changed, client._local.lock, client._close_lock, server._dispatcher.lock, server._tables.first.pool._waiter.lock,
+        client._waiting.changed, client._io.topics.received.changed, client._local.lock, client._close_lock, server._dispatcher.lock, pool_in(server)._waiter.lock,
         server._close_lock, reader._monitor.changed, _context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
@@ -167,29 +168,25 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client.update(100.0)
 
 
-def filled(memory):
-    memory.open()
-    for step in range(20):
-        memory.add(0, entry(SCHEMA, step))
-    memory.close()
-    return memory
+def numbers(step):
+    return entry(SCHEMA, step)
 
 
 def test_a_memory_is_a_whole_copy_in_a_forked_process(cluster):
-    memory = filled(Memory(SCHEMA, 1000, seed=1))
+    memory = filled(Memory(SCHEMA, 1000, seed=1), numbers)
     buffer = Buffer(SCHEMA, 1000, seed=1)
     local = ReplayMemory(*templates(), 100, seed=1)
     stop = threading.Event()
 
     def add():
         while not stop.is_set():
-            filled(memory)
+            filled(memory, numbers)
 
     thread, box = in_thread(add)
 
     def child():
         before = memory.generated
-        filled(memory)
+        filled(memory, numbers)
         assert memory.generated == before + 20 and memory.sums()[1] > 0
         memory.sample(8)
         memory.update_priorities(memory.draw(8), np.ones(8))
@@ -330,7 +327,7 @@ def test_a_drop_is_warned_of_with_what_to_look_at(cluster, caplog):
     with caplog.at_level(logging.WARNING, "memoire.client.client"):
         while client.log("x" * 100):
             pass
-    (record,) = caplog.records
+    (record,) = (record for record in caplog.records if record.name == "memoire.client.client")
     assert server.name in record.getMessage() and "1 lines" in record.getMessage()
     assert client.stats().waiting_line_bytes <= 1000
 

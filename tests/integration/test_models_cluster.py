@@ -15,7 +15,7 @@ from memoire.limits import KiB, Limits, MiB
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice
 from memoire.wire.identity import topic_frame
-from netkit import DEADLINE, QUICK, in_thread, until
+from netkit import DEADLINE, QUICK, in_thread, intercept, until
 
 NAMES = ["anna", "bert"]
 
@@ -37,15 +37,14 @@ def number_of(body):
 
 def count_fetches(server):
     """Bytes of bodies that a server hands out from now on, by version."""
-    handlers, served = server._dispatcher.handlers, Counter()
-    answer = handlers[messages.Fetch]
+    served = Counter()
 
-    def counted(now, header, asked, payload):
+    def counted(answer, now, header, asked, payload):
         reply = answer(now, header, asked, payload)
         served[reply.body.version] += 0 if reply.payload is None else len(reply.payload)
         return reply
 
-    handlers[messages.Fetch] = counted
+    intercept(server, messages.Fetch, counted)
     return served
 
 
@@ -99,19 +98,18 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     assert served == crossed, "who comes late costs the way nothing"
 
 
-def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch, times):
+def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, times):
     times(fetch_held=0.2)
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
-    answer = server._dispatcher.handlers[messages.Fetch]
 
-    def to_the_client_alone(now, header, asked, payload):
+    def to_the_client_alone(answer, now, header, asked, payload):
         if header.client != client.client_id:
             raise ProtocolError("busy", "not now")
         return answer(now, header, asked, payload)
 
-    monkeypatch.setitem(server._dispatcher.handlers, messages.Fetch, to_the_client_alone)
+    intercept(server, messages.Fetch, to_the_client_alone)
     model, body = client.model("policy"), body_of(1)
     server.publish("policy", body)
     assert model.wait(100.0).body == body
@@ -193,12 +191,12 @@ def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster)
     limits = Limits(model_chunk=16 * KiB)
     for number in range(1, 6):
         learner = cluster.reader([server], limits=limits)
+        chunks = server.stats().requests["PUBLISH"].count
         thread, box = in_thread(learner.publish, "policy", body_of(number, 8 * MiB), 20.0)
-        until(lambda: server._dispatcher._models._uploads)
+        until(lambda: server.stats().requests["PUBLISH"].count > chunks)  # noqa: B023
         learner.close(0.1)
         thread.join(100.0)
         assert isinstance(box.get("error"), Closed), box
-        server._dispatcher._models._uploads.clear()
     learner = cluster.reader([server])
     version = learner.publish("policy", body_of(9), 20.0)
     assert number_of(model.wait(100.0, after=version - 1).body) == 9

@@ -9,7 +9,7 @@ import pytest
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
-from netkit import QUICK, SCHEMA, in_thread, until
+from netkit import QUICK, SCHEMA, in_thread, pool_in, until
 
 
 def step(writer, number=0, ends=False, version=0):
@@ -171,7 +171,7 @@ def test_samples_that_are_lost_do_not_stop_a_cluster(cluster):
     thread = acting(client, stop, done)
     try:
         until(lambda: client.stats().held_back)
-        server._dispatcher.tables.first.pool.clear()  # as if its caches had been lost
+        pool_in(server).clear()  # as if its caches had been lost
         for _ in range(6):
             server.get_batch(32, timeout=100.0)
     finally:

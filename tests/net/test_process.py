@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import memoire
-from memoire.net import process
 
 START = """
 import atexit, resource, threading
@@ -132,11 +131,12 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert effects(source.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
 
 
-def test_tuning_happens_once(monkeypatch):
-    kept = []
-    monkeypatch.setattr(process, "_is_tuned", False)
-    monkeypatch.setattr(process._core, "keep_freed_memory", lambda: kept.append(1))
-    assert not process.is_tuned()
-    process.tune()
-    process.tune()
-    assert process.is_tuned() and kept == [1]
+def test_tuning_happens_once():
+    source = """
+from memoire.net import process
+assert not process.is_tuned() and not kept
+process.tune()
+process.tune()
+assert process.is_tuned() and kept == [True]
+"""
+    assert effects(source) == ["kept", "-", "-"]

@@ -231,18 +231,23 @@ def test_an_address_that_does_not_answer_is_explained(endpoint, advice):
     assert advice in reachability.why_unreachable(endpoint)
 
 
-def test_the_shared_context_has_the_threads_that_were_asked_for(monkeypatch):
-    monkeypatch.setattr("memoire.net.context._contexts", {})
-    monkeypatch.setattr("memoire.net.context._io_threads", 1)
-    for count in (0, 65):
-        with pytest.raises(ParameterError, match="a number from 1 to 64"):
-            use_io_threads(count)
-    use_io_threads(3)
-    context = shared_context()
-    try:
-        assert context.get(zmq.IO_THREADS) == 3
-    finally:
-        context.term()
+@pytest.mark.parametrize("count", [0, 65])
+def test_a_number_of_threads_that_cannot_be_is_refused(count):
+    with pytest.raises(ParameterError, match="a number from 1 to 64"):
+        use_io_threads(count)
+
+
+def test_the_shared_context_has_the_threads_that_were_asked_for():
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # whose context is not made yet
+        use_io_threads(3)
+        os.write(writer, str(shared_context().get(zmq.IO_THREADS)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 3) == b"3"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_forked_child_gets_a_context_of_its_own():

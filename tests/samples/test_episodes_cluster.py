@@ -13,7 +13,8 @@ from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from netkit import QUICK, SCHEMA, WIDE, in_thread, record, until
+from memoire.wire import messages
+from netkit import QUICK, SCHEMA, WIDE, in_thread, pool_in, record, until
 
 VALUED = Schema(
     {
@@ -106,7 +107,7 @@ def test_a_buffer_caches_and_episodes_give_the_same_samples_of_the_same_entries(
         assert set(other) <= set(range(1000))
         for name in set(other) & set(truth):
             assert other[name] == truth[name], name
-    pool = episodes._tables.first.pool
+    pool = pool_in(episodes)
     np.testing.assert_allclose(pool.memory.sums(), buffer.memory.sums(), rtol=1e-12)
 
 
@@ -129,13 +130,10 @@ def test_a_writer_ships_every_episode_and_keeps_none(cluster):
     assert client.memory.num_entries == 0
     totals = server.totals()
     assert (totals.accepted_samples, totals.accepted_bytes) == (240, stats.pushed_bytes)
-    account = next(iter(server._dispatcher.ledger))
-    assert account.report.caches == account.accepted_caches == 12
+    assert server.accounts().rows[["pushed_caches", "accepted_caches"]].tolist() == [(12, 12)]
     batch = server.get_batch(64)
     assert batch.left_out == 0.0
-    assert set(batch.ids["client"].reshape(-1).tolist()) == set(
-        np.frombuffer(server._tables.first.pool.owner, "<u8").tolist()
-    )
+    assert set(batch.ids["client"].reshape(-1).tolist()) == set(np.frombuffer(pool_in(server).owner, "<u8").tolist())
 
 
 def test_arrays_are_pushed_by_hand_and_counted_once(cluster):
@@ -244,7 +242,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
     for client in clients:
         record(client, episodes=3, length=10)
         until(lambda client=client: settled(client))
-    memories = [server._tables.first.pool.memory for server in servers]
+    memories = [pool_in(server).memory for server in servers]
     batch = servers[0].get_batch(16)
     assert batch.update_priorities(np.full(16, 9.0)) == (16, 0, 0, 0)
     assert {9.0} == set(
@@ -254,7 +252,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
     assert (table.applied, table.stale) == (16, 0)
     reader = cluster.reader([proxy], limits=QUICK)
     until(lambda: len(reader.servers) == 2)
-    owners = {server._tables.first.pool.owner: i for i, server in enumerate(servers)}
+    owners = {pool_in(server).owner: i for i, server in enumerate(servers)}
     seen = set()
     for round in range(100):
         batch = reader.get_batch(32, 100.0)
@@ -302,7 +300,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
     until(lambda: settled(client))
     ids = server.get_batch(4).ids
     again = cluster.restart(server, storage="episodes", limits=QUICK)
-    until(lambda: client.stats().updates and client._session.told.epoch == again._dispatcher.epoch)
+    until(lambda: client.stats().updates and client._session.told.epoch == again.epoch)
     record(client, episodes=3)
     until(lambda: settled(client))
     assert again.stats().tables["default"].held_caches >= 1
@@ -340,16 +338,16 @@ def test_a_client_whose_home_is_drained_ships_to_another_one_and_what_is_stored_
     until(lambda: settled(client))
     former = next(server for server in servers if server.name == client.home)
     other = next(server for server in servers if server is not former)
-    former._dispatcher.drain()
+    reader = cluster.reader([proxy], limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    reader.ask({former.name: messages.Control(drain=True)}, 100.0)
     until(lambda: client.home == other.name)
     record(client, episodes=3)
     until(lambda: settled(client))
     stats = client.stats()
     assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (7, 7, 0)
     assert [server.stats().tables["default"].held_caches for server in (former, other)] == [4, 3]
-    reader = cluster.reader([proxy], limits=QUICK)
-    until(lambda: len(reader.servers) == 2)
-    owners = {server._tables.first.pool.owner for server in servers}
+    owners = {pool_in(server).owner for server in servers}
     until(lambda: {one.tobytes() for one in reader.get_batch(64, 100.0).ids["client"]} == owners)
     assert reader.totals().totals.accepted_caches == 7
 

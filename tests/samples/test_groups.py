@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.replay.columns import Column
-from netkit import in_thread, until
+from netkit import in_thread, pool_in, until
 
 SCHEMA = Schema(
     {
@@ -34,7 +34,7 @@ def record(buffer, length, begin, prompt=0, terminated=True, weight=1.0, lane=0)
     memory.close(lane, final_state=np.full(2, begin + length, np.float32), terminated=terminated)
 
 
-def filled(lengths, **options):
+def buffer_of(lengths, **options):
     """Episodes of these lengths; episode e begins with action 100 * e."""
     buffer = Buffer(SCHEMA, 2000, **{"seed": 3, "discount": 0.5} | options)
     for e, length in enumerate(lengths):
@@ -43,7 +43,7 @@ def filled(lengths, **options):
 
 
 def test_whole_episodes_are_padded_to_the_longest():
-    batch = filled([3, 7, 1], sampler=Uniform(), frame_stack=2).sample_episodes(3)
+    batch = buffer_of([3, 7, 1], sampler=Uniform(), frame_stack=2).sample_episodes(3)
     assert sorted(batch.steps) == [1, 3, 7] and batch.obs.shape == (3, 8, 2, 2)
     assert batch.action.shape == batch.mask.shape == batch.ids.shape == batch.reward.shape == (3, 7)
     np.testing.assert_array_equal(batch.mask, np.arange(7) < batch.steps[:, None])
@@ -66,7 +66,7 @@ def test_whole_episodes_are_padded_to_the_longest():
 
 
 def test_with_uniform_weights_each_episode_is_there_alike_and_none_twice():
-    buffer = filled([1, 2, 30, 4, 5, 6, 70, 8], sampler=Uniform())
+    buffer = buffer_of([1, 2, 30, 4, 5, 6, 70, 8], sampler=Uniform())
     counts, together = Counter(), 0
     for _ in range(400):
         firsts = buffer.sample_episodes(4).action[:, 0] // 100
@@ -80,7 +80,7 @@ def test_with_uniform_weights_each_episode_is_there_alike_and_none_twice():
 
 @pytest.mark.parametrize("sampler", [Prioritized(1.0, beta=1.0), RankBased(0.8, beta=1.0)])
 def test_the_weighted_mean_over_episodes_is_the_plain_one(sampler):
-    buffer = filled([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], sampler=sampler)
+    buffer = buffer_of([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], sampler=sampler)
     rng = np.random.default_rng(1)
     everything = buffer.sample_episodes(400)
     np.testing.assert_array_less(0, everything.importance)
@@ -102,7 +102,7 @@ def test_the_weighted_mean_over_episodes_is_the_plain_one(sampler):
 
 
 def test_errors_by_entry_reach_the_entries_of_the_mask_only():
-    buffer = filled([3, 7, 1], sampler=Prioritized(1.0))
+    buffer = buffer_of([3, 7, 1], sampler=Prioritized(1.0))
     batch = buffer.sample_episodes(12)
     errors = np.where(batch.mask, batch.action % 50 + 1.0, np.nan)
     assert batch.update_priorities(errors).applied == batch.mask.sum()
@@ -156,7 +156,7 @@ def test_a_group_weighs_what_its_episodes_do():
 
 
 def test_the_greedy_draw_takes_the_heaviest_first():
-    buffer = filled([3, 3, 3, 3], sampler=Greedy())
+    buffer = buffer_of([3, 3, 3, 3], sampler=Greedy())
     everything = buffer.sample_episodes(4)
     buffer.update_priorities(everything.ids.reshape(-1), (everything.action // 100).reshape(-1) + 1.0)
     assert list(buffer.sample_episodes(2).action[:, 0]) == [300, 200]
@@ -211,11 +211,11 @@ def test_columns_of_any_length_come_with_lengths_in_whole_episodes():
 )
 def test_wrong_arguments_say_what_is_right(arguments, text):
     with pytest.raises(ParameterError, match=text):
-        filled([3]).sample_episodes(**arguments)
+        buffer_of([3]).sample_episodes(**arguments)
 
 
 def test_the_same_seed_draws_the_same_episodes():
-    one, other = (filled([3, 1, 4, 1, 5], sampler=Uniform()) for _ in range(2))
+    one, other = (buffer_of([3, 1, 4, 1, 5], sampler=Uniform()) for _ in range(2))
     for _ in range(5):
         np.testing.assert_array_equal(one.sample_episodes(3).ids, other.sample_episodes(3).ids)
 
@@ -274,7 +274,7 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
 def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
     errors = []
     for seed in range(400):
-        buffer = filled([2] * 12, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2, seed=seed)
+        buffer = buffer_of([2] * 12, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2, seed=seed)
         numbers = np.arange(24)
         buffer.update_priorities(numbers, np.repeat(np.linspace(1.0, 4.0, 12), 2))
         batch = buffer.sample_episodes(4)
@@ -287,7 +287,7 @@ def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
 
 
 def test_among_episodes_of_any_weights_each_chance_is_that_of_what_was_left():
-    buffer = filled([1] * 8, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=1)
+    buffer = buffer_of([1] * 8, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=1)
     buffer.update_priorities(np.arange(8), [1e20, 1e18, 3.0, 2.0, 1.0, 0.5, 1e-3, 1e3])
     weights = buffer.memory.weights(np.arange(8))
     for count in (5, 3):  # the heaviest go first, and what is left is still known
@@ -308,14 +308,14 @@ def ship(client, length, begin, prompt):
     assert client.push_episode(columns, final_state=final, terminated=True, timeout=100.0)
 
 
-def test_a_call_without_a_timeout_does_not_wait(cluster, monkeypatch):
+def test_a_call_without_a_timeout_does_not_wait(cluster):
     server, asked = cluster.server(schema=SCHEMA, storage="episodes", capacity=500), []
 
     def spy(*_, timeout, **__):
         asked.append(timeout)
         raise EmptyMemory(0)
 
-    monkeypatch.setattr(server._tables["default"].pool, "sample_episodes", spy)
+    pool_in(server).sample_episodes = spy
     with pytest.raises(EmptyMemory):
         server.sample_episodes(1)
     assert asked == [0.0] and 0.0 <= server.stats().waited < 100.0
@@ -336,7 +336,7 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
     assert sorted(batch.action[:, 0]) == [0, 100, 200, 300] and list(batch.group) == [0, 0, 1, 1]
     np.testing.assert_array_equal((batch.reward * batch.mask).sum(axis=1), batch.prompt[:, 0, 0])
     assert batch.update_priorities(np.where(batch.mask, batch.action + 1.0, np.nan)).lost == 0
-    pool = server._tables.first.pool
+    pool = pool_in(server)
     own = batch.ids[batch.mask]
     server.configure(priority_exponent=1.0)
     np.testing.assert_allclose(pool.memory.weights(own["number"]), batch.action[batch.mask] + 1.0, rtol=1e-5)

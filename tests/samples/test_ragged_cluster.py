@@ -21,7 +21,8 @@ from memoire.wire import _bytes, pack, unpack
 from memoire.wire.compression import _COMPRESS
 from memoire.wire.layout import Layout, layout_of
 from memoire.wire.parts import Kind, Part
-from netkit import until
+from memories import filled
+from netkit import pool_in, until
 
 SCHEMA = Schema(
     {
@@ -46,15 +47,10 @@ def entry(rng, step: int):
     return cloud, float(step), step, 1.0, np.arange(step % 5)
 
 
-def filled(parameters: Parameters, seed: int = 0) -> Memory:
-    memory = Memory(SCHEMA, 200, parameters, seed=seed)
-    rng = np.random.default_rng(seed)
-    for _ in range(4):
-        memory.open()
-        for step in range(15):
-            memory.add(0, entry(rng, step))
-        memory.close(final_state=entry(rng, 99)[:2], terminated=True)
-    return memory
+def memory_of(parameters: Parameters, seed: int = 0) -> Memory:
+    memory, rng = Memory(SCHEMA, 200, parameters, seed=seed), np.random.default_rng(seed)
+    ends = {"final": lambda: entry(rng, 99)[:2], "terminated": True}
+    return filled(memory, lambda step: entry(rng, step), episodes=4, length=15, **ends)
 
 
 def same(one, other) -> None:
@@ -71,7 +67,7 @@ def same(one, other) -> None:
 @pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameters, compression) -> None:
-    memory = filled(parameters.replace(compression=compression))
+    memory = memory_of(parameters.replace(compression=compression))
     payload = pack.build(memory, 100, now=1.0)
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, unpack.check(payload, pool.layout, checksum=_bytes.checksum(payload)))
@@ -80,7 +76,7 @@ def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameter
 
 
 def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
-    memory = filled(Parameters())
+    memory = memory_of(Parameters())
     payload = pack.build(memory, 500, now=0.0)
     blocks = {(row.column, row.part): row for row in unpack.table(payload)}
     rows = np.flatnonzero(memory.contents()["meta"]["episode"] >= 0)
@@ -92,7 +88,7 @@ def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
 
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
-    memory = filled(parameters)
+    memory = memory_of(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
     layouts = [layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
@@ -207,7 +203,7 @@ def test_servers_proxies_and_readers_carry_ragged_columns(cluster, storage) -> N
         assert client.storage == "episodes" or client.push_cache(100.0)
         until(lambda client=client: client.update(100.0) is None and client.stats().in_flight_caches == 0)
         if name == "clouds":
-            own = client.memory if storage == "caches" else server._tables["clouds"].pool.memory
+            own = client.memory if storage == "caches" else pool_in(server, "clouds").memory
     assert own.num_entries == 60
     for batch in (server.table("clouds").get_batch(16, 100.0), next(reader.batches(16, 100.0))):
         right(batch)
@@ -231,7 +227,7 @@ def test_an_episode_of_a_callers_arrays_is_stored_with_its_lengths(cluster) -> N
     columns |= {name: list(columns[name]) for name in SCHEMA.ragged}
     columns |= {name: np.array(columns[name], SCHEMA[name].dtype) for name in columns if name not in SCHEMA.ragged}
     assert client.push_episode(columns, final_state=rows[3][:2], terminated=False)
-    memory = server._tables.first.pool.memory
+    memory = pool_in(server).memory
     until(lambda: memory.num_entries == 9)
     (stored,) = dataset.episodes(memory)
     for row, cloud, words in zip(rows, stored.columns["obs.cloud"], stored.columns["words"], strict=True):

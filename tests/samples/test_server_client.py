@@ -1035,4 +1035,4 @@ def test_a_life_without_a_state_folder_is_numbered_by_wall_time(serve, monkeypat
     for now in (5_000, 2_000, 9_000):
         monkeypatch.setattr(time, "time_ns", lambda now=now: now)
         monkeypatch.setattr(time, "monotonic_ns", lambda: 3_000)
-        assert serve()._dispatcher.epoch == now
+        assert serve().epoch == now

@@ -23,7 +23,7 @@ from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
-from netkit import QUICK, SCHEMA, entry, record, until
+from netkit import QUICK, SCHEMA, entry, pool_in, record, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
 REUSED = Parameters(cache_size=64, reuse_cache=True)
@@ -172,7 +172,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
         batch = next(source.batches({"online": 24, "demo": 8}, timeout=100.0))
         assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
         batch.update_priorities(np.full(32, 2.0))
-    owner = server._tables["demo"].pool.owner
+    owner = pool_in(server, "demo").owner
     assert {bytes(each) for each in batch["demo"].ids["client"].astype("<u8").view("V16").ravel()} == {owner}
     until(lambda: server.stats().tables["demo"].applied == 16)  # in place
     until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # at its actor
@@ -308,7 +308,7 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
     until(lambda: len(proxy.servers) == 2)
     client = cluster.client(proxy, limits=QUICK)
     first, left = client.table, {server.name: server for server in servers}[client.home]
-    left._dispatcher.drain()
+    reader.ask({left.name: messages.Control(drain=True)}, 100.0)
     until(lambda: (client.update(100.0), client.home != left.name)[1])
     assert client.table == first
 

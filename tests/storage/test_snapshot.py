@@ -27,6 +27,7 @@ from memoire.storage.snapshot_file import Record, SnapshotFile
 from memoire.wire import _bytes, unpack
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
+from netkit import pool_in
 from poolkit import PLAIN, SCHEMA, made, name, pool_of
 from snapshotkit import STATES, episodes_of, memory_of
 
@@ -527,7 +528,7 @@ def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
     server = Server(
         "inproc://closed-again", SCHEMA, storage="episodes", capacity=50, state_dir=tmp_path, snapshot_every=60.0
     )
-    memory = server._tables.first.pool.memory
+    memory = pool_in(server).memory
     memory.open()
     memory.add(0, tuple(np.zeros(SCHEMA[name].shape, SCHEMA[name].dtype) for name in SCHEMA.entry_names))
     memory.close(terminated=True)
