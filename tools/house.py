@@ -10,6 +10,7 @@ chain of imports below a room: rooms on the ground floor import no other room.
 
 import argparse
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,9 @@ def is_through_a_link(path: Path, root: Path) -> bool:
     return any(parent.is_symlink() for parent in path.parents if parent != root and root in parent.parents)
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """The statements of a file; of a Cython source, its imports and cimports alone."""
+    """The statements of a file; of a Cython source, its imports and cimports alone. Read once."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in CYTHON:
         text = "\n".join(re.sub(r"\bcimport\b", "import", found) for found in STATEMENT.findall(text))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import house
 import memoire
 from memoire import errors
 from memoire.errors import MemoireError
@@ -56,7 +57,7 @@ FOREIGN = {
 
 def raised(path):
     """Line and name of what is raised in a file by name; `raise error` and a plain `raise` hand something on."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(house.tree_of(path)):
         if isinstance(node, ast.Raise) and node.exc is not None:
             what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             name = what.attr if isinstance(what, ast.Attribute) else getattr(what, "id", "")

@@ -119,7 +119,7 @@ def test_imports_within_a_folder_are_relative() -> None:
     for path in sources():
         own = ".".join(["memoire", *house.place(path, ROOT)[:-1]])
         if path.suffix == ".py" and path.stem not in house.FRONT_DOORS and "." in own:
-            found = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+            found = [node for node in ast.walk(house.tree_of(path)) if isinstance(node, ast.ImportFrom)]
             named = [(node.lineno, node.module or "") for node in found if not node.level]
             wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
     assert not wrong, "\n".join(wrong)
@@ -164,7 +164,7 @@ def test_the_client_library_imports_only_what_it_declares() -> None:
     for path in sources():
         if room_of(path) in HEAVY:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8")) if path.suffix == ".py" else ast.Module([], [])
+        tree = house.tree_of(path) if path.suffix == ".py" else ast.Module([], [])
         at_import = {id(node) for node in top_level(tree)}
         for node in ast.walk(tree):
             if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", 0):

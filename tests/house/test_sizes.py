@@ -1,12 +1,14 @@
 """Things that one can hold in mind: sizes of the house, of files, classes and functions; docstrings that say shapes."""
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import house
+from house import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS, FLOORS, ARROWS = 33, 13, 180
@@ -25,11 +27,6 @@ OF_TUPLES = ("_asdict", "_replace", "_fields")
 """Public methods of named tuples."""
 SHAPE = re.compile(r"\[[A-Z0-9*]|\bshape|\[\]")
 """How docstrings write shapes: `[B, *F]`, "shape (B,)", `[]`."""
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
@@ -92,6 +89,7 @@ def test_classes_with_many_methods_are_faces() -> None:
     assert len(wrong) <= LONGER_METHODS, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_tests_reach_into_few_private_parts() -> None:
     private, patches = 0, 0
     for path in (ROOT / "tests").rglob("*.py"):
