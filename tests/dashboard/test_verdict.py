@@ -1,7 +1,11 @@
 """Verdicts on random clusters, beside a slow rule that was written from docs/dashboard.md alone."""
 
+import json
+import lzma
 import re
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -264,3 +268,40 @@ def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbe
 def test_settings_that_cannot_be_are_refused(given_, named):
     with pytest.raises(ParameterError, match=named):
         Settings(nodes=("http://a:1",), **given_)
+
+
+# ------------------------------------------------------------------------------------------------- recorded clusters
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+SAID = json.loads((RECORDINGS / "verdicts.json").read_text(encoding="utf-8"))
+
+
+def replayed(name):
+    """Second by second what the dashboard says of a recorded cluster."""
+    told = msgspec.msgpack.decode(lzma.decompress((RECORDINGS / f"{name}.xz").read_bytes()))["told"]
+    cluster, began, seen = Cluster(Settings(nodes=("http://a:1",), **SAID[name]["settings"])), None, {}
+    for what, given_, now in told:
+        if what == "listed":
+            cluster.listed(given_, now)
+        elif what == "apply":
+            cluster.apply(Answer(**given_))
+        else:
+            began = now if began is None else began
+            seen[now - began], _ = cluster.look(now)
+    return seen
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_recorded_cluster_has_the_verdicts_that_a_person_wrote_down_first(name):
+    seen = replayed(name)
+    for moment, wanted in SAID[name]["verdicts"].items():
+        second = min(seen, key=lambda each: abs(each - float(moment)))  # noqa: B023  it is asked at once
+        assert abs(second - float(moment)) < 5.0
+        assert set(codes(seen[second])) == set(wanted), (second, seen[second].verdicts)
+    assert all(path.stat().st_size < 40_000 for path in RECORDINGS.glob("*.xz"))
+
+
+def test_a_killed_actor_leaves_the_headline_and_keeps_its_name():
+    seen = replayed("killed")
+    counts = [(each.actors.active, each.actors.silent, each.actors.lost) for each in seen.values()]
+    assert counts[4] == (3, 0, 0) and (2, 1, 0) in counts and counts[-1] == (2, 0, 1)
