@@ -126,6 +126,9 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
     begin, end = reserved + descriptors.MIN_RESERVED // 2, 3 * reserved
     assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
     assert (system.filters, guard.times, guard.reserved) == ([(5, True), (5, False)], 1, reserved)
+    assert turned(begin)
+    guard.add(6, watched)  # an address that begins to listen meanwhile
+    assert system.filters[2:] == [(5, True), (6, True)] and turned(end + 1) is False
     watched.closed = True
     assert not turned(begin) and guard.look_at == float("inf") and system.soft == allowed
 

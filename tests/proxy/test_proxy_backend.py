@@ -69,6 +69,14 @@ def test_the_epochs_of_servers_that_are_not_heard_of_any_more_are_forgotten():
     assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten: another life is not seen"
 
 
+def test_a_server_that_is_heard_of_again_is_not_the_oldest():
+    back = Back()
+    for name in ("stays", *(f"server-{number}" for number in range(MAX_SERVERS - 1)), "stays", "one more"):
+        learn(back, welcome(name, epoch=5))
+    assert learn(back, welcome("stays", epoch=6)).has_restarted
+    assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten in its place"
+
+
 def test_another_run_is_one_if_there_was_a_run_before():
     back = Back()
     assert not learn(back, welcome()).is_new_run and not learn(back, welcome()).is_new_run
