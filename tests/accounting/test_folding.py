@@ -189,7 +189,7 @@ class FoldingMachine(RuleBasedStateMachine):
 
 
 FoldingMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-TestFolding = FoldingMachine.TestCase
+TestFolding = pytest.mark.slow(FoldingMachine.TestCase)
 
 
 @pytest.fixture

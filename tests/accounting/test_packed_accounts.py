@@ -90,6 +90,7 @@ def test_more_counts_than_there_is_room_for_are_refused(number):
         _bytes.pack_counts([0] * 65)
 
 
+@pytest.mark.slow
 @given(accounts())
 @settings(max_examples=200)
 def test_an_account_comes_back_as_it_was(account):
@@ -119,6 +120,7 @@ def test_a_body_that_was_changed_is_an_error_or_another_account_and_nothing_else
     assert unpack_accounts(rows_of([row_of(found, HOME)]).tobytes()) is not None
 
 
+@pytest.mark.slow
 @given(st.lists(accounts(), min_size=1, max_size=5))
 def test_what_accounts_add_up_to_is_the_same_packed_or_not(found):
     packing, packed, plain = Packing(HOME, NumberedTexts()), FoldedSums(), FoldedSums()

@@ -600,6 +600,7 @@ def test_eviction_takes_as_many_of_the_oldest_as_the_room_needs():
     assert set(prev.action.tolist()) == {20, 21, 30, 31, 100, 101, 102}
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(2, 15), st.sampled_from([(), (1,), (3,), (2, 2)]))
 def test_returns_and_weights_agree_with_slow_python(data, length, reward):

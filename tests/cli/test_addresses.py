@@ -57,6 +57,7 @@ def test_pages_say_where_requests_go(cluster, name):
     assert addresses.endpoint_of(node.endpoint, say=said.append) == node.endpoint and len(said) == 1
 
 
+@pytest.mark.slow
 def test_commands_take_either(cluster, capsys):
     proxy, page = cluster["proxy"]
     assert main.main(["totals", page]) == 0 == main.main(["totals", proxy.endpoint])
@@ -65,6 +66,7 @@ def test_commands_take_either(cluster, capsys):
     assert capsys.readouterr().err.count("memoire: asked ") == 3
 
 
+@pytest.mark.slow
 def test_nobody_there_is_told_with_the_address():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]

@@ -403,6 +403,7 @@ def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
             at.read("k-actor")
 
 
+@pytest.mark.slow
 def test_an_api_server_with_another_certificate_hears_no_token(account, tmp_path):
     folder, context = account
     other = tmp_path / "other"

@@ -16,6 +16,8 @@ from memoire.pool.caches import Pool
 from memoire.pool.tables import ROUNDTRIP, Table, Tables
 from netkit import DEADLINE, until
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
 
 

@@ -13,6 +13,8 @@ from memoire.client.client import Client
 from memoire.limits import Limits
 from netkit import DEADLINE, QUICK, WIDE, in_thread, record, until
 
+pytestmark = pytest.mark.slow
+
 CACHE = 4_100_000  # of 256 samples of WIDE
 SMALL = {"cache_size": 16}
 SIZE = CACHE // 16

@@ -11,6 +11,8 @@ from memoire.errors import Closed
 from memoire.limits import Limits
 from netkit import DEADLINE, QUICK, in_thread, until
 
+pytestmark = pytest.mark.slow
+
 STORAGES = ["caches", "episodes"]
 
 

@@ -15,6 +15,8 @@ from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
 from netkit import QUICK, record, until
 
+pytestmark = pytest.mark.slow
+
 RUN = "run"
 
 

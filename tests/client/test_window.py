@@ -105,7 +105,7 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-test_the_windows_account_for_every_byte = WindowMachine.TestCase
+test_the_windows_account_for_every_byte = pytest.mark.slow(WindowMachine.TestCase)
 
 
 def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():

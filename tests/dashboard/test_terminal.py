@@ -231,6 +231,7 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, times):
     assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
 
 
+@pytest.mark.slow
 def test_names_are_looked_up_before_the_first_look(cluster, capsys):
     names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in urls(cluster)]
     assert top.top(names, once=True) in (0, top.INCOMPLETE)  # the latter: it has an IPv6 address, where no node listens

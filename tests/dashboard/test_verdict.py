@@ -97,6 +97,7 @@ def plain(s):
     return said | {(level, code)}
 
 
+@pytest.mark.slow
 @given(signs)
 @settings(max_examples=500)
 @example(WELL)
@@ -174,6 +175,7 @@ def codes(overview):
     return [each.code for each in overview.verdicts]
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 3),
     st.integers(0, 4),

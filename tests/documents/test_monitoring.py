@@ -80,6 +80,7 @@ def test_every_rule_has_a_test():
         assert rule.get("alert", rule.get("record")) in text, rule
 
 
+@pytest.mark.slow
 def test_promtool_takes_the_rules_and_their_tests_pass():
     promtool("test", "rules", "tests.yaml")
 

@@ -126,7 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
-test_the_newest_of_each_topic_is_always_kept = StoreMachine.TestCase
+test_the_newest_of_each_topic_is_always_kept = pytest.mark.slow(StoreMachine.TestCase)
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))

@@ -111,6 +111,7 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, do
     echoes(doors, made, answering)
 
 
+@pytest.mark.slow
 def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     port = block(1)

@@ -7,6 +7,8 @@ import pytest
 
 import memoire
 
+pytestmark = pytest.mark.slow
+
 START = """
 import atexit, resource, threading
 original = threading.excepthook

@@ -59,6 +59,7 @@ def test_as_many_small_caches_may_queue_as_fit_into_what_a_few_large_ones_take(c
     assert messages == sockets.DATA_MESSAGES or messages * size <= sockets.DATA_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc hands memory of megabytes back at once")
 def test_memory_of_messages_is_kept_unless_the_environment_says_what_is():
     """Faults of a process that takes and frees four blocks of 12 MB at a time, as messages come and go."""

@@ -38,6 +38,7 @@ def lower(text):
     return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in text)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_what_is_found_is_what_a_slow_search_finds(server, data):

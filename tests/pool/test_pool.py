@@ -63,6 +63,7 @@ clients = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(clients, st.integers(1, 256))
 def test_shares_are_those_of_the_slow_model(rows: list[tuple[float, int, int]], batch: int) -> None:
@@ -265,6 +266,7 @@ def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, A
     return np.array(estimates), np.array(promised), served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_weighted_mean_is_what_the_design_promises(seed: int) -> None:
     pool = Pool(SCHEMA, PLAIN, seed=seed, cache_limit=60)

@@ -50,6 +50,7 @@ def client(number: int, **facts: Any) -> dict[str, Any]:
     return usual | {"client": number, "reserved": 40, "flags": 0} | facts
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(tables, st.integers(1, 30), st.floats(0.0, 1.0, exclude_max=True))
 @example([[client(0), client(1, total_weight=0.0)]], 8, 0.5)  # nothing that could be drawn

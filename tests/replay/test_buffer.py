@@ -344,6 +344,7 @@ def test_every_member_of_a_large_vector_environment_has_room(capacity: int, memb
     np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
 
 
+@pytest.mark.slow
 def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     buffer = Buffer(CHAIN, 10)
     for _ in range(4):  # each takes the lanes of the one before

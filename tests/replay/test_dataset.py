@@ -40,6 +40,7 @@ def alike(one, other):
         np.testing.assert_array_equal(state, other.final_state[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12 if _core.CHECKED else 6))
 def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     memory = walked(seed)

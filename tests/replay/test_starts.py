@@ -203,6 +203,7 @@ def test_no_vector_that_is_reset_is_refused(name: str, mode: AutoresetMode) -> N
             obs, _ = envs.reset(options={"reset_mask": done})
 
 
+@pytest.mark.slow
 def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
     """Cells as digests, cut off at random places: only three coincidences in a row at unseen cells are refused."""
     random, refused = np.random.default_rng(0), 0

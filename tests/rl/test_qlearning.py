@@ -206,7 +206,7 @@ def over_the_network(envs: SyncVectorEnv, steps: int) -> Iterator[Iterator[memoi
         yield batches()
 
 
-@pytest.mark.parametrize("source", [in_process, over_the_network])
+@pytest.mark.parametrize("source", [in_process, pytest.param(over_the_network, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("has_end", "values"), [(True, [1.875, 1.75, 1.5, 1.0]), (False, [2.0, 2.0, 2.0, 2.0])])
 def test_an_end_is_worth_nothing_and_a_cut_changes_nothing(source: Any, has_end: bool, values: list[float]) -> None:
     envs = corridors(has_end)

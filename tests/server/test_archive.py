@@ -30,6 +30,8 @@ from memoire.wire import messages
 from memoire.wire.frames import Header
 from netkit import QUICK, SCHEMA, pool_in, record, until
 
+pytestmark = pytest.mark.slow
+
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 HEADER = Header(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)

@@ -39,6 +39,7 @@ def folders(in_memory):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_damaged_folder_is_exact_or_refused(folders, in_memory, seed):
     killed, older, closed, truth = folders

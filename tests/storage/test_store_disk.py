@@ -88,6 +88,7 @@ def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_d
             assert len(own_accounts(store)) == (8 if name == "old" else 0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_found_whatever_says_so(tmp_path):
     for point, error in [
         ("before commit", failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")),
