@@ -19,7 +19,7 @@ from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
-from memoire.wire.frames import Header, Message, parse, parse_header, peek, reply
+from memoire.wire.frames import Header, Message, parse, parse_header, refusal
 
 from .context import Socket
 from .curve_server import Gate
@@ -154,11 +154,8 @@ class Admission:
     def refuse_request(self, request: EnvelopedRequest, error: ProtocolError) -> list[Any] | None:
         """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
         self.refuse(error)
-        header = peek(request.message)
-        if header is None:
-            return None
-        body = messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT])
-        return [*request.envelope, *reply(header, body)]
+        answer = refusal(request.message, messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT]))
+        return None if answer is None else [*request.envelope, *answer]
 
 
 def _check_pushed(kind: messages.Type) -> None:

@@ -19,7 +19,7 @@ from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolErro
 from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Header, encode, parse
+from memoire.wire.frames import Answer, Header, encode, parse, peek
 
 from . import sockets
 from .calls import Call, Calls
@@ -269,6 +269,8 @@ class Channel:
                 raise ProtocolError("client", "a reply for somebody else")
         except ProtocolError as error:
             self.refused[error.code] += 1
+            if error.code == "version":
+                self._end_call(frames[1:], error)
             return
         self.heard_at = time.monotonic()
         call = self._calls.take(message.header.sequence)
@@ -278,6 +280,14 @@ class Channel:
             call.finish(Refused(self.endpoint, message.body.code, message.body.text))
         else:
             call.finish(message)
+
+    def _end_call(self, frames: list[zmq.Frame], error: ProtocolError) -> None:
+        """The other side speaks another version: it never answers this request in words that can be read here."""
+        header = peek(frames)
+        if header is not None and header.client == self._client:
+            call = self._calls.take(header.sequence)
+            if call is not None:
+                call.finish(Refused(self.endpoint, error.code, error.detail))
 
     def _timeout(self, call: Call, now: float) -> MemoireTimeout:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."

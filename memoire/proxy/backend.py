@@ -19,6 +19,8 @@ from memoire.wire.identity import name_hash
 
 MAX_SERVERS = 4096
 """Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
+NOT_LET_IN = ("denied", "version")
+"""Codes of refusals of HELLO that last until somebody changes something: whoever asks this proxy is told."""
 
 
 class BackendChange(NamedTuple):
@@ -54,7 +56,7 @@ class Backend(ABC):
         """Where it, and what is behind it, shows pages."""
         self.hello = HelloSchedule()
         self.refusal = ""
-        """Why the proxy that is there is not let in itself; "" while it does not say so."""
+        """Why this proxy, or the one that is there, is not let in; "" while nobody says so."""
         self._epoch = 0  # of the newest WELCOME
         self._epochs: OrderedDict[str, int] = OrderedDict()  # by the server that answered; the one heard last is last
 
@@ -71,7 +73,7 @@ class Backend(ABC):
     def answered(self, answer: Answer) -> None:
         """HELLO has its answer; what a WELCOME says is for `learn`."""
         self.hello.answered()
-        self.refusal = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
+        self.refusal = answer.text if isinstance(answer, Refused) and answer.code in NOT_LET_IN else ""
 
     def learn(self, header: Header, told: messages.Welcome) -> BackendChange:
         """Take what a WELCOME says."""

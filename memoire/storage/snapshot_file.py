@@ -31,7 +31,7 @@ from memoire.wire import _bytes
 from . import private_files
 from .file_system import sync
 
-FORM: Final = 2
+FORM: Final = 3
 _MAGIC: Final = b"memosnap"
 _HEAD: Final = struct.Struct("<8sI16s")
 _RECORD: Final = struct.Struct("<IIQQQ")  # kind, table, bytes of body and payload, checksum of the payload
@@ -323,11 +323,11 @@ class SnapshotFile:
         check = self._file.read(_SUM.size)
         if len(check) < _SUM.size or not head.startswith(_MAGIC):
             raise self._wrong("is no snapshot of a server")
+        _, form, identity = _HEAD.unpack(head)
+        if form != FORM:  # before the checksum, which another form may compute in another way
+            raise self._wrong(f"has form {form}, this version of memoire reads form {FORM}")
         if _SUM.pack(_bytes.checksum(head)) != check:
             raise self._wrong("is damaged at its beginning")
-        _, form, identity = _HEAD.unpack(head)
-        if form != FORM:
-            raise self._wrong(f"has form {form}, this version of memoire reads form {FORM}")
         return bytes(identity)
 
     def _read_end(self) -> End | None:

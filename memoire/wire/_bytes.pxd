@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-cdef uint64_t xxh64(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil
+cdef uint64_t xxh3(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil
 
 
 cdef inline uint64_t read64(const uint8_t* source) noexcept nogil:

@@ -4,104 +4,57 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
-# Checksum of every message: XXH64, written from the public description of the algorithm. Four running products take stripes
-# of 32 bytes, are merged, then come the bytes left over and an avalanche. Multiplications wrap around on purpose.
+# Checksum of every message: XXH3, by the fastest way in which this processor can take stripes (xxh3.h).
 
-cdef extern from "xxh64.h":
-    const uint64_t PRIME_1 "MEMOIRE_PRIME_1"
-    const uint64_t PRIME_2 "MEMOIRE_PRIME_2"
-    const uint64_t PRIME_3 "MEMOIRE_PRIME_3"
-    const uint64_t PRIME_4 "MEMOIRE_PRIME_4"
-    const uint64_t PRIME_5 "MEMOIRE_PRIME_5"
-    void stream_stripe "memoire_stream_stripe"(uint8_t* to, const uint8_t* source) noexcept nogil
-    void streamed "memoire_streamed"() noexcept nogil
+cdef extern from "xxh3.h":
+    ctypedef void (*Way "memoire_stripes")(uint64_t*, const uint8_t*, size_t, const uint8_t*, uint8_t*, int) noexcept nogil
+    Way _way "memoire_xxh3_way"(int number) noexcept nogil
+    uint64_t _xxh3 "memoire_xxh3"(Way way, const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil
 
 cdef enum:
-    STREAMED_FROM = 1 << 20  # bytes
     HEADER_SIZE = 96  # of frame 0 of a message, before its tail
 
-cdef struct Lanes:
-    uint64_t a, b, c, d
+cdef Way FASTEST = _way(0)
 
 
-cdef inline uint64_t _rotate(uint64_t word, int bits) noexcept nogil:
-    return (word << bits) | (word >> (64 - bits))
-
-
-cdef inline uint64_t _xxh_round(uint64_t lane, uint64_t word) noexcept nogil:
-    return _rotate(lane + word * PRIME_2, 31) * PRIME_1
-
-
-cdef inline uint64_t _xxh_merge(uint64_t total, uint64_t lane) noexcept nogil:
-    return (total ^ _xxh_round(0, lane)) * PRIME_1 + PRIME_4
-
-
-cdef inline void _take_stripe(Lanes* lanes, const uint8_t* stripe) noexcept nogil:
-    lanes.a = _xxh_round(lanes.a, read64(stripe))
-    lanes.b = _xxh_round(lanes.b, read64(stripe + 8))
-    lanes.c = _xxh_round(lanes.c, read64(stripe + 16))
-    lanes.d = _xxh_round(lanes.d, read64(stripe + 24))
-
-
-cdef uint64_t xxh64(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil:
-    """XXH64 of `size` bytes; `source` may have any alignment. They are copied to `target` meanwhile, unless that is NULL: to a
-    multiple of 16. The multiplications take so long that the copy takes no time of its own."""
-    cdef const uint8_t* end = source + size
-    cdef const uint8_t* stripes = source + (size & ~<size_t>31)
-    cdef Lanes lanes = Lanes(seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1)
-    cdef uint64_t total = seed + PRIME_5
-    if target == NULL:
-        while source < stripes:
-            _take_stripe(&lanes, source)
-            source += 32
-    else:
-        while size < STREAMED_FROM and source < stripes:
-            memcpy(target, source, 32)
-            _take_stripe(&lanes, source)
-            source += 32
-            target += 32
-        while source < stripes:
-            stream_stripe(target, source)
-            _take_stripe(&lanes, source)
-            source += 32
-            target += 32
-        streamed()
-        memcpy(target, source, end - source)
-    if size >= 32:
-        total = _rotate(lanes.a, 1) + _rotate(lanes.b, 7) + _rotate(lanes.c, 12) + _rotate(lanes.d, 18)
-        total = _xxh_merge(_xxh_merge(_xxh_merge(_xxh_merge(total, lanes.a), lanes.b), lanes.c), lanes.d)
-    total += <uint64_t>size
-    while end - source >= 8:
-        total = _rotate(total ^ _xxh_round(0, read64(source)), 27) * PRIME_1 + PRIME_4
-        source += 8
-    if end - source >= 4:
-        total = _rotate(total ^ (<uint64_t>read32(source) * PRIME_1), 23) * PRIME_2 + PRIME_3
-        source += 4
-    while source < end:
-        total = _rotate(total ^ (<uint64_t>source[0] * PRIME_5), 11) * PRIME_1
-        source += 1
-    total = (total ^ (total >> 33)) * PRIME_2
-    total = (total ^ (total >> 29)) * PRIME_3
-    return total ^ (total >> 32)
+cdef uint64_t xxh3(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil:
+    """XXH3 of `size` bytes; `source` may have any alignment. They are copied to `target` in the same pass, unless that is
+    NULL."""
+    return _xxh3(FASTEST, source, size, seed, target)
 
 
 def checksum(data, uint64_t seed=0):
-    """XXH64 of a buffer's bytes. The GIL is released for anything longer than a few kilobytes."""
+    """XXH3 (64 bits) of a buffer's bytes. The GIL is released for anything longer than a few kilobytes."""
     cdef Py_buffer view
     cdef uint64_t total
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         if view.len < 4096:
-            return xxh64(<const uint8_t*>view.buf, view.len, seed, NULL)
+            return xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
         with nogil:
-            total = xxh64(<const uint8_t*>view.buf, view.len, seed, NULL)
+            total = xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
         return total
     finally:
         PyBuffer_Release(&view)
 
 
+def checksums(data, uint64_t seed=0):
+    """`checksum` by each way that this processor has, the fastest first: all must be equal."""
+    cdef Py_buffer view
+    cdef int number = 0
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        found = []
+        while _way(number) != NULL:
+            found.append(_xxh3(_way(number), <const uint8_t*>view.buf, view.len, seed, NULL))
+            number += 1
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
 def header_checksum(frame):
-    """What frame 0 of a message has to say in bytes 88 to 95: XXH64 of what follows them, seeded with that of what stands before."""
+    """What frame 0 of a message has to say in bytes 88 to 95: XXH3 of what follows them, seeded with that of what stands before."""
     cdef Py_buffer view
     cdef const uint8_t* source
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
@@ -109,7 +62,7 @@ def header_checksum(frame):
         if view.len < HEADER_SIZE:
             raise ValueError(f"a header has {HEADER_SIZE} bytes, got {view.len}")
         source = <const uint8_t*>view.buf
-        return xxh64(source + HEADER_SIZE, view.len - HEADER_SIZE, xxh64(source, HEADER_SIZE - 8, 0, NULL), NULL)
+        return xxh3(source + HEADER_SIZE, view.len - HEADER_SIZE, xxh3(source, HEADER_SIZE - 8, 0, NULL), NULL)
     finally:
         PyBuffer_Release(&view)
 

@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from memoire._kernels.arrays cimport target_of
 from memoire._kernels.native cimport EARLIEST, LATEST, MAX_VALUE_BYTES
-from ._bytes cimport read16, read32, read64, read_double, read_float, xxh64
+from ._bytes cimport read16, read32, read64, read_double, read_float, xxh3
 
 import numpy as np
 
@@ -439,7 +439,7 @@ cdef class HeldCache:
 
     Args:
         payload: Anything with contiguous bytes.
-        expected: XXH64 of the payload, which is then copied; or None where it was compared already: then a reference is kept, and the
+        expected: XXH3 of the payload, which is then copied; or None where it was compared already: then a reference is kept, and the
             payload must not change afterwards. A copy costs nothing beside the checksum, and what was received is free for the next
             message: memory that is in the processor's cache, and that the system has not to clear.
         limit: Bytes that payload and unpacked blocks may have together.
@@ -465,7 +465,7 @@ cdef class HeldCache:
             copy = empty((self.buffer.len,), np.dtype(np.uint8))
             target = <uint8_t*>cnp.PyArray_DATA(copy)
             with nogil:
-                found = xxh64(source, self.buffer.len, 0, target)
+                found = xxh3(source, self.buffer.len, 0, target)
             if found != wanted:
                 _fail(&fault, BAD_CHECKSUM, -1, found, wanted)
                 _refuse(&fault)

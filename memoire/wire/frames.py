@@ -13,9 +13,9 @@ import msgspec
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
-from . import _bytes
+from . import _bytes, former
 from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
-from .messages import BODIES, VERSION, Body, News, Notice, Payload, Type, Update
+from .messages import BODIES, VERSION, Body, News, Notice, Payload, Refused, Type, Update
 
 MAGIC: Final = b"MEMR"
 HEADER_BYTES: Final = 96
@@ -166,6 +166,16 @@ def peek(frames: Sequence[Buffer]) -> Header | None:
         return None
     magic, _, _, _, table, client, run, home, sequence, fingerprint, *_ = _HEADER.unpack_from(frame)
     return Header(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
+
+
+def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
+    """Frames that tell why a message was refused, in that message's version; None if it does not say who it is from."""
+    header = peek(refused)
+    if header is None:
+        return None
+    frames = reply(header, body)
+    version = int.from_bytes(memoryview(refused[0])[4:6], "little")
+    return [former.in_former_version(frames[0])] if version == former.VERSION else frames
 
 
 def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[Header, memoryview]:

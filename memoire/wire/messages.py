@@ -15,7 +15,7 @@ from memoire.replay.limiter import NO_LIMIT
 
 from .rows import ACCOUNT_KEY_BYTES, unpack_accounts, unpack_counts, unpack_sums
 
-VERSION: Final = 1
+VERSION: Final = 2
 DRAWS_IN_FLIGHT = 2
 """Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
 nothing.

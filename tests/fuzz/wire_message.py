@@ -10,7 +10,8 @@ from pathlib import Path
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import _bytes
-from memoire.wire.frames import HEADER_BYTES, encode, parse, parse_notice, peek
+from memoire.wire.frames import HEADER_BYTES, encode, parse, parse_notice, refusal
+from memoire.wire.messages import Refused
 from memoire.wire.refusals import CODES
 
 REACHED = {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"}
@@ -49,7 +50,7 @@ def one(data: bytes) -> str:
     if len(data) < 3:
         return "too short to be one"
     frames, flags = frames_of(data)
-    peek(frames)
+    refusal(frames, Refused(code="version"))
     try:
         if flags & 4:
             topic = b"policy\x00"

@@ -89,6 +89,7 @@ def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said
         (Refused("tcp://a", "denied", "No key."), "No key."),
         (Refused("tcp://a", "busy", "not now"), ""),
         (Refused("tcp://a", "denied", "No key."), "No key."),
+        (Refused("tcp://a", "version", "version 1 of the protocol"), "version 1 of the protocol"),
         (Closed("this proxy"), ""),
     ]:
         back.hello.begin()

@@ -119,9 +119,9 @@ def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
         *[
             (
                 f"PRAGMA user_version = {form}",
-                f"was written in form {form}, this version of memoire reads and writes form 2",
+                f"was written in form {form}, this version of memoire reads and writes form 3",
             )
-            for form in (0, 1, 3, 9)
+            for form in (0, 1, 2, 9)
         ],
     ],
 )
