@@ -2,10 +2,12 @@
 
     python tools/chart.py [--check]
 
-`values.schema.yaml` says each value once, with type, default and meaning; the appVersion is the package's; rules and
-boards are those of deploy/monitoring. --check writes nothing, and fails where something is not as it would be written.
+`values.schema.yaml` says each value once, with type, default and meaning; the appVersion is the package's; the icon
+is the dashboard's; rules and boards are those of deploy/monitoring. --check writes nothing, and fails where something
+is not as it would be written.
 """
 
+import base64
 import json
 import re
 import sys
@@ -16,6 +18,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
 MONITORING = ROOT / "deploy" / "monitoring"
+ICON = ROOT / "memoire" / "dashboard" / "static" / "icon.svg"
 SAID = "tools/chart.py writes this file from values.schema.yaml: change it there, and run `make chart`."
 WIDTH = 118
 
@@ -107,7 +110,14 @@ def version():
 
 def chart_yaml():
     text = (CHART / "Chart.yaml").read_text(encoding="utf-8")
-    return re.sub(r"^appVersion: .*$", f'appVersion: "{version()}"', text, flags=re.M)
+    text = re.sub(r"^appVersion: .*$", f'appVersion: "{version()}"', text, flags=re.M)
+    text = re.sub(r"^icon: .*$", f'icon: "{icon()}"', text, flags=re.M)
+    return re.sub(r"^( +image: .*):.*$", rf"\1:{version()}", text, flags=re.M)
+
+
+def icon():
+    """The dashboard's icon as an address that holds it."""
+    return "data:image/svg+xml;base64," + base64.b64encode(ICON.read_bytes()).decode()
 
 
 def files():
