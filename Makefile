@@ -10,6 +10,8 @@ DEMO_ARGS ?=
 MUTANTS_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
+# The quick half does not wait: one for each core.
+QUICK_WORKERS ?= -n auto --dist worksteal
 # Compiled files are kept, also where CI forbids it: hundreds of child processes would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
@@ -61,7 +63,7 @@ test: setup-checked
 	@$(MAKE) --no-print-directory test-checked
 
 test-quick: setup-dev
-	$(BIN)/pytest $(PYTEST_WORKERS) -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest $(QUICK_WORKERS) -m "not slow" $(PYTEST_ARGS)
 
 test-plain: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)

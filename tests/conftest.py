@@ -27,7 +27,8 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+TESTS = Path(__file__).parent
+ALLOWED_SKIPS = TESTS / "allowed_skips.txt"
 TRACES = "memoire-crash-{}-{}.txt"
 """Name of the file with the stacks of a crashed worker, by run and worker of pytest-xdist."""
 
@@ -56,6 +57,13 @@ def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
     if any(item.get_closest_marker(mark) is not None and mark not in chosen for mark in APART):
         return True
     return _core.CHECKED and not keyword and folder_of(item) not in ABOUT_ARRAYS
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even read the folders of slow tests for the quick half; files that are named are read."""
+    if config.option.markexpr != "not slow" or any("::" in given or given.endswith(".py") for given in config.args):
+        return None
+    return True if collection_path.parent == TESTS and collection_path.name in SLOW else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

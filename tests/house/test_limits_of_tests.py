@@ -4,11 +4,12 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from conftest import QUICK_SECONDS, TIMES, slow_ones
+from conftest import QUICK_SECONDS, TIMES, pytest_ignore_collect, slow_ones
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +85,16 @@ def test_a_worker_that_crashes_says_where_it_was(tmp_path):
 def test_quick_tests_that_took_long_are_named_the_slowest_first():
     reports = [Took("a", 0.9), Took("b", 0.1), Took("a", 0.9), Took("c", 3.0), Took("d", QUICK_SECONDS)]
     assert slow_ones(reports) == ["3.0 s: c", "1.8 s: a"]  # a's setup and call together
+
+
+def test_the_quick_half_does_not_even_read_slow_folders():
+    def asked(marks, *given):
+        return SimpleNamespace(option=SimpleNamespace(markexpr=marks), args=[*given])
+
+    for folder, is_left_out in (("integration", True), ("browser", True), ("wire", None)):
+        assert pytest_ignore_collect(TESTS / folder, asked("not slow", str(TESTS))) is is_left_out
+    for whole in (asked(""), asked("slow"), asked("not slow", "tests/integration/test_moves.py")):
+        assert pytest_ignore_collect(TESTS / "integration", whole) is None
 
 
 def test_the_quick_half_has_no_test_of_a_slow_folder():
