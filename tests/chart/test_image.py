@@ -1,6 +1,7 @@
 """`make image`: the images that the chart asks for, and what a cluster needs to find them."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,12 @@ def test_make_image_builds_what_the_chart_asks_for_and_says_how_a_cluster_gets_i
     for words in (f"kind load docker-image {names}", "minikube image load", "k3s ctr images import", "--set image.registry=",
                   "helm install memoire deploy/helm/memoire --namespace rl --create-namespace"):  # fmt: skip
         assert words in done.stdout, words
+
+
+def test_pages_name_the_images_that_make_image_builds():
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"\bmemoire-demo:\S+", page))
+    assert said == {f"memoire-demo:{image.version()}"}
 
 
 def test_make_image_says_what_could_not_be_built(engine):

@@ -12,6 +12,7 @@ import memoire
 from chartkit import (
     CHART,
     INSECURE,
+    ROOT,
     connects,
     containers,
     halves,
@@ -417,3 +418,88 @@ def test_the_notes_say_what_a_missing_image_means_and_what_to_run(tmp_path):
     assert "the Secrets memoire-keys-ROLE and memoire-tokens, which were made" in said and "demo.enabled=false" in said
     real = notes(tmp_path, *GIVEN, "server.env=CartPole-v1")
     assert "were made" not in real and "memoire-demo" not in real and "demo.enabled" not in real
+
+
+# ---------------------------------------------------------------------------------------------- what pages and examples say
+
+
+def of_the_page(title, tmp_path):
+    """Values as docs/kubernetes.md gives them, in the block of this title; a file of them."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"(?ms)^```yaml {title}\n(.*?)^```$", page)
+    file = tmp_path / "values.yaml"
+    file.write_text(found, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("title", ["ingress with a token of yours", "ingress behind an oidc proxy"])
+def test_the_dashboard_is_shown_to_the_outside_with_a_token_that_exists(title, tmp_path):
+    objects = render(values=of_the_page(title, tmp_path))
+    ingress = of(objects, "Ingress", "memoire-dashboard")
+    assert ingress["spec"]["ingressClassName"] == "nginx"
+    assert [rule["host"] for rule in ingress["spec"]["rules"]] == ["memoire.rl.example.com"]
+    assert ingress["spec"]["tls"] == [{"hosts": ["memoire.rl.example.com"], "secretName": "rl-tls"}]
+    board = of(objects, "Deployment", "memoire-dashboard")["spec"]["template"]["spec"]
+    mounted = [each["secret"]["secretName"] for each in board["volumes"] if "secret" in each]
+    assert mounted == ["my-tokens"]
+    words = of(objects, "Job", "memoire-keys")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert not any(word.startswith("--tokens") for word in words)
+    said = json.loads(of(objects, "ConfigMap", "memoire")["data"]["memoire.json"])["dashboard"]
+    assert "memoire.rl.example.com" in said["allow-host"] and said["token-file"] == "/etc/memoire/tokens/dashboard"
+
+
+def test_behind_an_oidc_proxy_its_answer_brings_the_token_and_nobody_else_gets_to_the_dashboard(tmp_path):
+    objects = render(values=of_the_page("ingress behind an oidc proxy", tmp_path))
+    said = of(objects, "Ingress", "memoire-dashboard")["metadata"]["annotations"]
+    of_nginx = {name.partition("/")[2]: value for name, value in said.items()}
+    assert of_nginx["auth-response-headers"] == "Authorization"
+    assert of_nginx["auth-url"].endswith("/oauth2/auth") and "/oauth2/start?rd=" in of_nginx["auth-signin"]
+    (look,) = [
+        rule
+        for rule in of(objects, "NetworkPolicy", "memoire-dashboard")["spec"]["ingress"]
+        if any(port["port"] == 8265 for port in rule["ports"])
+    ]
+    assert look["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+
+
+def mebibytes(text):
+    return float(text.removesuffix("Gi")) * 1024 if text.endswith("Gi") else float(text.removesuffix("Mi"))
+
+
+def test_the_example_of_a_large_cluster_takes_what_it_says():
+    file = ROOT / "deploy" / "examples" / "cpu-cluster.yaml"
+    said = re.sub(r"\s*\n#\s*", " ", file.read_text(encoding="utf-8").partition("\nimage:")[0])
+    objects = render(values=file)
+    (server,) = containers(of(objects, "StatefulSet", "memoire-server")["spec"]["template"]["spec"])
+    asked, most = (mebibytes(server["resources"][each]["memory"]) / 1024 for each in ("requests", "limits"))
+    assert "three with the label node.kubernetes.io/pool=memory" in said and 16 < asked <= 17 < most <= 18
+    assert "17 GiB of memory to ask for and up to 18 GiB to use, and a quarter of a core" in said
+    assert server["resources"]["requests"]["cpu"] == "250m"
+    others = [("Deployment", "memoire-proxy", 2), ("Deployment", "memoire-dashboard", 1)]
+    asked = [(count, containers(of(objects, *name)["spec"]["template"]["spec"])[0]["resources"]["requests"])
+             for *name, count in others]  # fmt: skip
+    assert sum(count * int(one["cpu"].removesuffix("m")) for count, one in asked) == 500
+    assert 0.65 < sum(count * mebibytes(one["memory"]) for count, one in asked) / 1024 <= 0.7
+    assert "Three volumes of 50 GiB and one of 1 GiB" in said
+    (claim,) = of(objects, "StatefulSet", "memoire-server")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "50Gi"
+    assert (
+        of(objects, "PersistentVolumeClaim", "memoire-dashboard")["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    )
+
+
+def test_the_notes_say_what_stays_and_which_volume_may_wait_for_a_lost_node(tmp_path):
+    said = notes(tmp_path)
+    stays = said.partition("this stays until you delete it:\n")[2].partition("\n\n")[0].splitlines()
+    assert stays == ["  - the Secrets memoire-keys-ROLE and memoire-tokens, which were made for it"]
+    kept = ("server.persistence.enabled=true", "dashboard.persistence.enabled=true", "dashboard.persistence.keep=true")
+    more = notes(tmp_path, *GIVEN, *kept)
+    stays = more.partition("this stays until you delete it:\n")[2].partition("\n\n")[0].splitlines()
+    assert stays == [
+        "  - the volumes of servers (claims state-memoire-server-N)",
+        "  - the dashboard's volume (claim memoire-dashboard)",
+    ]
+    assert "waits for a node that is lost" in more and "waits for a node that is lost" not in said
+    gone = notes(tmp_path, *GIVEN, *kept[:2], "server.persistence.whenDeleted=Delete",
+                 "dashboard.persistence.storageClass=network")  # fmt: skip
+    assert "stays until" not in gone and "waits for a node that is lost" not in gone

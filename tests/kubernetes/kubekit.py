@@ -32,6 +32,8 @@ HELM = os.environ.get("MEMOIRE_HELM", "helm").split(":")[0]
 NAMESPACE = os.environ.get("MEMOIRE_NAMESPACE", "memoire-test")
 KEYS, TOKENS = "demo-keys", "demo-tokens"
 """What values.yaml calls the Secrets."""
+ADDED = ("since", "ended_through", "applied", "stale", "lost_feedback")
+"""Columns of accounts that servers of an earlier version do not tell: trials upgrade such servers."""
 # One node's page, or the dashboard's, as from its own container: no NetworkPolicy is in the way, and no token leaves it.
 PAGE = """
 import os, pathlib, sys, urllib.request
@@ -66,7 +68,7 @@ def until(condition, seconds, what):
         try:
             if last := condition():
                 return last
-        except (AssertionError, subprocess.TimeoutExpired, KeyError, ValueError) as error:
+        except (AssertionError, OSError, subprocess.TimeoutExpired, KeyError, ValueError) as error:
             last = error
         time.sleep(0.5)
     raise AssertionError(f"not within {seconds:g} s: {what}; last: {last}")
@@ -82,6 +84,18 @@ def missing():
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return f"no cluster answers: {str(error).strip().splitlines()[-1]}"
     return ""
+
+
+def accounts_of(told):
+    """Rows of a page of accounts; those of an earlier version lack some columns, and have their epochs beside them."""
+    if told["row_bytes"] == ACCOUNT.itemsize:
+        return np.frombuffer(told["rows"], ACCOUNT)
+    kept = [name for name in ACCOUNT.names if name not in ADDED]
+    former = np.frombuffer(told["rows"], np.dtype([(name, ACCOUNT[name]) for name in kept]))
+    rows = np.zeros(len(former), ACCOUNT)
+    rows[kept] = former
+    rows["since"] = np.frombuffer(told["since"], "<i8") if told["since"] else 0
+    return rows
 
 
 class Report:
@@ -259,12 +273,12 @@ class Release:
 
     def account_rows(self, pod):
         """Every account that a server has, those that are not in its memory included."""
-        parts, after = [b""], ""
+        parts, after = [np.empty(0, ACCOUNT)], ""
         while len(parts) == 1 or after:
             told = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
-            parts.append(told["rows"])
-            after = told["next"]
-        return np.frombuffer(b"".join(parts), ACCOUNT)
+            parts.append(accounts_of(told))
+            after = told.get("next", "")
+        return np.concatenate(parts)
 
     def totals(self):
         """What the cluster says that all of it has counted, asked as a person would."""

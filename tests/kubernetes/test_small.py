@@ -1,9 +1,13 @@
-"""A small release that is open to everybody, installed by the other Helm: $MEMOIRE_HELM names two (`helm:helm3`)."""
+"""A small release that is open to everybody, installed from a registry by the other Helm: $MEMOIRE_HELM names two
+(`helm:helm3`).
+"""
 
 import os
 
 import pytest
-from kubekit import NAMESPACE, Release
+from kubekit import CHART, NAMESPACE, Release, run
+
+from registrykit import registry
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
 OTHER = os.environ.get("MEMOIRE_HELM", "helm").split(":")[1:]
@@ -15,9 +19,13 @@ SMALL = (
 
 
 @pytest.mark.skipif(not OTHER, reason="MEMOIRE_HELM names no second helm")
-def test_another_helm_installs_tests_changes_and_uninstalls_it():
+def test_another_helm_installs_tests_changes_and_uninstalls_it(tmp_path):
     with Release(f"{NAMESPACE}-small", helm=OTHER[0]) as release:
-        release.install(*SMALL)
+        with registry(tmp_path) as here:
+            run(OTHER[0], "package", str(CHART), "--destination", str(tmp_path))
+            (package,) = tmp_path.glob("memoire-*.tgz")
+            run(OTHER[0], "push", str(package), here.url("charts"), "--plain-http")
+            release.install(*SMALL, "--plain-http", chart=here.url("charts/memoire"))
         release.helm("test", release.name, "--timeout", "100s")
         assert release.status(release.pods("server")[0])["security"]["keys"] is False
         release.install(*SMALL, "--set", "dashboard.enabled=false")

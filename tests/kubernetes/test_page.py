@@ -1,0 +1,322 @@
+"""Every command of docs/kubernetes.md, taken from the page as it is written, one after the other on a real cluster.
+
+A block of the page that begins with ```sh is run by bash, in a folder that has the checkout's `deploy` in it. What the
+words behind `sh` mean:
+
+    docker        takes docker: IN_PLACE says what is run in its place
+    background    goes on until it is ended
+    elsewhere     is for a cluster or a moment that is none of this one's: not run
+"""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from accesskit import CLIENT, Visitor
+from kubekit import ROOT, Release, run, until
+
+from memoire.security.permissions import ROLES
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(590)]
+BLOCK = re.compile(r"^```sh( \w+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("docs/kubernetes.md", "README.md")
+IN_PLACE = {
+    "make image": "",  # .ci/kubernetes builds the images and gives them to the nodes
+    "memoire() {": f'memoire() {{ {sys.executable} -m memoire "$@"; }}',
+    "docker build --tag memoire .": "",
+}
+"""What is run in place of each block that takes docker, by how it begins."""
+RECORD = """
+import memoire, numpy, sys
+obs = numpy.zeros(4, numpy.float32)
+with memoire.connect(sys.argv[1], keys=sys.argv[2], timeout=20.0) as client:
+    writer = client.writer()
+    for step in range(200):
+        after = obs + 1
+        writer.step(obs, 0, 1.0, step == 199, False, after)
+        obs = after
+    client.update(20.0)
+    client.log("kept")
+    client.update(20.0)
+"""
+
+LOOK = """
+import sys, urllib.error, urllib.request
+url, host, token = sys.argv[1:]
+request = urllib.request.Request(url, headers={"Host": host} | ({"Authorization": "Bearer " + token} if token else {}))
+try:
+    print(urllib.request.urlopen(request, timeout=5).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+except OSError:
+    print("no connection")
+"""
+
+
+def blocks(page):
+    """(what is said of it, commands) of each block of commands on a page."""
+    found = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [(mark.strip(), text) for mark, text in found]
+
+
+class Page:
+    """A person who goes through the page; what is defined in one block is known in those behind it.
+
+    Args:
+        folder: Where the person is.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.known, self.done = folder, folder / "known.sh", []
+        (folder / "deploy").symlink_to(ROOT / "deploy")
+        self.known.touch()
+        self.left = blocks(PAGES[0])
+
+    def next(self, begins, *, seconds=300.0):
+        """Run the next block that is to be run here; it has to begin like this. What it printed."""
+        mark, text = self._take()
+        assert text.startswith(begins), f"the page goes on with\n{text}"
+        if mark == "docker":
+            text = in_place(text)
+        script = f'source "{self.known}"\n{text}\ndeclare -f > "{self.known}"\n'
+        return run("bash", "-euo", "pipefail", "-c", f"cd {self.folder}\n{script}", timeout=seconds)
+
+    def start(self, begins):
+        """Begin the next block, which goes on; the process."""
+        mark, text = self._take()
+        assert mark == "background" and text.startswith(begins), text
+        return subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=self.folder, stdout=subprocess.DEVNULL)
+
+    def _take(self):
+        while self.left[0][0] == "elsewhere":
+            self.left.pop(0)
+        return self.left.pop(0)
+
+
+def in_place(text):
+    """What is run in place of a block that takes docker."""
+    (found,) = [instead for begins, instead in IN_PLACE.items() if text.startswith(begins)]
+    return found
+
+
+class PageRelease(Release):
+    """The release that the page speaks of: what is asked of it is asked as in any other test."""
+
+    def __init__(self, namespace, name, full):
+        super().__init__(namespace, name)
+        self.full = full
+
+    def __enter__(self):
+        run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", timeout=120.0)
+        return self
+
+    def secrets(self):
+        """{name: data} of those that a hook made."""
+        names = {f"{self.name}-tokens", *(f"{self.name}-keys-{role}" for role in ROLES)}
+        found = json.loads(self.kubectl("get", "secrets", "-o", "json"))["items"]
+        return {one["metadata"]["name"]: one["data"] for one in found if one["metadata"]["name"] in names}
+
+    def leftovers(self):
+        """What is left of the hook that made them."""
+        kinds = "jobs,serviceaccounts,roles,rolebindings,networkpolicies"
+        return [one for one in self.kubectl("get", kinds, "-o", "name").split() if one.endswith("-keys")]
+
+    def progress(self):
+        """(steps, samples) at its only server."""
+        (server,) = self.servers()
+        return server["stats"]["totals"]["steps"], server["stats"]["samples"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return Page(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def release():
+    with PageRelease("rl", "memoire", "memoire") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mine():
+    with PageRelease("mine", "mine", "mine-memoire") as made:
+        yield made
+
+
+def test_blocks_that_take_docker_are_those_that_have_something_in_their_place():
+    marked = [text for page in PAGES for mark, text in blocks(page) if mark == "docker"]
+    assert all(sum(text.startswith(begins) for begins in IN_PLACE) == 1 for text in marked), marked
+    assert all(any(text.startswith(begins) for text in marked) for begins in IN_PLACE)
+    others = [text for mark, text in blocks(PAGES[0]) if mark != "docker"]
+    assert not [text for text in others if "docker" in text]
+
+
+def test_the_readme_says_nothing_of_kubernetes_but_what_the_page_says():
+    known = {line.partition("#")[0].strip() for _, text in blocks(PAGES[0]) for line in text.splitlines()}
+    lines = [line.partition("#")[0].strip() for _, text in blocks(PAGES[1]) for line in text.splitlines()]
+    assert not [line for line in lines if re.match("(helm|kubectl|make image)", line) and line not in known]
+
+
+def test_one_line_installs_a_cluster_that_lives_with_keys_tokens_and_policies(page, release):
+    page.next("make image")
+    page.next("helm install memoire")
+    run("kubectl", "label", "namespace", "rl", "pod-security.kubernetes.io/enforce=restricted")
+    for component, count in (("server", 1), ("proxy", 1), ("dashboard", 1), ("learner", 1), ("actor", 2)):
+        until(lambda component=component, count=count: release.are_ready(component, count), 90.0, component)
+    assert len(release.secrets()) == 1 + len(ROLES) and not release.leftovers()
+    (server,) = release.servers()
+    assert server["security"]["keys"] is True and not server["security"]["open"]
+    until(lambda: min(release.progress()) > 2_000, 120.0, "steps that are counted, and samples that are drawn")
+
+
+def test_the_dashboard_opens_with_the_token_that_is_printed(page, release):
+    forward = page.start("kubectl -n rl port-forward")
+    token = page.next("kubectl -n rl get secret")
+    assert token == base64.b64decode(release.secrets()["memoire-tokens"]["dashboard"]).decode()
+    notes = release.helm("get", "notes", "memoire").removeprefix("NOTES:").strip().splitlines()
+    assert run("bash", "-c", notes[2]) == token
+    request = urllib.request.Request("http://localhost:8265/api/overview", headers={"Authorization": f"Bearer {token}"})
+    try:
+        seen = until(lambda: json.load(urllib.request.urlopen(request, timeout=10)), 60.0, "the dashboard")
+    finally:
+        forward.kill()
+        forward.wait()
+    assert seen["totals"]["steps"] > 0
+    states = {node["role"]: node["state"] for node in seen["nodes"]}
+    assert states == dict.fromkeys(("server", "proxy", "learner"), "up")
+
+
+def test_the_real_thing_takes_the_place_of_the_demo_and_has_the_same_keys(page, release):
+    before = release.secrets()
+    page.next("memoire() {")
+    page.next("helm uninstall memoire")
+    assert release.secrets() == before and not release.leftovers()
+    assert not release.pods("learner") and not release.pods("actor")
+
+
+def test_a_round_trip_changes_no_total(page, release):
+    before = release.totals()
+    page.next("helm test memoire")
+    assert release.totals() == before
+    (server,) = release.servers()
+    assert server["stats"]["probes"] == 1 and not server["clients"]["rows"]
+
+
+def test_a_secret_that_somebody_deleted_is_made_again_and_one_that_was_given_is_asked_for(release):
+    before, gone = release.secrets(), "memoire-keys-actor"
+    release.kubectl("delete", "secret", gone)
+    change = ("upgrade", "memoire", str(ROOT / "deploy/helm/memoire"), "--reset-then-reuse-values")
+    release.helm(*change, "--wait", "--timeout", "150s")
+    now = release.secrets()
+    assert now.keys() == before.keys() and now[gone]["own.key"] != before[gone]["own.key"]
+    kept = set(now) - {gone, "memoire-tokens"}
+    assert all(now[name]["own.key"] == before[name]["own.key"] for name in kept)
+    with pytest.raises(AssertionError, match="nobodys-keys-server"):
+        release.helm(*change, "--set", "security.keys=nobodys-keys", "--wait", "--timeout", "150s")
+    assert release.are_ready("server", 1)
+    release.helm("rollback", "memoire", "--wait", "--timeout", "100s")
+    assert release.secrets() == now and not release.leftovers()
+
+
+def test_keys_of_ones_own_are_taken_and_replaced(page, release):
+    page.next("memoire keys new keys")
+    assert release.are_ready("server", 1) and release.are_ready("proxy", 1)
+    former = (page.folder / "keys" / "actor" / "own.pub").read_text(encoding="utf-8")
+    page.next("apply() {")
+    held = release.kubectl("exec", release.pods("server")[0], "--", "cat", "/etc/memoire/keys/authorized-actor.pub")
+    new = (page.folder / "keys" / "actor" / "own.pub").read_text(encoding="utf-8")
+    assert key_in(new) in held and key_in(former) not in held
+
+
+def key_in(file):
+    """The key itself, of a file with a public one."""
+    return next(line for line in file.splitlines() if re.fullmatch("[A-Za-z0-9+/]{43}=", line))
+
+
+@pytest.fixture
+def controller(release):
+    """A Pod in the namespace in which an Ingress controller is; it looks at the dashboard, as a host, with a token."""
+    run("kubectl", "create", "namespace", "ingress-nginx")
+    try:
+        yield looks_from(Visitor(release, "controller", namespace="ingress-nginx"), release)
+    finally:
+        run("kubectl", "delete", "namespace", "ingress-nginx", "--wait=false")
+
+
+def looks_from(pod, release):
+    """What a Pod gets of the dashboard: a status, or that there is no connection."""
+    url = f"http://{release.service('dashboard')}/api/overview"
+    return lambda host, token="": pod.python(LOOK, url, host, token)
+
+
+def test_behind_an_oidc_proxy_the_dashboard_opens_for_the_controller_alone(release, controller, tmp_path):
+    (found,) = re.findall(r"(?ms)^```yaml ingress behind an oidc proxy\n(.*?)^```$", (ROOT / PAGES[0]).read_text())
+    (values := tmp_path / "values.yaml").write_text(found, encoding="utf-8")
+    change = ("upgrade", "memoire", str(ROOT / "deploy/helm/memoire"), "--reset-then-reuse-values", "--values")
+    release.helm(*change, str(values), "--wait", "--timeout", "150s")
+    host = "memoire.rl.example.com"
+    assert host in release.kubectl("get", "ingress", "memoire-dashboard", "-o", "jsonpath={.spec.rules[*].host}")
+    secret = json.loads(release.kubectl("get", "secret", "my-tokens", "-o", "json"))["data"]["dashboard"]
+    token = base64.b64decode(secret).decode()
+    assert [controller(host, token), controller(host), controller("other.example.com", token)] == ["200", "401", "421"]
+    with Visitor(release, "stranger") as stranger:
+        assert looks_from(stranger, release)(host, token) == "no connection"
+    release.helm("rollback", "memoire", "--wait", "--timeout", "150s")
+
+
+def test_programs_of_ones_own_run_and_a_learner_that_is_killed_goes_on(page, mine):
+    page.next("docker build")
+    page.next("helm install mine")
+    release, (learner,) = mine, mine.pods("learner")
+
+    def steps_and_samples():
+        stats = release.status(learner)["stats"]
+        return stats["totals"]["steps"], stats["samples"]
+
+    until(lambda: min(steps_and_samples()) > 5_000, 120.0, "steps that are counted, samples that are drawn")
+    for pod in release.pods("actor"):
+        status = release.status(pod)
+        assert (status["role"], status["ready"]) == ("actor", True), status["reasons"]
+        assert "memoire_client_steps_total" in release.page(pod, "/metrics", port=8081)
+    before, uid = steps_and_samples()[0], release.kubectl("get", "pod", learner, "-o", "jsonpath={.metadata.uid}")
+    release.kill(learner)
+    until(lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "gone")
+    until(lambda: release.are_ready("learner", 1), 120.0, "another learner")
+    assert steps_and_samples()[0] >= before  # on its volume
+    since = steps_and_samples()
+    until(lambda: all(a > b for a, b in zip(steps_and_samples(), since, strict=True)), 120.0, "more of both")
+
+
+def test_servers_come_and_go(page, release):
+    page.next("helm upgrade memoire")
+    assert release.are_ready("server", 2)
+    page.next("kubectl -n rl exec memoire-server-0")
+    until(lambda: release.are_ready("server", 1), 60.0, "one server")
+
+
+def test_a_release_is_backed_up_taken_away_and_restored(page, release):
+    with Visitor(release, "friend", CLIENT, mounts=["my-keys-actor"]) as friend:
+        friend.python(RECORD, release.endpoint, "/keys/my-keys-actor")
+    before = until(lambda: (now := release.accounts()) and now, 30.0, "an account")
+    totals = release.totals()
+    assert totals["steps"] == 200
+    page.next("mkdir -p backup")
+    said = page.next("helm uninstall memoire")
+    assert "persistentvolumeclaim/state-memoire-server-0" in said and "secret/memoire-tokens" in said
+    page.next("kubectl -n rl delete pvc")
+    assert not release.kubectl("get", "pvc", "-o", "name") and not release.secrets()
+    release.kubectl("delete", "secret", "my-tokens", *(f"my-keys-{role}" for role in ROLES))
+    page.next("kubectl create namespace rl")
+    until(lambda: release.are_ready("server", 2), 60.0, "as many servers as the values say")
+    assert release.accounts() == before
+    now = release.totals()
+    assert {name: now[name] for name in ("steps", "episodes")} == {"steps": 200, "episodes": 1}
+
+
+def test_no_command_of_the_page_was_left_out(page):
+    assert [text for mark, text in page.left if mark != "elsewhere"] == []
