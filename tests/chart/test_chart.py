@@ -493,7 +493,7 @@ def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(v
     for name, spec, _ in pods(objects):
         for one in containers(spec):
             shows_pages = any(port["name"] == "probes" for port in one.get("ports", ()))
-            start = started.get(one["name"], asks("/livez", 1, failureThreshold=120))
+            start = started.get(one["name"], asks("/livez", 1, failureThreshold=600))
             expected = {"startupProbe": start, "livenessProbe": kept, "readinessProbe": sent}
             sleeps = one.get("command") == ["sleep", "infinity"]
             assert probed(one) == (expected if shows_pages and not sleeps else {}), (name, one["name"])

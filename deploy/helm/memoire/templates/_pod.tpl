@@ -152,14 +152,15 @@ volumeMounts:
 
 {{/* Probes on a node's pages: alive means that its threads take their turns. Five answers in a row have to be missing or bad,
 each of which may take 20 seconds: a node on a busy machine is slow, and a server that is started anew has lost what it
-held. A process that is stopped is killed after some 110 seconds and its grace period. Ready means that it may get new clients. A relay has started when it reaches the cluster: the programs of its Pod wait for that, and not
-in vain. */}}
+held. A process that is stopped is killed after some 110 seconds and its grace period. Ten minutes are given to start: two were too
+few for a dashboard on a machine with a load of a hundred. Ready means that it may get new clients. A relay has started when it
+reaches the cluster: the programs of its Pod wait for that, and not in vain. */}}
 {{- define "memoire.probes" -}}
 startupProbe:
   httpGet: {path: {{ ternary "/readyz" "/livez" (eq (default "" .role) "relay") }}, port: probes}
   periodSeconds: 1
   timeoutSeconds: 5
-  failureThreshold: {{ ternary 600 120 (eq (default "" .role) "relay") }}
+  failureThreshold: 600
 livenessProbe:
   httpGet: {path: /livez, port: probes}
   periodSeconds: 10
