@@ -487,7 +487,7 @@ def probed(container):
 def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
     objects = render(values=values)
     kept, sent = documented("livenessProbe"), documented("readinessProbe")
-    assert kept == asks("/livez", 10, timeout=20, failureThreshold=5) and sent == asks("/readyz", 5)
+    assert kept == asks("/livez", 10, timeout=15, failureThreshold=5) and sent == asks("/readyz", 5)
     # The programs of a relay's Pod wait until it has met others.
     started = {"relay": asks("/readyz", 1, failureThreshold=600)}
     for name, spec, _ in pods(objects):
@@ -511,8 +511,8 @@ def test_a_stopped_node_is_killed_within_three_minutes_and_a_slow_one_has_time(v
             if kept := one.get("livenessProbe"):
                 each = max(kept["periodSeconds"], kept["timeoutSeconds"])
                 noticed = kept["periodSeconds"] + kept["failureThreshold"] * each
-                assert noticed <= 110, (name, one["name"])  # and the usual grace period is 30 s
-                assert kept["timeoutSeconds"] >= 20 and kept["failureThreshold"] * each >= 100, (name, one["name"])
+                assert noticed <= 85, (name, one["name"])  # and the usual grace period is 30 s
+                assert kept["timeoutSeconds"] >= 15 and kept["failureThreshold"] * each >= 75, (name, one["name"])
 
 
 def test_a_program_may_have_other_probes():

@@ -151,10 +151,10 @@ volumeMounts:
 {{- end }}
 
 {{/* Probes on a node's pages: alive means that its threads take their turns. Five answers in a row have to be missing or bad,
-each of which may take 20 seconds: a node on a busy machine is slow, and a server that is started anew has lost what it
-held. A process that is stopped is killed after some 110 seconds and its grace period. Ten minutes are given to start: two were too
-few for a dashboard on a machine with a load of a hundred. Ready means that it may get new clients. A relay has started when it
-reaches the cluster: the programs of its Pod wait for that, and not in vain. */}}
+and each may take 15 seconds: a node on a busy machine is slow, and a server that starts again has lost what it held.
+A process that is stopped is killed after at most 85 seconds and its grace period. A node has ten minutes to start: two
+were too few for a dashboard on a machine with a load of a hundred. Ready means that it may get new clients. A relay has
+started when it reaches the cluster: the programs of its Pod wait for that. */}}
 {{- define "memoire.probes" -}}
 startupProbe:
   httpGet: {path: {{ ternary "/readyz" "/livez" (eq (default "" .role) "relay") }}, port: probes}
@@ -164,7 +164,7 @@ startupProbe:
 livenessProbe:
   httpGet: {path: /livez, port: probes}
   periodSeconds: 10
-  timeoutSeconds: 20
+  timeoutSeconds: 15
   failureThreshold: 5
 readinessProbe:
   httpGet: {path: /readyz, port: probes}
