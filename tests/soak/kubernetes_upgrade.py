@@ -1,17 +1,20 @@
 """Are totals exact through upgrades from the chart's version before this one, back, and forth again, while actors push?
 
-The former chart is taken from the history of this repository, or is the folder $MEMOIRE_PREVIOUS_CHART; $MEMOIRE_PREVIOUS_IMAGE
-(NAME:TAG) is its image, else both have the same. Every change replaces every Pod, as a new image does. Values are given anew, and by
-`--reset-then-reuse-values`, as people do; by `--reuse-values`, which takes the former chart's defaults along, it works where these
-lack nothing, and else is refused by name. At the end every actor's own counts are compared with the cluster's.
+The former chart is taken from the history of this repository, or is the folder $MEMOIRE_PREVIOUS_CHART. Its images are
+$MEMOIRE_PREVIOUS_IMAGE and, for actors, $MEMOIRE_PREVIOUS_DEMO (NAME:TAG); else both have the same. $MEMOIRE_PREVIOUS_ACTOR
+is the module that the former actors run. Every change replaces every Pod, as a new image does. Values are given again, and
+by `--reset-then-reuse-values`, as people do. `--reuse-values` takes the former chart's defaults along: it works if these lack
+nothing, and else is refused by name. At the end every actor's own counts are compared with the cluster's and the dashboard's.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import yaml
 from _kit import ROOT
 from _kubernetes import ACTORS_ONLY, Trial, kubekit, trial
 
@@ -46,8 +49,7 @@ def previous(to: Path) -> Path | None:
 
 
 def play(release: Trial, former: Path) -> None:
-    image = os.environ.get("MEMOIRE_PREVIOUS_IMAGE", "").rpartition(":")
-    old = ("--set", f"image.repository={image[0]},image.tag={image[2]}") if image[0] else ()
+    old = former_programs()
     name = version((former / "Chart.yaml").read_text(encoding="utf-8"))
     release.install(*ACTORS_ONLY, *old, chart=former)
     release.note(f"chart {name} installed")
@@ -71,8 +73,36 @@ def play(release: Trial, former: Path) -> None:
         release.end_actors(*ACTORS_ONLY)
     for trouble in release.differences(words):
         release.check(False, trouble)
+    shown = lambda: release.overview()["totals"]["steps"] == release.totals()["steps"]  # noqa: E731
+    kubekit.until(shown, 60.0, "a dashboard with the cluster's total")
     release.note("actors, each counted exactly", len(words))
     release.note("steps", f"{release.totals()['steps']:,}")
+
+
+def named(variable: str) -> dict[str, str]:
+    """An image as the chart's values have it; {} if the variable is not set."""
+    name, _, tag = os.environ.get(variable, "").rpartition(":")
+    return {"repository": name, "tag": tag} if name else {}
+
+
+def former_programs() -> list[str]:
+    """Values that give the former release its own images, and its actors their own program."""
+    said: dict[str, object] = {"image": named("MEMOIRE_PREVIOUS_IMAGE"), "actors.image": named("MEMOIRE_PREVIOUS_DEMO")}
+    if module := os.environ.get("MEMOIRE_PREVIOUS_ACTOR"):
+        said["actors.command"] = ["python3", "-m", module]
+    return as_words({name: value for name, value in said.items() if value})
+
+
+def todays_programs() -> list[str]:
+    """Values that take these away from a release whose values are used again."""
+    said = yaml.safe_load(kubekit.VALUES.read_text(encoding="utf-8"))["actors"]
+    actors = {"actors.image": {"tag": ""} | said["image"], "actors.command": said["command"]}
+    return as_words({"image": {"repository": "memoire", "tag": ""}} | actors)
+
+
+def as_words(values: dict[str, object]) -> list[str]:
+    """Values as helm's command line has them."""
+    return [word for name, value in values.items() for word in ("--set-json", f"{name}={json.dumps(value)}")]
 
 
 def replaced(name: str) -> list[str]:
@@ -92,7 +122,8 @@ def reuse_alone(release: Trial) -> None:
 
 
 def reuse(release: Trial, how: str) -> None:
-    release.helm("upgrade", release.name, str(kubekit.CHART), how, *replaced(how), *WAIT)
+    today = todays_programs() if former_programs() else []
+    release.helm("upgrade", release.name, str(kubekit.CHART), how, *today, *replaced(how), *WAIT)
 
 
 def main() -> int:
