@@ -1,7 +1,7 @@
 """Are counts exact when a volume fills, a server is killed for memory, servers go from three to one, and back again?
 
 Actors push all the time. The servers' state is on small volumes in memory, which can be filled. A server with a full volume
-acknowledges nothing and is not ready, and goes on when there is room. Another server is killed by the kernel (OOMKilled)
+acknowledges nothing and is not ready, and goes on when there is room. That server is then killed by the kernel (OOMKilled)
 and starts again from its volume. An upgrade to one server drains two; a rollback makes them again. At the end every
 actor's own counts are compared with the cluster's.
 """
