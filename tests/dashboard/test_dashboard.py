@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import dataclasses
 import http.client
 import io
 import json
@@ -804,10 +803,3 @@ def test_the_command_says_what_is_wrong(capsys):
 def test_its_version_is_memoires(small):
     _, _, board = small
     assert get(board, "/api/openapi.json")["info"]["version"] == memoire.__version__
-
-
-def test_curves_are_described_as_they_are_sent() -> None:
-    from memoire.dashboard.collect.history import Curves
-    from memoire.dashboard.web.api import CurvesAnswer
-
-    assert list(CurvesAnswer.model_fields) == [field.name for field in dataclasses.fields(Curves)]

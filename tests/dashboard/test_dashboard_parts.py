@@ -18,7 +18,7 @@ from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import CounterSums, quantile
 from memoire.dashboard.collect.forecasts import until
-from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, Curves, History
+from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, History
 from memoire.dashboard.collect.ledgers import Kept
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.rates import Ring
@@ -216,11 +216,6 @@ def test_an_event_file_is_read_by_the_rules_of_its_format(history):
     assert records[3][:9] == b"\x09" + struct.pack("<d", NOW + 2)
     assert records[3][9:12] == b"\x10\x90\x03"  # step 400 as a varint
     assert records[3].endswith(b"\x0a\x04loss\x15" + struct.pack("<f", 2.5))
-
-
-def test_the_description_of_curves_is_what_is_sent():
-    api = pytest.importorskip("memoire.dashboard.web.api", reason="fastapi is not installed")
-    assert list(api.CurvesAnswer.model_fields) == list(Curves.__dataclass_fields__)
 
 
 # ------------------------------------------------------------------------------------------------------------ rates
