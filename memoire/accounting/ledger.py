@@ -266,11 +266,14 @@ class Ledger:
         Raises:
             ProtocolError: too many accounts are opened at once; nothing was changed.
         """
-        account = self.find(client)
-        if since not in (0, self.epoch if account is None else account.since):
-            self.strays += 1
-            return None
-        account = self._opened(client, now, table)
+        account = self._accounts.get(client)  # nearly always there: this is asked for each cache
+        if account is None or since not in (0, account.since):
+            account = self.find(client)
+            if since not in (0, self.epoch if account is None else account.since):
+                self.strays += 1
+                return None
+            account = self._opened(client, now, table)
+        account.last_seen = now
         account.arrived(byte_count, number, pushed_bytes, now)
         return account
 

@@ -81,7 +81,8 @@ class Admission:
             ProtocolError: it cannot be read, its sender may not send it, or too many clients came by its connection.
         """
         message = parse(request.message, self._limits)
-        self._check_sender(request.peer, message)
+        if request.peer is not OPEN:
+            self._check_sender(request.peer, message)
         self._check_connection(request, message.header.client, now)
         return message
 
@@ -94,8 +95,6 @@ class Admission:
 
     def _check_sender(self, peer: Peer, message: Message) -> None:
         """Raise ProtocolError if this peer may not send this, by its role or in the name of this client."""
-        if peer is OPEN:
-            return
         peer.check(message.type, message.header.table)
         if isinstance(message.body, messages.Hello):
             peer.check_hello(message.body)
@@ -112,8 +111,10 @@ class Admission:
         try:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
             message = parse(frames, self._limits, verify_payload=False)
-            self._check_sender(peer, message)
-            _check_pushed(message.type)
+            if peer is not OPEN:
+                self._check_sender(peer, message)
+            if message.header.type not in PUSHED:
+                raise _not_pushed(message.header.type)
         except ProtocolError as error:
             self.refuse(error)
             return None
@@ -125,7 +126,8 @@ class Admission:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
             header, _ = parse_header(frames, self._limits)
             peer.check(header.type)
-            _check_pushed(header.type)
+            if header.type not in PUSHED:
+                raise _not_pushed(header.type)
         except ProtocolError as error:
             self.refuse(error)
             return None
@@ -158,6 +160,5 @@ class Admission:
         return None if answer is None else [*request.envelope, *answer]
 
 
-def _check_pushed(kind: messages.Type) -> None:
-    if kind not in PUSHED:
-        raise ProtocolError("unexpected", f"{kind.name} was pushed; caches and episodes are taken here")
+def _not_pushed(kind: messages.Type) -> ProtocolError:
+    return ProtocolError("unexpected", f"{kind.name} was pushed; caches and episodes are taken here")

@@ -133,7 +133,7 @@ class Pool:
         """A received cache, completely checked: see `unpack.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
-        return unpack.check(payload, self.layout, limits, checksum=checksum)
+        return unpack.check(payload, self._queues.layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.
@@ -149,15 +149,13 @@ class Pool:
         Raises:
             ProtocolError: the cache is of another layout (parameters changed meanwhile), or larger than the pool.
         """
-        queues = self._queues
-        queues.check_fits(held)
-        with self._waiter.lock:
-            queues.check_layout(held)
-            if self._waiter.is_closed:
+        queues, waiter = self._queues, self._waiter
+        with waiter.lock:
+            queues.check(held)
+            if waiter.is_closed:
                 return 0
-            now = self._now()
-            gone = queues.add(client_id, sequence, held, now)
-            self._waiter.tell()
+            gone = queues.add(client_id, sequence, held, self._now())
+            waiter.tell()
             return gone
 
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
@@ -198,7 +196,7 @@ class Pool:
     def _now(self) -> float:
         """The time, after silent clients and readers were let go if that is due."""
         now = self._clock()
-        if self._readers.is_due(now):
+        if self._readers.present.is_due(now):
             self._expire(now)
         return now
 
@@ -266,10 +264,9 @@ class Pool:
             ProtocolError: it is of another layout, or larger than the pool.
             Closed: `close` was called.
         """
-        self._queues.check_fits(held)
         with self._waiter.lock:
             self._waiter.check_open()
-            self._queues.check_layout(held)
+            self._queues.check(held)
             is_new, gone = self._restore.put_back(kept, held, age=age, stays=stays, now=self._clock())
             if is_new:
                 self._waiter.tell()

@@ -47,14 +47,11 @@ class CacheQueues:
         parameters.check_for(self.schema)
         self.parameters = parameters
         self.held.limit(parameters.max_times_sampled)
+        self.is_limited = parameters.max_times_sampled > 0
+        """Whether clients' entries are used up as they are drawn into caches."""
         self.layout = layout_of(self.schema, parameters)
         """What a cache must be like."""
         self.drawn_layout = layout_of(self.schema, parameters, Kind.DRAWN)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether clients' entries are used up as they are drawn into caches."""
-        return self.parameters.max_times_sampled > 0
 
     def configure(self, parameters: Parameters) -> int:
         """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many.
@@ -77,15 +74,12 @@ class CacheQueues:
 
     # What comes in
 
-    def check_fits(self, cache: HeldCache) -> None:
-        """Refuse a cache that is larger than all that may be held. Raises ProtocolError."""
+    def check(self, cache: HeldCache) -> None:
+        """Refuse a cache that is larger than all that may be held, or of another layout. Raises ProtocolError."""
         if cache.nbytes > self.byte_limit:
             raise ProtocolError(
                 "too_large", f"a cache of {cache.nbytes} bytes; the pool holds {self.byte_limit} in all"
             )
-
-    def check_layout(self, cache: HeldCache) -> None:
-        """Refuse a cache that was made under another layout. Raises ProtocolError."""
         if cache.layout is not self.layout.core:
             raise ProtocolError("parameters", "a cache made under parameters that have changed since")
 

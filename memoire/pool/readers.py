@@ -43,16 +43,13 @@ class Readers:
 
     def __init__(self, queues: CacheQueues, timeout: float, now: float) -> None:
         self._queues = queues
-        self._present = Presence(timeout, now)
+        self.present = Presence(timeout, now)
+        """When each was heard; it says when to `expire` again."""
         self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
-
-    def is_due(self, now: float) -> bool:
-        """Whether to `expire` again."""
-        return self._present.is_due(now)
 
     def expire(self, now: float) -> bool:
         """Forget silent readers; returns whether there were any, so that what was kept for them is free."""
-        silent = self._present.expire(now)
+        silent = self.present.expire(now)
         for reader in silent:
             self._queues.held.reserve(reader, 0)
             self._elsewhere.pop(reader, None)
@@ -60,9 +57,9 @@ class Readers:
 
     def _hear(self, reader: bytes, now: float) -> None:
         """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
-        if reader not in self._present and len(self._present) >= MAX_READERS:
+        if reader not in self.present and len(self.present) >= MAX_READERS:
             raise ProtocolError("busy", f"{MAX_READERS} readers draw from this server already")
-        self._present.heard(reader, now)
+        self.present.heard(reader, now)
 
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int, part: tuple[int, int], now: float

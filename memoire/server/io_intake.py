@@ -13,7 +13,6 @@ from memoire.net.context import Context, Socket
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Message
 
 from .dispatch import Dispatcher
 from .io_addresses import BoundAddresses
@@ -75,11 +74,8 @@ class IntakeThreads:
                 return
             message = self._admission.receive_push(made, frames)
             if message is not None:
-                self._take(message)
-
-    def _take(self, message: Message) -> None:
-        assert isinstance(message.body, messages.Cache | messages.Episode)
-        try:
-            self._dispatcher.arrived(message.header, message.body, message.payload)
-        except ProtocolError:
-            pass  # counted where it was found
+                assert isinstance(message.body, messages.Cache | messages.Episode)
+                try:
+                    self._dispatcher.arrived(message.header, message.body, message.payload)
+                except ProtocolError:
+                    pass  # counted where it was found

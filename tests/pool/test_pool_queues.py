@@ -46,12 +46,12 @@ def test_the_oldest_cache_of_the_client_with_most_bytes_makes_room() -> None:
 
 
 def test_a_cache_that_is_too_large_or_of_another_layout_is_refused() -> None:
-    queues = queues_of(byte_limit=100)
     with pytest.raises(ProtocolError, match="the pool holds 100 in all"):
-        queues.check_fits(cache_of(50))
-    queues.check_layout(cache_of(5))
+        queues_of(byte_limit=100).check(cache_of(50))
+    queues = queues_of()
+    queues.check(cache_of(5))
     with pytest.raises(ProtocolError, match="parameters that have changed since"):
-        queues.check_layout(cache_of(5, parameters=PLAIN.replace(frame_stack=2)))
+        queues.check(cache_of(5, parameters=PLAIN.replace(frame_stack=2)))
 
 
 def test_only_parameters_of_another_layout_empty_the_queues() -> None:

@@ -74,7 +74,7 @@ def test_what_is_kept_for_a_silent_reader_is_free_again() -> None:
     queues, each = made(10)
     each.reserve(ONE, 10, 0, WHOLE, 100.0)
     each.take(OTHER, counts_of(), 105.0)
-    assert not each.is_due(101.0) and each.is_due(101.5)
+    assert not each.present.is_due(101.0) and each.present.is_due(101.5)
     assert not each.expire(110.0) and queues.drawable() == 0
     assert each.expire(110.5) and queues.drawable() == 10
     assert not each.expire(111.0), "the other one was heard at 105"

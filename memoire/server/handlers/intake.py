@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memoire.accounting.account import Account
+from memoire.accounting.ledger import Ledger
 from memoire.accounting.runs import Run
 from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
@@ -33,7 +34,7 @@ class IntakeHandler:
         """
         if header.client == NO_CLIENT:
             raise ProtocolError("client", "a cache needs a client id")
-        self._check_run(header)
+        self._run_of(header)
         table = self._state.tables.numbered(header.table)
         table.check_fingerprint(header.fingerprint)
         return table, table.pool.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
@@ -45,12 +46,12 @@ class IntakeHandler:
             ProtocolError: another run has begun since it was checked, the pool is closed to it, or too many accounts
                 are opened at once.
         """
-        self._check_run(header)
+        run = self._run_of(header)
         table.pool.add(header.client, header.sequence, held)
-        run = self._state.run
-        account = self._count(run, now, header, body, table.number)
+        ledger = self._state.ledger_of(table.number, run)
+        account = self._count(run, ledger, now, header, body, table.number)
         if account is not None:
-            self._state.ledger_of(table.number, run).accepted(account, header.payload_bytes, held.samples)
+            ledger.accepted(account, header.payload_bytes, held.samples)
 
     def reject(self, now: float, header: Header, body: Pushed, code: str) -> None:
         """Count for its client what was not taken, in the run that it was for, if that is known here.
@@ -61,17 +62,21 @@ class IntakeHandler:
         run = self._state.runs.find(header.run)
         if header.client == NO_CLIENT or run is None:
             return
-        account = self._count(run, now, header, body)
+        ledger = self._state.ledger_of(header.table, run)
+        account = self._count(run, ledger, now, header, body)
         if account is not None:
-            self._state.ledger_of(header.table, run).rejected(account, code)
+            ledger.rejected(account, code)
 
-    def _check_run(self, header: Header) -> None:
-        run = self._state.run
+    def _run_of(self, header: Header) -> Run:
+        """The run that is counted now. Raises ProtocolError if something was made for another one."""
+        run = self._state.runs.current
         if header.run and header.run != run.number:
             raise ProtocolError("run", f"a cache of another run; this server counts {run.name!r}")
+        return run
 
-    def _count(self, run: Run, now: float, header: Header, body: Pushed, table: int = 0) -> Account | None:
-        ledger = self._state.ledger_of(header.table, run)
+    def _count(
+        self, run: Run, ledger: Ledger, now: float, header: Header, body: Pushed, table: int = 0
+    ) -> Account | None:
         account = ledger.arrived(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table
         )
