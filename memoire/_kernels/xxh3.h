@@ -22,7 +22,7 @@
 #define MEMOIRE_XXH3_STRIPE 64
 #define MEMOIRE_XXH3_SECRET 192
 #define MEMOIRE_XXH3_BLOCK ((MEMOIRE_XXH3_SECRET - MEMOIRE_XXH3_STRIPE) / 8) /* stripes */
-#define MEMOIRE_XXH3_STREAMED_FROM ((size_t)1 << 20) /* bytes: what is longer is not read again soon */
+#define MEMOIRE_XXH3_STREAMED_FROM ((size_t)1 << 17) /* bytes: what is longer meets memory that is in no cache */
 
 #define MEMOIRE_P32_1 0x9E3779B1U
 #define MEMOIRE_P32_2 0x85EBCA77U

@@ -43,7 +43,10 @@ def checked_episode(
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
     schema, capacity = memory.schema, memory.capacity
     layout = layout_of(schema, memory.parameters, Kind.EPISODE, final=body.has_final)
-    held = unpack.check(payload, layout, limits, checksum=checksum)
+    if checksum is None:
+        held = unpack.check(payload, layout, limits)
+    else:
+        held = unpack.check_in_place(payload, layout, limits, checksum=checksum)
     entries = int(held.samples)
     if entries > capacity:
         raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")

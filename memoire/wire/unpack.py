@@ -11,7 +11,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 
-from . import _container
+from . import _bytes, _container
 from .compression import unpack_block
 from .layout import Layout, layout_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, Kind, Part
@@ -62,7 +62,10 @@ def read_episode(held: _container.HeldCache, layout: Layout) -> EpisodeRows:
 def check(
     payload: Any, layout: Layout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
 ) -> _container.HeldCache:
-    """A received container, completely checked, ready for `Pool.add`. Keeps the buffer; gathering reads it in place.
+    """A received container, completely checked, ready for `Pool.add`; gathering reads it in place.
+
+    With a checksum the bytes are copied on the way, since they stay: memory that was received into is free for the
+    next message, and so it is in the processor's cache. Without one the buffer is kept.
 
     Sizes, order, alignment, padding and what indices, weights, discounts and counts may be; packed blocks are unpacked
     now, after their declared size was compared with the schema's. One pass without the GIL, with the checksum.
@@ -75,10 +78,27 @@ def check(
     Raises:
         ProtocolError: and nothing else, whatever the bytes.
     """
+    _check_size(payload, limits)
+    return _container.HeldCache(payload, layout.core, checksum, limits.message_bytes, unpack_block)
+
+
+def _check_size(payload: Any, limits: Limits) -> None:
     size = memoryview(payload).nbytes
     if size > limits.message_bytes:
         raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
-    return _container.HeldCache(payload, layout.core, checksum, limits.message_bytes, unpack_block)
+
+
+def check_in_place(payload: Any, layout: Layout, limits: Limits, *, checksum: int) -> _container.HeldCache:
+    """`check` of what is read once, right away: it is summed up where it was received, and not copied.
+
+    The buffer stays as long as what this returns, and must not change. Raises ProtocolError.
+    """
+    _check_size(payload, limits)
+    found = _bytes.checksum(payload)
+    if found != checksum:
+        text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"
+        raise ProtocolError("payload", text)
+    return check(payload, layout, limits)
 
 
 def copy_of(held: _container.HeldCache, layout: Layout) -> _container.HeldCache:
