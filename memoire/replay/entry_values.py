@@ -130,7 +130,9 @@ def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bootstrap(shape: tuple[int, ...], given: ArrayLike | None) -> NDArray[np.float32]:
-    value = np.zeros((), np.float32) if given is None else np.asarray(given)
+    if given is None:
+        return np.zeros(math.prod(shape), np.float32)
+    value = np.asarray(given)
     expected = f"a finite number, or {shape} of them"
     if value.dtype.kind not in "iuf" or value.shape not in ((), shape):
         raise ParameterError("bootstrap_value", given, expected)
