@@ -6,6 +6,8 @@ words behind `sh` mean:
     docker        takes docker: IN_PLACE says what is run in its place
     background    goes on until it is ended
     elsewhere     is for a cluster or a moment that is none of this one's: not run
+
+The tests marked `long` are the page's last ones, and those that need none of its blocks: the others go on without them.
 """
 
 import base64
@@ -207,6 +209,7 @@ def test_a_round_trip_changes_no_total(page, release):
     assert server["stats"]["probes"] == 1 and not server["clients"]["rows"]
 
 
+@pytest.mark.long
 def test_a_secret_that_somebody_deleted_is_made_again_and_one_that_was_given_is_asked_for(release):
     before, gone = release.secrets(), "memoire-keys-actor"
     release.kubectl("delete", "secret", gone)
@@ -254,6 +257,7 @@ def looks_from(pod, release):
     return lambda host, token="": pod.python(LOOK, url, host, token)
 
 
+@pytest.mark.long
 def test_behind_an_oidc_proxy_the_dashboard_opens_for_the_controller_alone(release, controller, tmp_path):
     (found,) = re.findall(r"(?ms)^```yaml ingress behind an oidc proxy\n(.*?)^```$", (ROOT / PAGES[0]).read_text())
     (values := tmp_path / "values.yaml").write_text(found, encoding="utf-8")
@@ -292,6 +296,7 @@ def test_programs_of_ones_own_run_and_a_learner_that_is_killed_goes_on(page, min
     until(lambda: all(a > b for a, b in zip(steps_and_samples(), since, strict=True)), 120.0, "more of both")
 
 
+@pytest.mark.long
 def test_servers_come_and_go(page, release):
     page.next("helm upgrade memoire")
     assert release.are_ready("server", 2)
@@ -299,6 +304,7 @@ def test_servers_come_and_go(page, release):
     until(lambda: release.are_ready("server", 1), 60.0, "one server")
 
 
+@pytest.mark.long
 def test_a_release_is_backed_up_taken_away_and_restored(page, release):
     with Visitor(release, "friend", CLIENT, mounts=["my-keys-actor"]) as friend:
         friend.python(RECORD, release.endpoint, "/keys/my-keys-actor")
@@ -318,5 +324,6 @@ def test_a_release_is_backed_up_taken_away_and_restored(page, release):
     assert {name: now[name] for name in ("steps", "episodes")} == {"steps": 200, "episodes": 1}
 
 
+@pytest.mark.long
 def test_no_command_of_the_page_was_left_out(page):
     assert [text for mark, text in page.left if mark != "elsewhere"] == []
