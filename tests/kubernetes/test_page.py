@@ -202,11 +202,17 @@ def test_the_real_thing_takes_the_place_of_the_demo_and_has_the_same_keys(page, 
 
 
 def test_a_round_trip_changes_no_total(page, release):
-    before = release.totals()
+    before, known = release.totals(), clients_of(release)  # the demo's actors may have met the server as they ended
     page.next("helm test memoire")
     assert release.totals() == before
     (server,) = release.servers()
-    assert server["stats"]["probes"] == 1 and not server["clients"]["rows"]
+    assert server["stats"]["probes"] == 1 and clients_of(release) <= known
+
+
+def clients_of(release):
+    """Ids of the clients that its only server lists."""
+    (server,) = release.servers()
+    return {row["client"] for row in server["clients"]["rows"]}
 
 
 @pytest.mark.long
