@@ -16,6 +16,7 @@ FORMER = Path(__file__).parents[1] / "vectors" / "former"
 def test_a_state_folder_of_the_former_form_is_refused_by_name(tmp_path):
     folder = tmp_path / "state"
     shutil.copytree(FORMER / "state", folder)
+    (folder / "database").rename(folder / "state.db")  # a name that no checkout may have
     before = (folder / "state.db").read_bytes()
     with pytest.raises(
         StateForeign, match="was written in form 2, this version of memoire reads and writes form 3"
