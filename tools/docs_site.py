@@ -37,6 +37,8 @@ TOOLS = ROOT / "build" / "site-tools"
 PINNED = ROOT / "deploy" / "requirements" / "docs.txt"
 LINK = re.compile(r"(\]\()([^)\s]+)(?=\))|(^\[[^\]]+\]: )(\S+)$", re.MULTILINE)
 """A link or a picture of Markdown, and what it leads to."""
+MARK = re.compile(r"\A(```\w*) [^\n]*")
+"""The beginning of a block of code about which tests are told something, which the site would not take for a block."""
 ROW = re.compile(r"^\| \[[^\]]*\]\(([^)#]+)\) \| (.*) \|$")
 """A row of docs/README.md: the page, and what it is for."""
 CODE = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "", ".sh": "bash"}
@@ -109,9 +111,12 @@ class Stage:
         return f"# {path}\n\n" + "".join(f"* [{name}]({link})\n" for name, link in links)
 
     def _with_links(self, path: str, text: str, place: str) -> str:
-        """The page with each link leading to where its target is on the site; code stays as it is."""
+        """The page with each link leading to where its target is on the site; code stays as it is, without what is said
+        of it behind its language.
+        """
         pieces = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
         pieces[::2] = [LINK.sub(lambda found: self._moved(path, place, found), piece) for piece in pieces[::2]]
+        pieces[1::2] = [MARK.sub(r"\1", piece) for piece in pieces[1::2]]
         return "".join(pieces)
 
     def _moved(self, path: str, place: str, found: re.Match[str]) -> str:

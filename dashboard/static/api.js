@@ -1,6 +1,7 @@
 // Questions to the dashboard, which may be shown under any path: addresses are relative to where this file came from.
 
 const ROOT = new URL("../", import.meta.url);
+const ANSWER_TIMEOUT = 30_000; // milliseconds: a question without an answer would keep its page as it is for ever
 
 /** The address of something of the dashboard's, such as "api/stream". */
 export const at = (path) => new URL(path, ROOT).href;
@@ -24,16 +25,22 @@ export function query(parameters = {}) {
   return text ? `?${text}` : "";
 }
 
+/** Aborted with `signal`, where there is one, and when an answer takes too long. */
+function untilLate(signal) {
+  const late = AbortSignal.timeout(ANSWER_TIMEOUT);
+  return signal ? AbortSignal.any([signal, late]) : late;
+}
+
 /** The JSON at "api/..."; throws Refused with the reason in a sentence. */
 export async function get(path, parameters, signal) {
-  let answer;
+  let answer, body;
   try {
-    answer = await fetch(at(`api/${path}${query(parameters)}`), {signal, headers: {Accept: "application/json"}});
+    answer = await fetch(at(`api/${path}${query(parameters)}`), {signal: untilLate(signal), headers: {Accept: "application/json"}});
+    body = await (answer.ok ? answer.json() : answer.json().catch(() => ({})));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The dashboard does not answer. Is its process running, and is this machine still connected?");
   }
-  const body = await answer.json().catch(() => ({}));
   if (answer.ok) return body;
   if (answer.status === 401) document.dispatchEvent(new Event("memoire:login"));
   throw new Refused(answer.status, body.error || `The dashboard answered ${answer.status}.`);
@@ -42,6 +49,6 @@ export async function get(path, parameters, signal) {
 /** Give the token, or forget it; throws Refused. */
 export async function post(path, body) {
   const headers = {"Content-Type": "application/json"};
-  const answer = await fetch(at(`api/${path}`), {method: "POST", headers, body: JSON.stringify(body ?? {})});
+  const answer = await fetch(at(`api/${path}`), {method: "POST", headers, body: JSON.stringify(body ?? {}), signal: untilLate()});
   if (!answer.ok) throw new Refused(answer.status, (await answer.json().catch(() => ({}))).error || "refused");
 }

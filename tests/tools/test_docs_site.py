@@ -50,7 +50,7 @@ def checkout(tmp_path):
     for name, text in {
         "README.md": "# One\n\nFor everybody.\n\nSee [a page](docs/a.md#part), ![it](docs/p.svg), [out](https://e.org).\n",
         "docs/README.md": "# All\n\n## Start\n\n| [../README.md](../README.md) | what it *is* |\n| [a.md](a.md) | `a` |\n",
-        "docs/a.md": "# The `a`\n\n## Part\n\n[x](../examples/x.py) [f](../examples) [home][h]\n\n```\n[no](link)\n```\n\n[h]: ../README.md\n",
+        "docs/a.md": "# The `a`\n\n## Part\n\n[x](../examples/x.py) [f](../examples) [home][h]\n\n```\n[no](link)\n```\n\n```sh docker\nls\n```\n\n[h]: ../README.md\n",
         "docs/p.svg": "<svg/>",
         "examples/x.py": "print('```')\n",
     }.items():
@@ -68,6 +68,7 @@ def test_links_lead_to_where_their_targets_are_on_the_site(checkout, tmp_path):
     page = (tmp_path / "pages/a.md").read_text()
     assert "[x](project/examples/x.py.md) [f](project/examples/index.md)" in page
     assert "[h]: index.md" in page and "[no](link)" in page, "code stays as it is"
+    assert "\n```sh\nls\n```\n" in page, "tests are told what is behind the language"
     assert "````python\nprint('```')\n````" in (tmp_path / "pages/project/examples/x.py.md").read_text()
     assert "* [examples/x.py](x.py.md)" in (tmp_path / "pages/project/examples/index.md").read_text()
 
