@@ -31,24 +31,32 @@ function untilLate(signal) {
   return signal ? AbortSignal.any([signal, late]) : late;
 }
 
-/** The JSON at "api/..."; throws Refused with the reason in a sentence. */
-export async function get(path, parameters, signal) {
+/** The JSON that "api/..." answers, if any; throws Refused with the reason in a sentence. */
+async function ask(path, options) {
   let answer, body;
   try {
-    answer = await fetch(at(`api/${path}${query(parameters)}`), {signal: untilLate(signal), headers: {Accept: "application/json"}});
-    body = await (answer.ok ? answer.json() : answer.json().catch(() => ({})));
+    answer = await fetch(at(`api/${path}`), options);
+    body = await (answer.ok && answer.status !== 204 ? answer.json() : answer.json().catch(() => ({})));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The dashboard does not answer. Is its process running, and is this machine still connected?");
   }
   if (answer.ok) return body;
-  if (answer.status === 401) document.dispatchEvent(new Event("memoire:login"));
   throw new Refused(answer.status, body.error || `The dashboard answered ${answer.status}.`);
+}
+
+/** The JSON at "api/..."; asks for a login where one is needed. Throws Refused. */
+export async function get(path, parameters, signal) {
+  try {
+    return await ask(`${path}${query(parameters)}`, {signal: untilLate(signal), headers: {Accept: "application/json"}});
+  } catch (error) {
+    if (error.status === 401) document.dispatchEvent(new Event("memoire:login"));
+    throw error;
+  }
 }
 
 /** Give the token, or forget it; throws Refused. */
 export async function post(path, body) {
   const headers = {"Content-Type": "application/json"};
-  const answer = await fetch(at(`api/${path}`), {method: "POST", headers, body: JSON.stringify(body ?? {}), signal: untilLate()});
-  if (!answer.ok) throw new Refused(answer.status, (await answer.json().catch(() => ({}))).error || "refused");
+  await ask(path, {method: "POST", headers, body: JSON.stringify(body ?? {}), signal: untilLate()});
 }

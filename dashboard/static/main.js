@@ -152,7 +152,7 @@ startKeys(startTheme($("theme")));
 startMenu();
 startHelp();
 $("live").addEventListener("click", () => stream.pause(!stream.isPaused));
-$("logout").addEventListener("click", () => post("logout").then(start));
+$("logout").addEventListener("click", () => post("logout").then(start, start));
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   content.focus();

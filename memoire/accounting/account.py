@@ -64,7 +64,7 @@ class Account:
         self.received_bytes += byte_count
         self.seen_caches = max(self.seen_caches, number)
         self.seen_bytes = max(self.seen_bytes, pushed_bytes)
-        self.last_cache = now
+        self.last_cache = self.last_seen = now
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""

@@ -273,7 +273,6 @@ class Ledger:
                 self.strays += 1
                 return None
             account = self._opened(client, now, table)
-        account.last_seen = now
         account.arrived(byte_count, number, pushed_bytes, now)
         return account
 

@@ -135,9 +135,17 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
     """
     header, tail = parse_header(frames, limits)
-    if header.payload_bytes and verify_payload and _bytes.checksum(frames[1]) != header.payload_checksum:
-        raise ProtocolError("payload", f"{header.type.name}: the payload's checksum is wrong; it changed on the way")
+    if header.payload_bytes and verify_payload:
+        check_payload(frames[1], header.payload_checksum)
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
+
+
+def check_payload(payload: Buffer, checksum: int) -> None:
+    """Raise ProtocolError if a payload is not what its header was made for. One pass over it, without the GIL."""
+    found = _bytes.checksum(payload)
+    if found != checksum:
+        text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"
+        raise ProtocolError("payload", text)
 
 
 def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Message:

@@ -11,8 +11,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 
-from . import _bytes, _container
+from . import _container
 from .compression import unpack_block
+from .frames import check_payload
 from .layout import Layout, layout_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, Kind, Part
 
@@ -94,10 +95,7 @@ def check_in_place(payload: Any, layout: Layout, limits: Limits, *, checksum: in
     The buffer stays as long as what this returns, and must not change. Raises ProtocolError.
     """
     _check_size(payload, limits)
-    found = _bytes.checksum(payload)
-    if found != checksum:
-        text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"
-        raise ProtocolError("payload", text)
+    check_payload(payload, checksum)
     return check(payload, layout, limits)
 
 

@@ -210,6 +210,11 @@ class Release:
         found = json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
         return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
+    def is_gone(self, component):
+        """Whether no Pod of this component is left, not even one that is about to end."""
+        label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+        return not self.kubectl("get", "pods", "-l", label, "-o", "name").strip()
+
     def addresses(self):
         """{component: [where each of its Pods is]}."""
         label = f"app.kubernetes.io/instance={self.name}"

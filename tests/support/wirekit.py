@@ -14,6 +14,11 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 
 BODIES = make_vectors.bodies()
 
+SUMMED = bytes(((i * 2654435761) >> 13) & 255 for i in range(2049))
+"""What checksums are known for."""
+SEED = 0x9E3779B185EBCA8D
+"""With which they are known, too."""
+
 
 def refused(frames: Any, limits: Limits | None = None) -> str:
     """The code with which frames are refused; "" when they are a message."""

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.wire import _bytes
+from wirekit import SEED, SUMMED
 
-# Made with xxhash 3.5 from PyPI over bytes ((i * 2654435761) >> 13) & 255; sizes around each step of the algorithm.
-DATA = bytes(((i * 2654435761) >> 13) & 255 for i in range(2049))
-SEED = 0x9E3779B185EBCA8D
+# Made with xxhash 3.5 from PyPI over `SUMMED`; sizes around each step of the algorithm.
 KNOWN = [
     (0, 0x2D06800538D394C2, 0xA8A6B918B2F0364A),
     (1, 0xC44BDFF4074EECDB, 0x032BE332DD766EF8),
@@ -49,8 +48,8 @@ TEXTS = [
 
 @pytest.mark.parametrize(("size", "plain", "seeded"), KNOWN)
 def test_known_sizes_give_known_sums(size: int, plain: int, seeded: int) -> None:
-    assert _bytes.checksum(DATA[:size]) == plain
-    assert _bytes.checksum(DATA[:size], SEED) == seeded
+    assert _bytes.checksum(SUMMED[:size]) == plain
+    assert _bytes.checksum(SUMMED[:size], SEED) == seeded
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
@@ -61,7 +60,7 @@ def test_known_texts_give_known_sums(text: bytes, expected: int) -> None:
 @pytest.mark.parametrize("offset", range(1, 9))
 def test_alignment_does_not_matter(offset: int) -> None:
     room = np.zeros(2000, np.uint8)
-    room[offset : offset + 1024] = np.frombuffer(DATA[:1024], np.uint8)
+    room[offset : offset + 1024] = np.frombuffer(SUMMED[:1024], np.uint8)
     assert _bytes.checksum(room[offset : offset + 1024]) == 0x1FD15E7D36F5E1BC
 
 
@@ -76,13 +75,13 @@ def test_any_buffer_gives_the_sum_of_its_bytes(data: bytes, seed: int) -> None:
 @pytest.mark.parametrize("seed", [0, SEED])
 @pytest.mark.parametrize("size", [4095, 4096, 4097, 5120, 81_921])  # the GIL is released from 4096 on
 def test_a_long_buffer_is_summed_like_a_short_one(size: int, seed: int) -> None:
-    data = (DATA * 40)[:size]
+    data = (SUMMED * 40)[:size]
     assert _bytes.checksum(data, seed) == slow(data, seed)
 
 
 @pytest.mark.parametrize("size", [*range(0, 1100, 37), 1024, 1025, 2048, 4097])
 def test_every_way_of_this_processor_gives_the_same(size: int) -> None:
-    data = (DATA * 3)[:size]
+    data = (SUMMED * 3)[:size]
     found = _bytes.checksums(data, SEED)
     assert len(found) >= 1
     assert set(found) == {slow(data, SEED)}
