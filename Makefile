@@ -15,6 +15,8 @@ QUICK_WORKERS ?= -n auto --dist worksteal
 # Compiled files are kept, also where CI forbids it: hundreds of child processes would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
+# Where torch lies for tests: a gigabyte, or five with CUDA's libraries. Checkouts may share one.
+export MEMOIRE_TORCH ?= $(CURDIR)/build/torch
 
 # The checked build lies in build/checked/lib and is found before the editable install; safe path keeps the plain build,
 # which lies in the working directory, out of the way of every child process too.
@@ -22,7 +24,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart chart docs site pictures release image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -32,6 +34,7 @@ help:
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
 	@echo "make test-chart    the Helm chart, rendered by helm"
+	@echo "make test-torch    what needs torch or Stable-Baselines3, installed into $$MEMOIRE_TORCH (build/torch): one gigabyte or more"
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
@@ -48,7 +51,7 @@ help:
 	@echo "make release       a release into dist/release, tried but not published; RELEASE='wheel arm64' picks parts"
 	@echo "make clean         remove what the targets above made"
 
-setup setup-dev setup-checked:
+setup setup-dev setup-checked setup-torch:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "memoire cannot be set up: there is no '$(PYTHON)' here. Install Python 3.11 or newer" >&2; \
 	  echo "(Debian, Ubuntu: sudo apt-get install python3 python3-venv python3-dev), or: make PYTHON=/path/to/python3" >&2; \
@@ -81,6 +84,11 @@ test-pages: setup-dev
 test-chart: setup-dev
 	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
+
+# torch is put in front of what .venv has; where it cannot be installed, this fails. Threads of its own would wait for each
+# other.
+test-torch: setup-torch
+	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK_WORKERS) -m torch $(PYTEST_ARGS)
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)

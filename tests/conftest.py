@@ -44,8 +44,8 @@ QUICK_SECONDS = 1.5
 """Seconds that a quick test takes at most on two idle cores. A summary names those that took longer, and no test fails
 for it: seconds say little on a busy machine.
 """
-APART = ("browser", "chart", "kubernetes")
-"""Marks of tests that need a browser, Helm or a cluster: they run only for who names the mark (`-m`) or their file."""
+APART = ("browser", "chart", "kubernetes", "torch")
+"""Marks of tests that need a browser, Helm, a cluster or torch: they run only for who names the mark (`-m`) or their file."""
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -60,10 +60,15 @@ def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even read the folders of slow tests for the quick half; files that are named are read."""
-    if config.option.markexpr != "not slow" or any("::" in given or given.endswith(".py") for given in config.args):
+    """Do not even read what imports torch, unless it is asked for, nor the folders of slow tests for the quick half; files
+    that are named are read."""
+    chosen = config.option.markexpr
+    if collection_path.parent != TESTS or any("::" in given or given.endswith(".py") for given in config.args):
         return None
-    return True if collection_path.parent == TESTS and collection_path.name in SLOW else None
+    left_out = {*SLOW} if chosen == "not slow" else set()
+    if "torch" not in chosen:
+        left_out.add("frameworks")
+    return True if collection_path.name in left_out else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
     python3 tools/setup_venv.py run       what `memoire demo` needs
     python3 tools/setup_venv.py dev       and what tests, lint and benchmarks need
     python3 tools/setup_venv.py checked   and a second build, with bounds checks, under build/checked
+    python3 tools/setup_venv.py torch     what tests need, and torch in the folder that $MEMOIRE_TORCH names
 
 Each step leaves a stamp with a hash of what it depends on: a second run finds it and does nothing. Old Pythons must be
 able to read this file, or they could not say what is wrong with them.
@@ -263,12 +264,31 @@ def install_dev(project, above):
         done("dev", key)
 
 
+def install_torch(project):
+    """Have torch and what comes with it in a folder of its own that several checkouts may share."""
+    folder = os.path.abspath(os.environ.get("MEMOIRE_TORCH") or os.path.join(ROOT, "build", "torch"))
+    stamp, key = os.path.join(folder, "memoire-stamp"), digest(sys.version, *project["dependency-groups"]["torch"])
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with alone(folder + ".lock"), tempfile.NamedTemporaryFile(suffix=".txt") as versions:
+        with contextlib.suppress(OSError), open(stamp) as file:
+            if file.read() == key:
+                return
+        shutil.rmtree(folder, ignore_errors=True)
+        print("memoire: torch and what it needs take 1 GB in %s, and 5 GB if it comes with CUDA" % folder)
+        # What .venv has, too, gets the same version: the folder is found first.
+        subprocess.run([PYTHON, "-m", "pip", "freeze", "--exclude-editable"], stdout=versions, check=True)
+        limits = ["--target=" + folder, "--constraint=" + versions.name]
+        pip_install("installing torch", *limits, *project["dependency-groups"]["torch"])
+        with open(stamp, "w") as file:
+            file.write(key)
+
+
 @contextlib.contextmanager
-def alone():
-    """Two `make` in one checkout wait for each other."""
+def alone(path=""):
+    """Two `make` in one checkout wait for each other, or two that share the folder whose lock is at a path."""
     import fcntl
 
-    with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
+    with open(path or os.path.join(ROOT, ".venv.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -282,8 +302,10 @@ def main(target):
     with alone():
         key = install(project, make_venv())
         build(key)
-        if target in ("dev", "checked"):
+        if target in ("dev", "checked", "torch"):
             install_dev(project, key)
+        if target == "torch":
+            install_torch(project)
         if target == "checked":
             build_checked(key)
 

@@ -27,6 +27,8 @@ def blocks():
 
 
 BLOCKS = list(blocks())
+WITH_TORCH = "stable_baselines3"
+"""The other side that is installed where torch is."""
 
 
 def run(block, names):
@@ -91,7 +93,13 @@ def are_true(rows, steps, multi_step):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", BLOCKS[1:], ids=[f"{peer}-{side}" for peer, side, *_ in BLOCKS[1:]])
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id="-".join(block[:2]), marks=[pytest.mark.torch] if block[1] == WITH_TORCH else [])
+        for block in BLOCKS[1:]
+    ],
+)
 def test_what_is_drawn_are_the_true_transitions(names, block):
     peer, side, _, _ = block
     if side != "memoire":

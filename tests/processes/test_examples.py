@@ -30,12 +30,7 @@ PROMISES = {
     "multi_agent.py": "100% of the numbers are understood",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
-# Those that need what is not installed for every test, and the reason that is said when it is not there.
-NEEDS = {
-    "sb3_dqn.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"),
-    "sb3_cluster.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"),
-    "recurrent_torch.py": ("torch", "torch is not installed: pip install 'memoire-rl[torch]'"),
-}
+NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py")
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
@@ -78,10 +73,10 @@ def keeps(promise: str, process: subprocess.Popen[str]) -> None:
     assert not SLOW.sub("", err)
 
 
-@pytest.mark.parametrize("name", PROMISES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.torch] if name in NEED_TORCH else []) for name in PROMISES]
+)
 def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name][0], reason=NEEDS[name][1])
     arguments = [str(block(PORTS[name]))] if name in PORTS else []
     with start(name, arguments, tmp_path) as process:
         try:

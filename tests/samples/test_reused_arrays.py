@@ -68,13 +68,14 @@ def nodes():
 
 def made_errors(kind, size):
     if kind == "tensor":
-        torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'memoire-rl[torch]'")
+        import torch
+
         return torch.full((size,), 3.0)
     return np.full(size, 3.0, kind)
 
 
 @pytest.mark.parametrize("learner", ["reader", "server"])
-@pytest.mark.parametrize("kind", ["float32", "float64", "tensor"])
+@pytest.mark.parametrize("kind", ["float32", "float64", pytest.param("tensor", marks=pytest.mark.torch)])
 def test_td_errors_and_ids_are_those_that_were_given(nodes, learner, kind):
     source = getattr(nodes, learner)
     batch = source.get_batch(32, DEADLINE)

@@ -4,17 +4,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+import memoire.torch
 from memoire import Buffer, Column, MixedBatch, Prioritized, Reader, Schema, Server, connect
 from memoire.errors import NotCopied, ParameterError, WrongModel, WrongType
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'memoire-rl[torch]'")
-
-import memoire.torch  # noqa: E402
+pytestmark = pytest.mark.torch
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
-    reason="no GPU that torch can use: where there is one, run pytest -rs -k gpu tests/replay/test_torch.py",
+    reason="no GPU that torch can use: where there is one, run pytest -rs -k gpu tests/frameworks/test_torch.py",
 )
 
 
@@ -290,9 +290,6 @@ class TestStableBaselines:
 
     @pytest.fixture(autouse=True)
     def one_thread(self):
-        pytest.importorskip(
-            "stable_baselines3", reason="stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"
-        )
         torch.set_num_threads(1)
 
     @pytest.mark.filterwarnings("ignore")
@@ -373,8 +370,6 @@ class TestStableBaselines:
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN", "QRDQN"])
     def test_every_algorithm_learns_with_importance_and_reports_its_errors(self, name, tmp_path):
-        if name == "QRDQN":
-            pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: pip install 'memoire-rl[sb3]'")
         import memoire.sb3
 
         env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
@@ -429,16 +424,15 @@ class TestStableBaselines:
                 )
 
     def test_quantile_losses_are_those_of_sb3_contrib(self):
-        contrib = pytest.importorskip(
-            "sb3_contrib", reason="sb3-contrib is not installed: pip install 'memoire-rl[sb3]'"
-        )
+        import sb3_contrib
+
         import memoire.sb3
 
         torch.manual_seed(0)
         ours, theirs = torch.randn(16, 7), torch.randn(16, 7)
         made = memoire.sb3.quantile_losses(ours, theirs)
         assert made.shape == (16,)
-        torch.testing.assert_close(made.mean(), contrib.common.utils.quantile_huber_loss(ours, theirs))
+        torch.testing.assert_close(made.mean(), sb3_contrib.common.utils.quantile_huber_loss(ours, theirs))
 
     def test_settings_that_do_not_go_with_the_algorithm_are_refused(self):
         import stable_baselines3
