@@ -317,12 +317,14 @@ def results(
     ]
 
 
-def arguments(description: str, *, peers: bool = False) -> argparse.Namespace:
-    """The flags that every benchmark has; `peers` adds whom to compare with."""
+def arguments(description: str, *, peers: bool = False, whole: str = "") -> argparse.Namespace:
+    """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there")
     parser.add_argument("--only", default="", metavar="WORD", help="only the rows with this word in their name")
     parser.add_argument("--quick", action="store_true", help="small memories and few rounds: to see that it runs")
+    if whole:
+        parser.add_argument("--whole", action="store_true", help=whole)
     if peers:
         known = "cpprb,torchrl,sb3,reverb"
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")

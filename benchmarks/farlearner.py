@@ -1,0 +1,401 @@
+"""How many samples a second reach a learner that is far from its servers, beside a server in the learner's process?
+
+Actors, servers, proxies and readers are processes of their own, as in a cluster, and share this machine's cores. Actors
+record step by step, as fast as they may, and push caches of 256 or episodes of 1000; readers draw batches of 256. Each
+turn lasts some seconds. Between turns the actors rest, and the learner draws what is left.
+
+* near: the server is in the learner's process, and everything else is the same.
+* plain ZeroMQ: PUSH to a process that hands on to PULL, messages of as many distinct bytes as a cache has; nobody draws
+  and nobody looks.
+* Reverb and TorchRL's Ray buffer have no side that parts server and learner here; the page says so.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import zmq
+from aims import read
+from learner import schema_of
+from measure import Report, Result, arguments, in_turns, results
+from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
+
+import memoire
+from memoire.errors import NotEnoughSamples
+from memoire.net import sockets
+from memoire.wire import pack
+from wire import TCP, Child, raw_sender
+
+TIMEOUT = 60.0
+WARM = 0.7
+"""Seconds of each turn before anything is counted."""
+ENTRIES = {"W1": 50_000, "W2": 10_000}
+BLOCK = 64
+"""Steps between two looks at whether the turn is over, and raw messages ordered at once."""
+NEAR = "the server in the learner's process"
+RAW = "plain ZeroMQ, as many bytes through one process"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cluster to measure."""
+
+    task: str
+    actors: int = 1
+    servers: int = 1
+    readers: int = 1
+    storage: str = "caches"
+    proxy: bool = False
+    keys: bool = False
+
+    def __str__(self) -> str:
+        parts = [self.task, f"{self.actors} actors", f"{self.servers} servers", f"{self.readers} readers", self.storage]
+        return ", ".join(parts + ["proxy"] * self.proxy + ["keys"] * self.keys)
+
+    @property
+    def aim(self) -> str:
+        """The row of aims.toml that it answers, if there is one."""
+        key = f"far-{self.task}-{self.actors}-near"
+        return key if key in read() and self == Cell(self.task, self.actors) else ""
+
+
+def cells(whole: bool) -> Iterator[Cell]:
+    """Those that matter; or these, and one thing at a time that is different."""
+    for task in ENTRIES:
+        for actors in (1, 4, 16) if whole else (1, 4):
+            yield Cell(task, actors)
+        base = Cell(task, 4)
+        if whole:
+            yield from (replace(base, storage="episodes", actors=actors) for actors in (1, 4))
+            yield from (replace(base, servers=2), replace(base, servers=4), replace(base, proxy=True))
+            yield from (replace(base, readers=4), replace(base, readers=4, servers=4, proxy=True))
+            yield from (replace(base, keys=True), replace(base, keys=True, proxy=True))
+
+
+# The processes. Each is told over a pipe to begin and to end a turn; None ends it.
+
+
+def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None) -> None:
+    """An actor: steps, one at a time, while a turn lasts."""
+    task = Task(name, ENTRIES[name])
+    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
+    place, info = 0, {}  # type: int, dict[str, Any]
+    with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=TIMEOUT, keys=keys) as one:
+        writer = one.writer(check=False)
+        pipe.send("ready")
+        while pipe.recv() is not None:
+            while not pipe.poll():
+                for _ in range(BLOCK):
+                    obs, action, reward, following = rows[place]
+                    place = (place + 1) % EPISODE
+                    writer.step(obs, action, reward, place == 0, False, following, info)
+            pipe.recv()
+            pipe.send(None)
+
+
+def serve(pipe: Connection, name: str, storage: str, keys: str | None) -> None:
+    """A server alone."""
+    with server_of(Task(name, ENTRIES[name]), storage, keys) as server:
+        pipe.send(server.endpoint)
+        while pipe.recv() is not None:
+            pass
+
+
+def forward(pipe: Connection, servers: list[str], keys: str | None) -> None:
+    """A proxy."""
+    with memoire.Proxy(TCP, servers, keys=keys) as proxy:
+        while len(proxy.servers) < len(servers):
+            time.sleep(0.01)
+        pipe.send(proxy.endpoint)
+        while pipe.recv() is not None:
+            pass
+
+
+def server_of(task: Task, storage: str, keys: str | None) -> memoire.Server:
+    capacity = task.entries if storage == "episodes" else 0
+    return memoire.Server(
+        TCP, schema_of(task), storage=storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
+        multi_step=task.multi_step, frame_stack=task.stack, capacity=capacity, seed=0, keys=keys,
+    )  # fmt: skip
+
+
+def learn(pipe: Connection, given: str | list[str], cell: Cell, place: int, keys: str | None) -> None:
+    """A learner with a reader, or with a server in its process where `given` names the task."""
+    if isinstance(given, str):
+        with server_of(Task(given, ENTRIES[given]), cell.storage, keys) as server:
+            pipe.send(server.endpoint)
+            draw_in_turns(pipe, server.get_batch)
+        return
+    part = (place, cell.readers) if cell.readers > 1 else None
+    with memoire.Reader(given, timeout=TIMEOUT, partition=part, keys=keys) as reader:
+        pipe.send("ready")
+        draw_in_turns(pipe, reader.get_batch)
+
+
+def draw_in_turns(pipe: Connection, draw: Callable[..., Any]) -> None:
+    """Draw batches while a turn lasts, and answer with how many there were, in what time, and how long each took."""
+    while (seconds := pipe.recv()) is not None:
+        began = now = time.perf_counter()
+        begin, end = began + WARM, began + WARM + seconds
+        times: list[float] = []
+        while now < end or not times:
+            draw(BATCH, timeout=TIMEOUT)
+            last, now = now, time.perf_counter()
+            if last >= begin:
+                times.append(now - last)
+        pipe.send((len(times), sum(times), times))
+        pipe.recv()
+        rest = time.perf_counter() + 5.0  # episodes are never used up
+        try:
+            while time.perf_counter() < rest:
+                draw(BATCH, timeout=0.3)
+        except NotEnoughSamples:
+            pass
+        pipe.send(None)
+
+
+def hand_on(pipe: Connection, back: str, size: int) -> None:
+    """What stands in place of a server where nobody looks: PULL to PUSH."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        pull.set(zmq.RCVHWM, sockets.data_mark(size))
+        push.set(zmq.SNDHWM, sockets.data_mark(size))
+        pull.bind(TCP)
+        push.connect(back)
+        pipe.send(pull.last_endpoint.decode())
+        while pipe.recv() is not None:
+            while not (pipe.poll() and not pull.poll(200)):
+                if pull.poll(200):
+                    push.send(pull.recv(copy=False), copy=False)
+            pipe.recv()
+        push.close(0)
+
+
+def take(pipe: Connection, size: int) -> None:
+    """A PULL socket at the end."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.set(zmq.RCVHWM, sockets.data_mark(size))
+        pull.bind(TCP)
+        pipe.send(pull.last_endpoint.decode())
+        while (count := pipe.recv()) is not None:
+            pull.recv(copy=False)
+            began = time.perf_counter()
+            for _ in range(count - 1):
+                pull.recv(copy=False)
+            pipe.send(time.perf_counter() - began)
+
+
+# The sides of a comparison: what each turn brought.
+
+
+@dataclass
+class Turn:
+    """Of one side."""
+
+    rate: float
+    """Samples per second."""
+    costs: dict[str, float]
+    """CPU seconds per million samples, by role."""
+    times: list[float]
+    """Seconds that each batch took."""
+
+
+class Turns(Protocol):
+    """A side."""
+
+    def take(self, seconds: float) -> Turn:
+        """Have a turn of about so many seconds."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class Cluster:
+    """Actors, and a learner that is near its server or far from it."""
+
+    def __init__(self, cell: Cell, keys: str | None, *, near: bool) -> None:
+        self.roles: dict[str, list[Child]] = {}
+        if near:
+            learner = self.start("learner", learn, cell.task, cell, 0, keys)
+            fronts = [learner.first_answer]
+        else:
+            fronts = self.servers_of(cell, keys)
+            for place in range(cell.readers):
+                self.start("reader", learn, fronts, cell, place, keys)
+        for rank in range(cell.actors):
+            self.start("actors", act, fronts[rank % len(fronts)], cell.task, rank, keys)
+        self.learners = self.roles.get("reader") or self.roles["learner"]
+
+    def servers_of(self, cell: Cell, keys: str | None) -> list[str]:
+        """Start servers, and a proxy before them if there is to be one; returns where to connect to."""
+        given = cell.task, cell.storage, keys
+        servers = [str(self.start("server", serve, *given).first_answer) for _ in range(cell.servers)]
+        return [str(self.start("proxy", forward, servers, keys).first_answer)] if cell.proxy else servers
+
+    def start(self, role: str, work: Callable[..., None], *given: Any) -> Child:
+        child = Child(work, *given)
+        self.roles.setdefault(role, []).append(child)
+        return child
+
+    def spent(self) -> dict[str, float]:
+        """CPU seconds of each role until now."""
+        return {role: sum(map(processor_seconds, children)) for role, children in self.roles.items()}
+
+    def take(self, seconds: float) -> Turn:
+        for child in self.roles["actors"]:
+            child.tell(1)
+        for child in self.learners:
+            child.pipe.send(seconds)
+        time.sleep(WARM)
+        before = self.spent()
+        answers = [child.answer() for child in self.learners]
+        spent = {role: used - before[role] for role, used in self.spent().items()}
+        for child in self.roles["actors"]:
+            child.tell(0)
+        for child in self.roles["actors"]:
+            child.answer()
+        for child in self.learners:
+            child.tell(0)
+        for child in self.learners:
+            child.answer()
+        million = sum(count for count, _, _ in answers) * BATCH / 1e6
+        rate = sum(count * BATCH / time for count, time, _ in answers)
+        times = [each for *_, times in answers for each in times]
+        return Turn(rate, {role: used / million for role, used in spent.items()}, times)
+
+    def close(self) -> None:
+        for role in ("actors", "reader", "learner", "proxy", "server"):
+            for child in self.roles.get(role, ()):
+                child.close()
+
+
+class Raw:
+    """The limit: nobody records, draws or looks."""
+
+    def __init__(self, cell: Cell, size: int) -> None:
+        self.end = Child(take, size)
+        self.middle = Child(hand_on, self.end.first_answer, size)
+        self.senders = [Child(raw_sender, self.middle.first_answer, size) for _ in range(min(cell.actors, 4))]
+        self.count = max(64, (1 << 29) // size) // len(self.senders) * len(self.senders)
+
+    def take(self, seconds: float) -> Turn:
+        self.middle.tell(1)
+        self.end.tell(self.count)
+        for child in self.senders:
+            child.tell(self.count // len(self.senders))
+        taken = float(self.end.answer())
+        self.middle.tell(0)
+        return Turn((self.count - 1) * BATCH / taken, {}, [])
+
+    def close(self) -> None:
+        for child in (*self.senders, self.middle, self.end):
+            child.close()
+
+
+def processor_seconds(child: Child) -> float:
+    """That the threads of a process have used."""
+    tasks = Path(f"/proc/{child.process.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def cache_bytes(task: Task) -> int:
+    """Of a cache of 256 samples on the wire."""
+    buffer = memoire.Buffer(
+        schema_of(task), task.ring, sampler=memoire.Prioritized(ALPHA), multi_step=task.multi_step,
+        frame_stack=task.stack, seed=0,
+    )  # fmt: skip
+    buffer.memory.open()
+    buffer.memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
+    buffer.memory.close(terminated=True, final_state=task.frames[EPISODE])
+    return pack.build(buffer.memory, BATCH, now=time.time()).nbytes
+
+
+# Comparisons
+
+COSTS = f"""CPU seconds for a million samples by role, which depend on what else runs less than rates do, and
+milliseconds that a learner waited for a batch of {BATCH}:
+
+| cluster | side | actors | server | proxy | reader, or learner with server | median | 99 % |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
+    """A row of that table."""
+    found = {role: np.median([turn.costs[role] for turn in turns]) for role in turns[0].costs}
+    found["reader"] = found.pop("learner", found.get("reader", 0.0))
+    figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
+    times = 1e3 * np.array([each for turn in turns for each in turn.times])
+    figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"]
+    row = f"| {cell} | {side} | {' | '.join(figures)} |"
+    print(row, flush=True)
+    return row
+
+
+def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rounds: int) -> list[str]:
+    """The rows of a cell; returns what it costs."""
+    sides: dict[str, Turns] = {"far": Cluster(cell, keys, near=False)}
+    try:
+        sides[NEAR] = Cluster(replace(cell, readers=1), keys, near=True)
+        sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
+        turns: dict[str, list[Turn]] = {name: [] for name in sides}
+
+        def turn(name: str) -> float:
+            turns[name].append(sides[name].take(seconds))
+            return turns[name][-1].rate
+
+        for side in sides.values():
+            side.take(0.3)
+        rates = in_turns([partial(turn, name) for name in sides], rounds)
+        rows: list[Result] = results(
+            f"far, {cell}", rates, list(sides)[1:], unit=" samples/s", aims={NEAR: cell.aim} if cell.aim else None
+        )
+        report.add(*rows)
+        return [cost(cell, name, turns[name]) for name in ("far", NEAR)]
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+def absent() -> list[str]:
+    """Peers that part server and learner, and are not compared with here."""
+    named = {"reverb": "Reverb, server and learner apart", "ray": "TorchRL's RayReplayBuffer"}
+    missing = [what for module, what in named.items() if find_spec(module) is None]
+    return [f"Left out: {what} is not installed here." for what in missing]
+
+
+def key_folder(folder: str) -> str:
+    """Keys for every role, made by `memoire keys`."""
+    made = str(Path(folder, "keys"))
+    subprocess.run([sys.executable, "-m", "memoire", "keys", "new", made], check=True, stdout=subprocess.DEVNULL)
+    return made
+
+
+def main() -> None:
+    chosen = arguments(__doc__, whole="also 16 actors, episodes, several servers and readers, a proxy, and keys")
+    report = Report(__doc__)
+    report.heading()
+    wanted = [cell for cell in cells(chosen.whole) if chosen.only in str(cell)]
+    costs = []
+    with tempfile.TemporaryDirectory() as folder:
+        keys = key_folder(folder) if any(cell.keys for cell in wanted) else None
+        for cell in wanted:
+            seconds, rounds = (0.3, 1) if chosen.quick else (2.0, 5)
+            costs += compare(report, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
+    report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
+    report.facts += ["\n".join([COSTS, *costs]), *absent()]
+    report.finish(chosen.write, "farlearner")
+
+
+if __name__ == "__main__":
+    main()
