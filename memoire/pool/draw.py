@@ -4,7 +4,7 @@ what they sent.
 `caches` derives the rule, and follows it over the caches of one server.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +37,27 @@ class Pooled:
     divisor: float
     left_out: float
     """Share of all clients' weight that belongs to those which could not serve."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        values = vars(self.gathered).values()
+        columns = (column for value in values if isinstance(value, dict) for column in value.values())
+        return sum(array.nbytes for array in (*values, *columns) if isinstance(array, np.ndarray))
+
+    def parted(self, batch_size: int, is_global: bool) -> "Iterator[Pooled]":
+        """Batches of so many samples, side by side in the same arrays; a rest that fills none is left out.
+
+        Args:
+            is_global: Whether the divisor is the largest importance that is possible; otherwise it is each batch's.
+        """
+        for begin in range(0, len(self.importance) - batch_size + 1, batch_size):
+            rows = slice(begin, begin + batch_size)
+            importance, most = self.importance[rows], 1.0
+            if not is_global:
+                most = float(importance.max())
+                importance = importance / np.float32(most)
+            yield Pooled(self.gathered.rows(rows), importance, self.divisor * most, self.left_out)
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
         """What a learner gets; `update` is its `update_priorities`, given ids (`batch.ID`) and TD errors, both [B]."""

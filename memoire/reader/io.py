@@ -103,7 +103,9 @@ class ReaderThread:
     def await_batch(self, batch_size: int, patience: float) -> Pooled:
         """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
         self.monitor.check_open()
-        self.worker.wake()
+        if not len(self.prefetch):
+            self.prefetch.starve()
+            self.worker.wake()
         if not self.monitor.wait(lambda: self._is_ready(batch_size), patience, interval=float("inf")):
             raise self._shortage(batch_size, patience)
         return self.prefetch.first()
@@ -115,6 +117,11 @@ class ReaderThread:
         if self.prefetch.resize(batch_size):
             self.worker.wake()
         return len(self.prefetch) > 0
+
+    def taken(self) -> None:
+        """A batch was given away: the thread looks whether to draw more."""
+        if self.prefetch.has_room:
+            self.worker.wake()
 
     def _shortage(self, batch_size: int, patience: float) -> MemoireError:
         if not self.directory.there:

@@ -1,19 +1,33 @@
 """Batches drawn ahead of the calls that take them: how many there are to be, of which size, and those that are ready.
 Pure: no lock, no socket, no clock.
+
+    a call finds none ready ──▶ twice as many ahead, half of them in one round       the round trip is shared by more
+    enough are ready        ──▶ half as many after a while                           batches are no older than they must
+
+A round trip costs about as much for eight small batches as for one. A learner that computes for longer than a round
+trip takes never waits, and has only as many ahead as its reader was given.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from memoire.limits import MiB
 from memoire.pool.draw import Pooled
+
+MAX_AHEAD = 16
+"""Batches ahead for a learner that waits, at most, unless it asks for more by itself."""
+MAX_AHEAD_BYTES = 4 * MiB
+"""Bytes of them, at most: large batches have their time in copies, which more of them at once would not save."""
+CALM_TAKES = 64
+"""Batches that are taken while more are ready, before there are fewer ahead."""
 
 
 class Prefetch:
     """The queue between the reader's thread, which puts batches in, and the calls that take them. The owner locks.
 
     Args:
-        ahead: Batches that are drawn before they are asked for, at least 1.
+        ahead: Batches that are drawn before they are asked for, at least 1; more for a learner that waits.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -21,7 +35,13 @@ class Prefetch:
         """Samples of the batches that are drawn ahead; 0 draws none."""
         self.samples = 0
         """Samples of all batches that were put in."""
-        self._ahead = ahead
+        self.drawing = 0
+        """Batches that are on their way; the thread sets it, and calls may read it without the lock."""
+        self.depth = ahead
+        """Batches that are to be ready or on their way."""
+        self._ahead, self._calm = ahead, 0
+        self._is_starved = False  # a call found none ready since the newest round began
+        self._batch_bytes = 0  # of a batch of this size; 0 before there was one
         self._ready: deque[Pooled] = deque()
 
     def __len__(self) -> int:
@@ -32,17 +52,39 @@ class Prefetch:
         """Samples that each server is to keep for this reader: enough for the batches ahead, wherever they come
         from.
         """
-        return self.batch_size * (self._ahead + 1)
+        return self.batch_size * (self.depth + 1)
 
-    def has_room(self, drawing: int) -> bool:
-        """Whether another batch is wanted while this many are on their way."""
-        return self.batch_size > 0 and len(self._ready) + drawing < self._ahead
+    @property
+    def round(self) -> int:
+        """Batches that are drawn in one round."""
+        return max(1, self.depth // 2) if self.depth > self._ahead else 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another round is wanted."""
+        return self.batch_size > 0 and len(self._ready) + self.drawing + self.round <= self.depth
+
+    def starve(self) -> None:
+        """A call finds no batch ready."""
+        self._is_starved, self._calm = self._batch_bytes > 0, 0
+
+    def begin(self, available: int) -> int:
+        """A round begins while there are so many samples; returns how many batches it is to draw, at least 1.
+
+        Where a call waits although there is plenty, the next rounds are larger.
+        """
+        if self._is_starved and available >= 2 * self.round * self.batch_size:
+            most = max(self._ahead, min(MAX_AHEAD, MAX_AHEAD_BYTES // self._batch_bytes))
+            self.depth = min(2 * self.depth, most)
+        self._is_starved = False
+        return max(1, min(self.round, available // self.batch_size))
 
     def resize(self, batch_size: int) -> bool:
         """From now on batches have this size; whether they had another one, so that those that are ready are gone."""
         if batch_size == self.batch_size:
             return False
-        self.batch_size = batch_size
+        self.batch_size, self.depth = batch_size, self._ahead
+        self._calm, self._batch_bytes, self._is_starved = 0, 0, False
         self._ready.clear()
         return True
 
@@ -51,6 +93,7 @@ class Prefetch:
         if len(drawn.importance) == self.batch_size:
             self._ready.append(drawn)
             self.samples += self.batch_size
+            self._batch_bytes = self._batch_bytes or drawn.nbytes
 
     def first(self) -> Pooled:
         """The next batch, which there has to be; it stays the next one until `take`."""
@@ -59,6 +102,9 @@ class Prefetch:
     def take(self) -> None:
         """Give the next batch away."""
         self._ready.popleft()
+        self._calm = self._calm + 1 if self._ready else 0
+        if self._calm >= CALM_TAKES:
+            self._calm, self.depth = 0, max(self._ahead, self.depth // 2)
 
     def clear(self) -> None:
         """Drop what is ready: it was drawn by parameters that no longer hold."""

@@ -73,7 +73,8 @@ class Reader(Node):
         name: What people see in place of its id, as in `connect`.
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
-        ahead: Batches that are drawn before they are asked for.
+        ahead: Batches that are drawn before they are asked for. A learner that waits for small batches has more, up to
+            16 and 4 MiB: they come several at once.
         partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
             as if there were no others, and importance corrects for those alone. None draws from all clients; learners
             that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
@@ -201,7 +202,7 @@ class Reader(Node):
         with self._monitor.changed:
             drawn = self._await_batch(batch_size, patience)
             batch = self._hand_out(drawn, out)
-        self._thread.worker.wake()
+        self._thread.taken()
         self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
         return batch
 

@@ -3,7 +3,7 @@ lock, no socket, no clock.
 
     begin     every server has said what it has ──▶ plan ──▶ DRAW 5 to a, DRAW 3 to b      (two rounds at most)
     answered  5 of a, then 3 of b                                                          the round is whole
-    finished  weighed together and shuffled ──▶ a batch of 8                               in the order of their plans
+    finished  weighed together and shuffled ──▶ a batch of 8, or two of 4                  in the order of their plans
 
 A server that is left out takes its part of each open round along: such a round is short, and its samples are lost.
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.pool import draw
+from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.wire import messages, unpack
@@ -58,10 +59,11 @@ class Ask:
 
 @dataclass(slots=True)
 class _Round:
-    """A batch on its way: what was planned, and what came of it."""
+    """Batches on their way: what was planned for all of them together, and what came of it."""
 
     plan: draw.Plan
-    wanted: int
+    batches: int
+    batch_size: int
     layout: Layout
     parameters: Parameters
     open: set[int] = field(default_factory=set)
@@ -147,9 +149,8 @@ class Rounds:
 
     @property
     def is_hungry(self) -> bool:
-        """Whether another batch is to be drawn, and may be on its way."""
-        drawing = len(self._rounds)
-        return drawing < messages.DRAWS_IN_FLIGHT and self._prefetch.has_room(drawing)
+        """Whether another round is to be drawn, and may be on its way."""
+        return len(self._rounds) < messages.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
     def stock(self, server: RemoteServer) -> Stock:
         """What a server has."""
@@ -187,6 +188,7 @@ class Rounds:
     def give_up(self) -> None:
         """Other parameters hold: batches on their way were drawn by the former ones."""
         self._rounds.clear()
+        self._prefetch.drawing = 0
         self.balance.reset()
 
     # Drawing
@@ -220,7 +222,8 @@ class Rounds:
         tables = [stock.table for stock in there if stock.table is not None]
         if terms is None or not there or len(tables) < len(there):
             return None
-        size, names = self._prefetch.batch_size, [stock.server.name for stock in there]
+        batches = self._batches_of(terms, tables)
+        size, names = batches * self._prefetch.batch_size, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
         plan = None if self.waits_for else draw.plan(tables, size, self._rng.random())
@@ -228,7 +231,18 @@ class Rounds:
         if plan is None:
             self._wait_for_more(there, tables, now)
             return None
-        return self._draw(plan, there, terms, now)
+        return self._draw(plan, batches, there, terms, now)
+
+    def _batches_of(self, terms: Terms, tables: list[NDArray[np.void]]) -> int:
+        """How many batches the next round is to draw: several are one draw, whose samples are dealt out at random."""
+        parameters = terms.parameters
+        # A band counts each batch by itself, and ragged values are padded to the longest one of their batch.
+        if parameters.samples_per_insert_tolerance is not None or layout_of(terms.schema, parameters).ragged:
+            return 1
+        available = sum(int(table["reserved"].sum()) for table in tables)
+        if parameters.reuse_cache and available:
+            available = MAX_DRAWN
+        return self._prefetch.begin(min(available, MAX_DRAWN))
 
     def _wait_for_more(self, there: list[Stock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
@@ -236,11 +250,12 @@ class Rounds:
         for stock in there:
             stock.table, stock.again_at = None, now + RETRY_INTERVAL
 
-    def _draw(self, plan: draw.Plan, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
+    def _draw(self, plan: draw.Plan, batches: int, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
         """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
         layout = layout_of(terms.schema, terms.parameters, Kind.DRAWN)
-        made = _Round(plan, self._prefetch.batch_size, layout, terms.parameters)
+        made = _Round(plan, batches, self._prefetch.batch_size, layout, terms.parameters)
         self._rounds.append(made)
+        self._prefetch.drawing += batches
         asks = []
         for stock, counts in zip(there, plan.counts, strict=True):
             stock.again_at = 0.0
@@ -317,21 +332,27 @@ class Rounds:
         """Batches that are whole now, in the order in which they were planned."""
         found = []
         while self._rounds and not self._rounds[0].open:
-            drawn = self._finish(self._rounds.pop(0))
-            found += [] if drawn is None else [drawn]
+            made = self._rounds.pop(0)
+            self._prefetch.drawing -= made.batches
+            found += self._finish(made)
         return found
 
-    def _finish(self, made: _Round) -> draw.Pooled | None:
-        """Weigh and shuffle what came; None if that is less than a batch."""
+    def _finish(self, made: _Round) -> list[draw.Pooled]:
+        """Weigh and shuffle what came; nothing if that is less than a batch."""
         try:
             held = [unpack.check(payload, made.layout, self._limits) for payload in made.parts]
-            missing = made.wanted - sum(part.samples for part in held)
-            self.short += max(0, missing)
-            if missing > 0:
-                return None  # a server had less than it said, or went away: these are lost, the next round is whole
+            came = sum(part.samples for part in held)
+            self.short += max(0, made.batches * made.batch_size - came)
+            if came < made.batch_size:
+                return []  # a server had less than it said, or went away: these are lost, the next round is whole
+            # The exponent is that of the first batch for all of a round.
             beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
-            return draw.finish(made.plan, held, made.layout, made.parameters, seed, beta)
+            self._annealing.batches += came // made.batch_size - 1
+            drawn = draw.finish(made.plan, held, made.layout, made.parameters, seed, beta)
+            if made.batches == 1:
+                return [drawn]
+            return list(drawn.parted(made.batch_size, made.parameters.normalize == "global"))
         except ProtocolError as error:
             self.refused[error.code] += 1
             self._directory.ask_soon()  # perhaps parameters changed
-            return None
+            return []

@@ -78,6 +78,16 @@ class Gathered:
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """The same for next."""
 
+    def rows(self, rows: slice) -> "Gathered":
+        """Some of the samples, in the same arrays."""
+
+        def part(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: array[rows] for name, array in value.items()}
+            return value[rows] if isinstance(value, np.ndarray) else value
+
+        return Gathered(**{name: part(value) for name, value in vars(self).items()})
+
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
         """A state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without its axis K where that is 1."""
         if self.mask is not None:

@@ -1,11 +1,14 @@
 """Batches from their plan to their last sample: servers are pools without sockets, time and chance are passed in."""
 
+from copy import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
-from memoire.reader.prefetch import Prefetch
+from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, Prefetch
 from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, Partition
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
@@ -347,9 +350,85 @@ def test_a_queue_is_emptied_by_other_parameters_and_wants_nothing_once_it_is_clo
     queue = Prefetch(2)
     queue.resize(32)
     queue.put(drawn)
-    assert len(queue) == 1 and queue.first() is drawn and queue.has_room(0) and not queue.has_room(1)
+    assert len(queue) == 1 and queue.first() is drawn and queue.has_room
+    queue.drawing = 1
+    assert not queue.has_room
     queue.clear()
-    assert len(queue) == 0 and queue.has_room(1)
+    assert len(queue) == 0 and queue.has_room
     queue.put(drawn)
     queue.close()
-    assert len(queue) == 0 and not queue.has_room(0)
+    queue.drawing = 0
+    assert len(queue) == 0 and not queue.has_room
+
+
+# ------------------------------------------------------------------------------------------------- several in a round
+
+
+def waiting(world):
+    """A learner that finds nothing ready, again and again."""
+    found = []
+    for _ in range(20):
+        world.prefetch.starve()
+        world.begin()
+        found.append(world.answer())
+        while len(world.prefetch):
+            world.prefetch.take()
+    return found
+
+
+def plenty(**options):
+    servers = {"a": PoolServer([1, 2], caches=40), "b": PoolServer([3, 4], caches=40, seed=2)}
+    return World(servers, **options)
+
+
+def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits_no_more():
+    world = plenty(batch_size=8)
+    rounds = [len(found) for found in waiting(world)]
+    assert max(rounds) > 1 and world.prefetch.depth == MAX_AHEAD and world.prefetch.reserve == 8 * (MAX_AHEAD + 1)
+    for _ in range(40 * CALM_TAKES):
+        world.begin()
+        world.answer()
+        if len(world.prefetch) > 1:
+            world.prefetch.take()
+    assert world.prefetch.depth < MAX_AHEAD
+
+
+def test_a_learner_that_never_waits_has_no_more_ahead_than_it_asked_for():
+    world = plenty(batch_size=8, ahead=2)
+    world.run(20)
+    assert world.prefetch.depth == 2
+
+
+def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
+    world = plenty(batch_size=8)
+    several = next(found for found in waiting(world) if len(found) > 2)
+    ids = np.concatenate([drawn.gathered.ids["number"] for drawn in several])
+    clients = np.concatenate([drawn.gathered.ids["client"][:, 0] for drawn in several])
+    assert len(ids) == 8 * len(several) and len({*zip(ids.tolist(), clients.tolist(), strict=True)}) > 8
+    assert [float(drawn.importance.max()) for drawn in several] == [1.0] * len(several)
+    assert all(array.flags.c_contiguous for drawn in several for array in drawn.gathered.prev.values())
+
+
+def test_large_batches_come_one_at_a_time_however_long_a_learner_waits():
+    world = plenty(batch_size=8)
+    found = waiting(world)
+    queue = Prefetch(1)
+    queue.resize(8)
+    big = replace(found[0][0], gathered=copy(found[0][0].gathered)) if found[0] else replace(found[2][0])
+    big.gathered.weight = np.zeros(MAX_AHEAD_BYTES, np.float32)
+    queue.put(big)
+    queue.take()
+    queue.starve()
+    assert queue.begin(1 << 20) == 1 and queue.depth == 1
+
+
+def test_a_round_asks_for_no_more_than_there_is():
+    queue = plenty(batch_size=8).prefetch
+    queue.depth = 16
+    assert queue.begin(31) == 3 and queue.begin(7) == 1 and queue.begin(1000) == 8
+
+
+@pytest.mark.parametrize("parameters", [LIMITED, LIMITED.replace(samples_per_insert_tolerance=300.0)])
+def test_a_band_counts_each_batch_by_itself(parameters):
+    world = plenty(batch_size=8, parameters=parameters)
+    assert max(len(found) for found in waiting(world)) <= 1
