@@ -56,10 +56,10 @@ class Inserts:
 
     def grant(self, granted: int, reason: str) -> None:
         """The home says how many entries of this run may be inserted in all, and why not more."""
-        is_more = granted > self._granted
+        is_more, was_free = granted > self._granted, self._granted == NO_LIMIT
         self.pause = MIN_PAUSE if is_more else min(2 * self.pause, self._longest_pause)
         self._granted, self.reason = granted, reason
-        self._size = self.left if is_more else self._size
+        self._size = self.left if is_more or was_free else self._size
 
     def record(self, entries: int) -> None:
         """A writer recorded so many: passed steps, until it is decided that they are inserts."""

@@ -39,6 +39,7 @@ from memoire.wire.parts import Payload
 
 from . import cache_inspection, picked
 from ._draw import Picks
+from .demand import Demand
 from .draw import MAX_BATCH, Pooled, gathered_from
 from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .interface import DEFAULTS
@@ -89,6 +90,7 @@ class Pool:
         self._readers = Readers(self._queues, client_timeout, clock())
         self._restore = CacheRestore(self._queues)
         self._annealing = Annealing()
+        self._demand = Demand()
 
     @property
     def schema(self) -> Schema:
@@ -167,6 +169,23 @@ class Pool:
             is_newer = self._queues.sums(client_id, sequence, total_weight, positives, minimum, now)
             self._waiter.tell()  # it may have had no weight before
             return is_newer
+
+    def room(self, client_id: bytes, stock_bytes: int) -> int | None:
+        """Samples that a client is to bring now; None where nothing holds it back: see `Demand`.
+
+        Args:
+            stock_bytes: That it may hold undrawn while learners draw.
+        """
+        queues = self._queues
+        with self._waiter.lock:
+            client = queues.clients.get(client_id)
+            if client is None or not client.held or queues.parameters.reuse_cache:
+                return None
+            sample_bytes, clients = client.nbytes / client.held, len(queues.held)
+            stock = int(stock_bytes / sample_bytes)
+            most = int(queues.byte_limit / sample_bytes) // (2 * clients)
+            size = queues.parameters.cache_size
+            return self._demand.room(client.unused, stock, most, size, clients, self._clock())
 
     def heard(self, client_id: bytes) -> None:
         """A sign of life without news."""
@@ -319,7 +338,9 @@ class Pool:
 
     def _draw(self, samples: int, now: float) -> Picks | None:
         self._waiter.check_open()
-        return self._queues.draw(samples, now)
+        picks = self._queues.draw(samples, now)
+        (self._demand.was_short if picks is None else self._demand.drew)(samples, now)
+        return picks
 
     def _await(self, samples: int, timeout: float) -> Picks:
         """The samples as soon as there are enough. The lock is held, and given up while waiting."""
@@ -356,6 +377,8 @@ class Pool:
             now = self._now()
             rows = self._readers.reserve(reader, samples, elsewhere, part, now)
             self._waiter.tell()  # it may keep fewer than before
+            if 2 * int(rows["reserved"].sum()) < samples:
+                self._demand.was_short(samples, now)
             return rows
 
     def draw_counts(
@@ -375,7 +398,9 @@ class Pool:
         check_count(int(counts["count"].sum()))
         with self._waiter.lock:
             self._waiter.check_open()
-            picks = self._readers.take(reader, counts, self._clock())
+            now_here = self._clock()
+            picks = self._readers.take(reader, counts, now_here)
+            self._demand.drew(picks.size, now_here)
             layout, drawn = self.layout, self._queues.drawn_layout
         if not picks.size:
             return None

@@ -48,6 +48,8 @@ class Balance:
         said = [self._known[server][1] for server in servers if server in self._known]
         if len(said) < len(servers) or any((each.ratio, each.tolerance) != band_settings(parameters) for each in said):
             return "waits for all servers to say how many entries were recorded"
+        if self._surplus is None and on_way:  # drawn before there was a band: not to be made good, once it has come
+            return "waits for samples that were asked for before the band began"
         if self._surplus is None:  # what somebody told them is what was known of all
             told = [each.surplus for each in said if each.is_told]
             self._surplus = sum(each.surplus for each in said if not each.is_told) + (max(told) if told else 0.0)

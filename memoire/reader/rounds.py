@@ -35,9 +35,9 @@ from .directory import Address, Directory, RemoteServer, Terms
 from .prefetch import Prefetch
 from .stock import NOTHING, Stock
 
-RETRY_INTERVAL = 0.05
+RETRY_INTERVAL = 0.02
 """Seconds before servers that had too few samples are asked again."""
-REFUSED_INTERVAL = 10 * RETRY_INTERVAL
+REFUSED_INTERVAL = 0.5
 """Seconds before a server that refused is asked again: a HELLO finds out what is true there meanwhile."""
 MAX_SUMS_AGE = 1.0
 """Seconds for which what a server said of its clients is believed."""

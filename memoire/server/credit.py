@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from memoire.accounting.ledger import Ledger
+from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable
+from memoire.replay.limiter import NO_LIMIT
 
 from .state import ServerState
 
+STOCK_PART = 4
+"""A client may hold this part of its credit undrawn while learners draw."""
+UNDRAWN = "waits until more is drawn: enough of this client's samples are at its server, and none of them was drawn yet"
+"""Why a client may record no more where learners draw less than actors bring."""
 COUNT_INTERVAL = 1.0
 """Seconds between two counts of the clients that are silent."""
 
@@ -35,9 +42,27 @@ class Credits:
         together = self._state.limits.on_way_bytes // max(1, sum(sharers.values()))
         return max(1, min(self._limit, together, table.pool.byte_limit // max(1, sharers[table.number])))
 
-    def grant(self, table: OpenTable, client: bytes, now: float) -> tuple[int, str]:
-        """How many entries a client may have recorded before it has to ask again, and why not more."""
-        return table.limiter.grant(client, self._sharers(now)[table.number])
+    def grant(self, table: OpenTable, client: bytes, inserted: int, now: float) -> tuple[int, str]:
+        """How many entries a client may have recorded before it has to ask again, and why not more.
+
+        Args:
+            inserted: That it has recorded by now.
+        """
+        granted, why = NO_LIMIT, ""
+        if table.limiter.is_active:
+            granted, why = table.limiter.grant(client, self._sharers(now)[table.number])
+        wanted = self._wanted(table, client, now)
+        if wanted is None or inserted + wanted >= granted:
+            return granted, why
+        return inserted + wanted, "" if wanted else UNDRAWN
+
+    def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
+        """Entries whose samples learners want of a client; None where they want all."""
+        ratio = table.parameters.samples_per_insert
+        if not isinstance(table.pool, Pool) or not ratio:
+            return None
+        room = table.pool.room(client, self.of(table, now) // STOCK_PART)
+        return None if room is None else min(math.ceil(room / ratio), NO_LIMIT)
 
     def _sharers(self, now: float) -> Counter[int]:
         """Clients of each table that may push; those that are silent are counted once a second."""

@@ -78,3 +78,14 @@ def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
     recorded(inserts, counts, 10)
     inserts.settle(10, 0)
     assert counts.passed == 10 and counts.inserted == 10
+
+
+def test_a_first_grant_after_none_was_needed_is_half_used_by_its_own_size():
+    """As if it were one of all entries, a client would ask again after each step."""
+    counts = RunCounts()
+    inserts = Inserts(counts, 0.5)
+    inserts.grant(NO_LIMIT, "")
+    inserts.grant(100, "")
+    assert not inserts.is_half_used
+    recorded(inserts, counts, 51)
+    assert inserts.admit(51) == 51 and inserts.is_half_used

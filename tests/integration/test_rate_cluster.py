@@ -297,3 +297,55 @@ def test_what_a_reader_draws_before_it_has_heard_of_a_band_is_not_to_be_made_goo
         reader.get_batch(8, 100.0)
     rate = server.table("default").stats().rate
     assert rate.surplus >= -16.0 and rate.drawn >= 8
+
+
+# ------------------------------------------------------------------------------------------------- undrawn caches
+
+LITTLE = dataclasses.replace(QUICK, credit=4096)
+"""Of which a quarter may be undrawn: some caches of eight samples."""
+
+
+@pytest.fixture
+def free_actor(cluster):
+    """A server, and an actor that steps as fast as it may beside a learner that draws."""
+
+    def make(when_full):
+        server = cluster.server(parameters=Parameters(cache_size=8), limits=LITTLE)
+        client = cluster.client(server, when_full=when_full, limits=LITTLE)
+        stop, done = threading.Event(), [0]
+        threads.append((stop, acting(client, stop, done)))
+        server.get_batch(8, timeout=100.0)
+        return server, client, done
+
+    threads = []
+    yield make
+    for stop, thread in threads:
+        stop.set()
+        thread.join(100.0)
+
+
+def test_an_actor_that_may_wait_keeps_the_pace_of_a_learner_and_goes_on_when_nobody_draws(free_actor):
+    server, client, done = free_actor("block")
+
+    def draw_until_held():
+        server.get_batch(8, timeout=100.0)
+        return client.stats().held_back
+
+    assert "waits until more is drawn" in until(draw_until_held)
+    for _ in range(300):
+        server.get_batch(8, timeout=100.0)  # never waits for somebody who waits
+    assert client.stats().held_back_for > 0.0
+    before = done[0]
+    until(lambda: not client.stats().held_back and done[0] > before + 10_000)  # nobody draws any more
+
+
+def test_an_actor_that_may_not_wait_goes_on_recording_and_pushes_less(free_actor):
+    server, client, done = free_actor("skip")
+
+    def draw_until_passed():
+        server.get_batch(8, timeout=100.0)
+        return client.stats().passed_steps > 1000
+
+    until(draw_until_passed)
+    assert client.stats().held_back_for < 1.0 and client.stats().not_pushed["held back"] > 0
+    assert client.stats().steps == pytest.approx(done[0], abs=100_000) and done[0] > 1000

@@ -3,10 +3,11 @@
 import pytest
 
 from memoire.limits import Limits
+from memoire.pool.caches import Pool
 from memoire.pool.tables import Table
 from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.parameters import Parameters
-from memoire.server.credit import Credits
+from memoire.server.credit import STOCK_PART, UNDRAWN, Credits
 from memoire.wire import messages
 from memoire.wire.identity import table_number
 from netkit import SCHEMA
@@ -95,6 +96,43 @@ def test_entries_are_granted_to_each_client_of_a_table():
     state = state_of(tables_of(default=Table(SCHEMA, parameters=BAND), free=Table(SCHEMA)))
     credits = Credits(state)
     greet(state, 3)
-    assert credits.grant(state.tables.first, ME, NOW) == (10, "")
-    assert credits.grant(state.tables.first, YOU, NOW) == (10, "")
-    assert credits.grant(state.tables["free"], ME, NOW) == (NO_LIMIT, "")
+    assert credits.grant(state.tables.first, ME, 0, NOW) == (10, "")
+    assert credits.grant(state.tables.first, YOU, 0, NOW) == (10, "")
+    assert credits.grant(state.tables["free"], ME, 0, NOW) == (NO_LIMIT, "")
+
+
+class Stocked(Pool):
+    """A pool that says how many samples it wants of a client, and keeps what it was asked with."""
+
+    def room(self, client_id, stock_bytes):
+        self.asked = client_id, stock_bytes
+        return self.wanted
+
+
+@pytest.fixture
+def stocked():
+    parameters = BAND.replace(samples_per_insert=0.5, samples_per_insert_tolerance=None)
+    made = state_of(tables_of(default=Table(SCHEMA, parameters=parameters)), limits=LIMITS)
+    table = made.tables.first
+    table.pool = Stocked(SCHEMA, table.parameters)
+    return table, Credits(made)
+
+
+def test_a_client_whose_samples_are_not_drawn_is_granted_no_more_than_learners_want(stocked):
+    table, credits = stocked
+    table.pool.wanted = 5
+    assert credits.grant(table, ME, 100, NOW) == (110, "") and table.pool.asked == (ME, 1000 // STOCK_PART)
+    table.pool.wanted = 0
+    assert credits.grant(table, ME, 110, NOW) == (110, UNDRAWN)
+
+
+def test_the_smaller_of_two_grants_holds(stocked):
+    table, credits = stocked
+    table.limiter.configure(table.parameters.replace(samples_per_insert_tolerance=30.0))
+    table.limiter.met(ME, 1000, 1)
+    table.pool.wanted = 5
+    assert credits.grant(table, ME, 1000, NOW) == (1010, "")
+    table.pool.wanted = 500
+    assert credits.grant(table, ME, 1000, NOW) == (1060, ""), "30 samples, half of one for each entry"
+    table.pool.wanted = None
+    assert credits.grant(table, ME, 1000, NOW) == (1060, "")

@@ -57,7 +57,7 @@ class ClientsHandler:
         if body.role == "actor":
             since = self._register(header.client, body, table, now)
             table.limiter.met(header.client, body.inserted, header.sequence)
-            granted, _ = self._credits.grant(table, header.client, now)
+            granted, _ = self._credits.grant(table, header.client, body.inserted, now)
             is_saved = state.committer.is_saved(state.run.name, header.client)
         elif body.role == "reader" and not state.tables.is_probe(table.number):
             state.learners.met(header.client, body, now, table.name)
@@ -140,8 +140,9 @@ class ClientsHandler:
             if state.run.finished and (body.finished or body.leaving) and not state.tables.is_probe(table.number):
                 state.informed.add(account.client)
             self._report(table, header, body, account)
-            if table.limiter.is_active and not account.report.leaving:
-                changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, now)
+            if not account.report.leaving:
+                inserted = body.steps - body.passed_steps
+                changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, inserted, now)
         is_saved = state.committer.is_saved(run.name, header.client)
         return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
 
