@@ -22,7 +22,9 @@ class Account:
     first_seen: float
     last_seen: float
     since: int = 0
-    """The home's epoch when it was opened: what is per home (the client's caches) counts from then."""
+    """The epoch since which the home had forgotten nothing when it was opened: what is per home (the client's caches)
+    counts from then.
+    """
     report: Update = field(default_factory=Update)
     """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
     sequence: int = -1
@@ -81,14 +83,26 @@ class Account:
         assert self.waiting_feedback >= 0
 
     @property
-    def lost_caches(self) -> int:
+    def overtaken_caches(self) -> int:
         """Caches that a later one overtook and that have not arrived."""
         return max(0, self.seen_caches - self.received_caches)
 
     @property
-    def lost_bytes(self) -> int:
+    def overtaken_bytes(self) -> int:
         """Their bytes."""
         return max(0, self.seen_bytes - self.received_bytes)
+
+    @property
+    def lost_caches(self) -> int:
+        """Caches that were overtaken. Once the client has said goodbye, which no later cache follows, all that have not
+        arrived.
+        """
+        return self.pushed_caches - self.received_caches if self.report.leaving else self.overtaken_caches
+
+    @property
+    def lost_bytes(self) -> int:
+        """Their bytes."""
+        return self.pushed_bytes - self.received_bytes if self.report.leaving else self.overtaken_bytes
 
     @property
     def pushed_caches(self) -> int:
@@ -104,13 +118,13 @@ class Account:
 
     @property
     def in_flight_caches(self) -> int:
-        """Caches that the client pushed and that neither arrived nor were overtaken by a later one that did."""
-        return self.pushed_caches - max(self.seen_caches, self.received_caches)
+        """Caches that the client pushed and that neither arrived nor are lost."""
+        return self.pushed_caches - self.received_caches - self.lost_caches
 
     @property
     def in_flight(self) -> int:
-        """Bytes that the client pushed and that neither arrived nor were overtaken by a later one that did."""
-        return max(0, self.report.cache_bytes - max(self.seen_bytes, self.received_bytes))
+        """Bytes that the client pushed and that neither arrived nor are lost."""
+        return self.pushed_bytes - self.received_bytes - self.lost_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ class Ledger:
     """Accounts of all clients of one run at one server. Not thread-safe: the owner locks.
 
     Args:
-        epoch: Of the server as it runs now; accounts that it opens say that they began in it.
+        epoch: Of the server as it runs now.
+        since: The epoch since which the server has forgotten nothing, which accounts that it opens say; 0: this one.
         store: Where accounts are that are not in memory.
         may_open: Whether an account may be opened for a newcomer whose key is this owner's, now.
         forget: Called with each client that leaves memory.
@@ -49,11 +50,12 @@ class Ledger:
         self,
         *,
         epoch: int = 0,
+        since: int = 0,
         store: AccountStore | None = None,
         may_open: Callable[[str, float], bool] = lambda owner, now: True,
         forget: Callable[[bytes], None] = lambda client: None,
     ) -> None:
-        self.epoch = epoch
+        self.epoch, self.since = epoch, since or epoch
         self._store = Nothing() if store is None else store
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
@@ -128,7 +130,7 @@ class Ledger:
         """A client says hello: its account where it has one, or else it is a guest from now on."""
         account = self.find(client)
         if account is None:
-            account = self._guests[client] = Account(client, now, now, self.epoch, table=table)
+            account = self._guests[client] = Account(client, now, now, self.since, table=table)
             self.present[table] += 1
             while len(self._guests) > MAX_GUESTS:
                 self._dismiss(next(iter(self._guests)))
@@ -150,7 +152,7 @@ class Ledger:
         Raises:
             ProtocolError: (code "busy") too many are opened at once.
         """
-        account = self.find(client) or Account(client, now, now, self.epoch, table=table)
+        account = self.find(client) or Account(client, now, now, self.since, table=table)
         if client not in self._accounts:
             if not self._may_open(account.owner, now):
                 raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
@@ -204,7 +206,7 @@ class Ledger:
         """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence. A guest that
         reports nothing that counts stays one.
 
-        What it counts per home is about a former account where its epoch is before this one was opened, and where it is
+        What it counts per home is about a former account where its epoch is below this one's `since`, and where it is
         above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
 
         Raises:
@@ -269,7 +271,7 @@ class Ledger:
         account = self._accounts.get(client)  # nearly always there: this is asked for each cache
         if account is None or since not in (0, account.since):
             account = self.find(client)
-            if since not in (0, self.epoch if account is None else account.since):
+            if since not in (0, self.since if account is None else account.since):
                 self.strays += 1
                 return None
             account = self._opened(client, now, table)

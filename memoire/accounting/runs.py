@@ -33,6 +33,12 @@ class Past(Protocol):
     def epoch(self) -> int:
         """Greater than in every former life."""
 
+    @property
+    def since(self) -> int:
+        """The epoch since which nothing was forgotten: that of the first life, or of the one after a backup was put
+        back.
+        """
+
     def runs(self) -> Sequence[RunFacts]:
         """All that there were, in the order in which they began."""
 
@@ -257,7 +263,8 @@ class Runs:
 
     def _make(self, facts: RunFacts) -> Run:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
-        ledger = Ledger(epoch=self._epoch, store=kept, may_open=self._may_open, forget=self._forget)
+        since = 0 if self._past is None else self._past.since
+        ledger = Ledger(epoch=self._epoch, since=since, store=kept, may_open=self._may_open, forget=self._forget)
         return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished)
 
     def _read(self, facts: RunFacts) -> Run:

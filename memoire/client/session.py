@@ -273,7 +273,7 @@ class Session:
             self._move_at = 0.0
         self.schedule.hurry()  # a home that is new, or was away, is told at once
         is_other_life = told.epoch != former.epoch and told.home_name == former.home_name
-        has_forgotten = not told.durable or told.since == told.epoch  # the latter: its state folder is a new one
+        has_forgotten = not told.durable or told.since > former.epoch  # the latter: its state folder is a new one
         return Entered(change, told.run_name != former.run_name, is_other_life and has_forgotten)
 
     # UPDATE and its answer

@@ -102,10 +102,13 @@ class OpenFolder:
         former = file.number(META, b"epoch")
         self.epoch = max(former + 1, int(self._clock() * 1e9))
         """Grows at each start; on disk before anybody hears of it."""
+        self.since = self._unbroken_since(former)
+        """The epoch since which the folder has forgotten nothing."""
         self._at("before epoch")
         file.save(
             [
                 (META, b"epoch", self.epoch.to_bytes(8, "big")),
+                (META, b"since", self.since.to_bytes(8, "big") + self.epoch.to_bytes(8, "big")),
                 (META, b"clean", b"\x00"),
                 (META, b"name", self.name.encode()),
             ],
@@ -113,6 +116,15 @@ class OpenFolder:
         )
         witness.begin(file.seal.generation)
         self._open_files(was_clean)
+
+    def _unbroken_since(self, former: int) -> int:
+        """As it is written, beside the epoch of the life that wrote it. In another life, which is the former one then,
+        a program had the folder that does not write it: each of its lives opened accounts since its own epoch.
+        """
+        since, written_in = divmod(self.file.number(META, b"since"), 1 << 64)
+        if self.file.was_backup or not former:
+            return self.epoch
+        return since if written_in == former else former
 
     def _open_files(self, was_clean: bool) -> None:
         """Open what lies beside the database, and put it in order."""

@@ -88,6 +88,8 @@ class Store:
         self._opened = opened = OpenFolder(self.folder, name, default_name, limits, clock, at)
         self.name, self.epoch = opened.name, opened.epoch
         """The server's; its epoch grows at each start, and was on disk before anybody heard of it."""
+        self.since = opened.since
+        """The epoch since which the folder has forgotten nothing: accounts that are opened in it say that one."""
         self.restored = opened.restored
         """How often a backup was put back into this folder."""
         self._file, self._lines, self._models = opened.file, opened.lines, opened.models

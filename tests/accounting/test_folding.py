@@ -170,9 +170,7 @@ class FoldingMachine(RuleBasedStateMachine):
         """A server whose disk was lost gets its rows back from a snapshot, as accounts of a former life."""
         rows = self.homes[which].rows()
         self._lines(self.homes[which])
-        disk = None if self.homes[which].disk is None else Disk()
-        if disk is not None:
-            disk.epoch = self.homes[which].disk.epoch
+        disk = None if self.homes[which].disk is None else Disk(epoch=self.homes[which].disk.epoch)
         self.homes[which] = Home(self.homes[which].name, self.clock, disk)
         self.homes[which].dispatcher.inherit(RUN, False, merge(rows))
         self.homes[which].save()

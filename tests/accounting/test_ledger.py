@@ -133,6 +133,20 @@ def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():
     ledger.check_invariants()
 
 
+def test_what_is_on_the_way_of_a_client_that_said_goodbye_is_lost_until_it_arrives():
+    ledger = Ledger()
+    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100), 100, 10)
+    account = ledger.report(CLIENTS[0], 1, Update(caches=3, cache_bytes=300), now=1.0)
+    assert (account.lost_caches, account.in_flight_caches, account.in_flight) == (0, 2, 200)
+    ledger.report(CLIENTS[0], 2, Update(caches=4, cache_bytes=400, leaving=True), now=1.0)
+    assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (3, 300, 0, 0)
+    assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # nobody has given them up
+    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
+    assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (2, 200, 0, 0)
+    ledger.check_invariants()
+    assert Ledger(store=kept(ledger)).totals() == ledger.totals()
+
+
 def test_codes_of_rejection_are_bounded():
     ledger = Ledger()
     for number in range(100):
@@ -184,6 +198,17 @@ def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, val
         told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MAX_RETURN)])
         ledger.report(CLIENTS[0], 2 + number, told, now=1.0)
     assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
+
+
+def test_a_guest_of_a_former_life_that_was_not_forgotten_goes_on_with_its_numbers():
+    former = Ledger(epoch=20, since=10)
+    assert former.greet(CLIENTS[0], 1.0).since == 10  # it has no account yet: nothing of it is saved
+    ledger = Ledger(epoch=30, since=10)
+    account = ledger.report(CLIENTS[0], 5, Update(epoch=20, steps=3, caches=2, cache_bytes=200), now=1.0)
+    assert (account.since, account.report.caches) == (10, 2)
+    assert ledger.arrived(CLIENTS[0], 100, 1.0, 1, 100, since=10) is account
+    assert ledger.arrived(CLIENTS[1], 100, 1.0, 1, 100, since=10).since == 10
+    assert ledger.arrived(CLIENTS[2], 100, 1.0, 1, 100, since=30) is None and ledger.strays == 1
 
 
 def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_is_gone():

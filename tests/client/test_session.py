@@ -131,7 +131,7 @@ def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home)
 
 @pytest.mark.parametrize(
     ("epoch", "since", "durable", "has_forgotten"),
-    [(8, 8, True, True), (8, 7, True, False), (8, 7, False, True), (7, 7, False, False)],
+    [(8, 8, True, True), (9, 8, True, True), (8, 7, True, False), (8, 7, False, True), (7, 7, False, False)],
 )
 def test_a_home_that_begins_again_may_have_forgotten_what_was_published(
     session, home, epoch, since, durable, has_forgotten

@@ -47,6 +47,8 @@ class Kept:
     """run -> server -> client -> (episodes, steps), in the servers' state folders; the newest run last."""
     accepted: dict[str, dict[str, int]]
     """server -> client -> caches that it accepted."""
+    pushed: dict[str, tuple[int, int]]
+    """client -> caches that it has pushed by what all servers have, and those of them that were received or are lost."""
     lines: dict[str, list[str]]
     """server -> lines of its log files, in order, those of an older run first."""
     said: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
@@ -234,6 +236,13 @@ def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> It
                     owners = tags[int(tag)]
                     if all(number >= told[owner].done[1] for owner in owners):
                         yield f"caches: entry {number} of tag {tag} was drawn, and nobody recorded it"
+    for story in told.values():
+        has = kept.pushed.get(story.client, (0, 0))
+        if story.delivered and has != (story.pushed_caches, story.pushed_caches):
+            yield (
+                f"caches: client {story.client[:8]} left and has pushed {story.pushed_caches}; the servers have {has[0]}, "
+                f"of which {has[1]} were received or are lost"
+            )
     for server, clients in kept.accepted.items():
         for client, accepted in clients.items():
             # One more than it wrote down: it may have been killed between the push and the record of it.

@@ -395,6 +395,7 @@ class Trial:
     def _kept(self) -> checks.Kept:
         """What is in the servers' state folders, and what they said last."""
         kept = checks.Kept({run: {} for run in self.runs}, {}, {}, {}, {})
+        pushed, settled = Counter[str](), Counter[str]()
         for server in self.kinds["server"]:
             folder = self.folder / "state" / server
             kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
@@ -407,6 +408,9 @@ class Trial:
                     kept.accepted[server].update(
                         {client: account.accepted_caches for client, account in accounts.items()}
                     )
+                    for client, account in accounts.items():
+                        pushed[client] += account.pushed_caches
+                        settled[client] += account.pushed_caches - account.in_flight_caches
                     kept.found[server] += [line for page in pages(store, run) for line in page]
                     files = sorted((folder / "log").glob(f"{run}.*.log"))
                     texts = [path.read_text(encoding="utf-8") for path in files]
@@ -414,6 +418,7 @@ class Trial:
             said = self.final[server].get("clients", {})
             kept.folded[server] = self.final[server].get("accounts_folded", 0)
             kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
+        kept.pushed = {client: (count, settled[client]) for client, count in pushed.items()}
         return kept
 
     def _traces(self) -> list[str]:

@@ -522,6 +522,53 @@ def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tm
     assert (client.stats().pushed_caches, client.stats().accepted_caches, client.stats().lost_caches) == (4, 4, 0)
 
 
+def check_caches(server, client, pushed):
+    """What the server has of the caches of a client that is gone is what the client did."""
+    until(lambda: server.accounts().rows["flags"].tolist() == [merge.GONE])
+    (row,) = server.accounts().rows
+    assert client.stats().pushed_caches == row["pushed_caches"] == pushed
+    assert row["pushed_caches"] == row["accepted_caches"] + row["rejected_caches"] + row["lost_caches"]
+    assert row["pushed_bytes"] == row["received_bytes"] + row["lost_bytes"]
+    return row
+
+
+def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_its_caches(cluster, tmp_path):
+    """As in an upgrade in which an actor and its home begin and end at the same time."""
+    server = cluster.server(name="one", state_dir=tmp_path)
+    client = cluster.client(server, limits=QUICK)  # it has said hello, and no more
+    server.close()
+    record(client)
+    for _ in range(4):
+        assert client.push_cache(100.0)
+    again = cluster.restart(server, state_dir=tmp_path)
+    client.update(100.0)
+    for _ in range(3):
+        assert client.push_cache(100.0)
+    assert client.close(100.0)
+    check_caches(again, client, 7)
+
+
+def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_goodbye(cluster, tmp_path):
+    """No later cache of the client says so: it ends as soon as its home is back."""
+    server = cluster.server(name="one", state_dir=tmp_path)
+    proxy = cluster.proxy([server])
+    client = cluster.client(proxy, limits=QUICK)
+    record(client)
+    for _ in range(3):
+        assert client.push_cache(100.0)
+    until(lambda: server.total_caches == 3)
+    server.close()
+    for _ in range(4):
+        assert client.push_cache(100.0)
+    until(lambda: proxy.stats().backs[0].queued_bytes >= client.stats().in_flight_bytes > 0)
+    proxy.close(0.0)
+    cluster.proxy([server], front=proxy.endpoint)
+    again = cluster.restart(server, state_dir=tmp_path)
+    assert client.close(100.0)
+    row = check_caches(again, client, 7)
+    assert (row["accepted_caches"], row["lost_caches"]) == (3, 4)
+
+
 def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_it_heard(cluster, tmp_path):
     server = cluster.server(name="one", run="old", state_dir=tmp_path)
     client = cluster.client(server, limits=QUICK)

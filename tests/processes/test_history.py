@@ -102,6 +102,7 @@ def well() -> tuple[list[Event], Kept]:
     kept = Kept(
         {"earlier": earlier, "now": counted},
         {"server-0": {ONE: 1}},
+        {ONE: (2, 2)},
         lines,
         said={"server-0": {ONE: (1, 5)}},
         folded={"server-0": 1},
@@ -158,6 +159,13 @@ def accepted(count: int) -> Any:
     return change
 
 
+def pushed(*counts: int) -> Any:
+    def change(events: list[Event], kept: Kept) -> None:
+        kept.pushed[ONE] = counts  # type: ignore[assignment]
+
+    return change
+
+
 def put(name: str, value: Any) -> Any:
     """Change what server-0 has."""
 
@@ -200,6 +208,8 @@ def put(name: str, value: Any) -> Any:
         (said("drew", torn=2), "2 of 3 samples of a batch are torn"),
         (said("drew", newest={"5": 15}), "entry 15 of tag 5 was drawn, and nobody recorded it"),
         (accepted(3), "server-0 accepted 3 of client 11111111, which pushed 1"),
+        (pushed(1, 1), "client 11111111 left and has pushed 2; the servers have 1, of which 1 were received or are lost"),
+        (pushed(2, 1), "client 11111111 left and has pushed 2; the servers have 2, of which 1 were received or are lost"),
         (said("saw", content="7"), "has '7', which nobody published"),
         (added(event(4.15, "saw", ONE, content="1", version=1)), "had model 2 and went back to 1"),
         (said("publish", number=3, last=True), "has '1', which nobody published"),

@@ -139,6 +139,12 @@ def test_updated_says_what_has_been_counted(ends):
     assert ends.update(now=-5.0).body.time == 0.0, "a clock that says less has no message for it"
 
 
+def test_a_client_that_says_goodbye_is_not_told_that_what_it_has_just_sent_is_lost(ends):
+    said = ends.update(epoch=7, caches=2, cache_bytes=200, leaving=True).body
+    assert (said.lost, said.lost_bytes) == (0, 0)
+    assert (ends.state.ledger.find(ME).lost_caches, ends.state.ledger.find(ME).lost_bytes) == (2, 200)
+
+
 def test_lines_are_written_when_they_are_on_disk(durable, disk):
     reply = durable.update(lines=[LINE])
     assert durable.lines == [] and reply.until_saved and reply.body.lines_through == 1

@@ -154,6 +154,11 @@ class Nemesis:
             assert len(reader.totals(timeout=20.0).servers) == len(self.servers)
 
 
+def settled(totals):
+    """Caches of which somebody knows what became of them."""
+    return totals.accepted_caches + totals.rejected_caches + totals.lost_caches
+
+
 def lines_in(place, names):
     """Every line that is in the servers' folders: label and text."""
     for name in names:
@@ -216,11 +221,11 @@ def main() -> int:
         clients.stop()
         violations += clients.errors
         stats = [client.stats() for client in clients.clients]
+        for client in clients.clients:
+            client.close(20.0)
         with Reader([server.endpoint for server in servers], timeout=20.0) as reader:
             found = reader.totals()
             totals = [reader.totals(run).totals for run in found.runs]
-        for client in clients.clients:
-            client.close(2.0)
         for node in (*nemesis.proxies, *servers):
             if node.stop(signal.SIGTERM):
                 violations.append(f"{node.name} did not end with status 0")
@@ -230,6 +235,8 @@ def main() -> int:
         "steps": (sum(one.steps for one in totals), sum(one.steps for one in stats)),
         "log lines": (len(lines), sum(clients.logged)),
         "different ones": (len(set(lines)), sum(clients.logged)),
+        "caches pushed": (sum(one.pushed_caches for one in totals), sum(one.pushed_caches for one in stats)),
+        "received or lost": (sum(map(settled, totals)), sum(one.pushed_caches for one in stats)),
     }
     violations += [f"{name}: {ours} counted, {true} done" for name, (ours, true) in counted.items() if ours != true]
     if found.missing:

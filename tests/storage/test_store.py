@@ -12,6 +12,8 @@ from memoire.accounting.journal import RunFacts
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.storage.records import META
+from memoire.storage.state_file import StateFile
 from memoire.storage.state_folder import Store
 from memoire.wire.rows import ACCOUNT
 from netkit import until
@@ -48,6 +50,26 @@ def test_everything_that_was_acknowledged_is_there_after_a_restart(tmp_path):
     assert before["count"] == 24
     assert [one.lines_through for one in before["accounts"]] == [3] * 8
     assert before["inherited"] == rows(5, 6)
+
+
+def test_a_folder_knows_since_when_it_has_forgotten_nothing(tmp_path):
+    lives = []
+    for _ in range(3):
+        with Store(tmp_path) as store:
+            lives.append((store.epoch, store.since))
+    assert [since for _, since in lives] == [lives[0][0]] * 3
+
+
+def test_a_life_of_a_program_that_does_not_know_since_when_is_the_one_since_when(tmp_path):
+    with Store(tmp_path) as store:
+        epoch = store.epoch + 5
+    file = StateFile(tmp_path / "state.db", None)
+    file.go_live(file.seal.generation + 1)
+    file.save([(META, b"epoch", epoch.to_bytes(8, "big"))], [])
+    file.close()
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            assert store.epoch > epoch == store.since
 
 
 def test_epochs_grow_whatever_the_clock_does(tmp_path):

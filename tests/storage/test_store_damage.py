@@ -155,7 +155,8 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
     state = tmp_path / "copy"
     put_back(state)
     with Keeper(state) as keeper:
-        assert keeper.store.restored == 1 and keeper.store.epoch > epoch
+        assert keeper.store.restored == 1 and keeper.store.since == keeper.store.epoch > epoch
+        since = keeper.store.since  # what came after the backup is forgotten
         assert [one.report.episodes for one in own_accounts(keeper.store)] == [5, 7]
         assert lines_through(keeper.store) == {CLIENTS[0]: 1}
         keeper.save(accounts=[account(CLIENTS[0], 10)], lines=[(CLIENTS[0], 3, "three")])
@@ -163,7 +164,7 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
         assert [entry.line.text for entry in keeper.store.search(RUN)] == ["three"]
         found = contents(keeper.store)
     with Store(state) as store:
-        assert contents(store) == found and store.restored == 1
+        assert contents(store) == found and (store.restored, store.since) == (1, since)
     text = b"".join(path.read_bytes() for path in sorted((state / "log").iterdir()))
     assert [line.rpartition(b",")[2] for line in text.splitlines()] == [b"one", b"two", b"three"]
 

@@ -20,12 +20,13 @@ from memoire.wire.identity import name_hash
 class Disk:
     """What is "on disk": only what a group brought that was saved whole."""
 
-    def __init__(self, folder=None):
+    def __init__(self, folder=None, epoch=0):
         self.lines, self.runs, self.models, self.texts = {}, {}, {}, {}
         self.accounts = {}  # bodies by run and key
         self.words = NumberedTexts()
         self.home = name_hash("home")
-        self.epoch = 0
+        self.epoch = epoch  # of a lost disk in whose place this one is
+        self.since = epoch + 1  # nothing was forgotten
         self.saved = []  # groups
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for what is no part of a database
         self.may_save = threading.Event()  # cleared: the disk is slow
@@ -72,7 +73,7 @@ class MemoryStore:
         self.restored = 0
         disk.home = name_hash(name)
         disk.epoch += 1
-        self.epoch = disk.epoch
+        self.epoch, self.since = disk.epoch, disk.since
         self.woken = threading.Event()
         self._stopping = False
         self._give_up = float("inf")
