@@ -34,8 +34,8 @@ REPORT_STEPS = 10_000
 """Steps between two log lines of an actor."""
 LAST_WORD = 2.0
 """Seconds in which an actor that ends tries to tell what it did last; a launcher waits no longer."""
-LAST_WORD_ALONE = 15.0
-"""The same of one that nobody launched."""
+LAST_WORD_ALONE = 24.0
+"""The same of one that nobody launched: within the 30 s that a Pod of the chart has to end."""
 PATIENCE = 10.0
 """Seconds to wait for the cluster, unless it is told otherwise."""
 
