@@ -93,21 +93,26 @@ class Requests(Generic[B]):
 
     def _route(self, request: EnvelopedRequest, header: Header, now: float) -> Forward[B] | None:
         back = self._router.homes.get(header.home)
+        is_unknown = self._router.is_unknown(header.home, now)
         if back is None and header.type is messages.Type.HELLO:
-            if not self._router.is_ready(now):
-                self._keep(request)
-                return None
-            back = self._router.assign(header.client)
+            self._check_let_in()
+            if is_unknown or not header.home:  # else its home may only be away
+                if not self._router.is_ready(now):
+                    self._keep(request)
+                    return None
+                back = self._router.assign(header.client)
         if back is None:
             self._counts.homeless += 1
-            if self._router.is_unknown(header.home, now):
+            if is_unknown:
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return None  # its server may answer soon, and the request comes again
         self._counts.requests += 1
         return Forward(back, request)
 
-    def _keep(self, request: EnvelopedRequest) -> None:
+    def _check_let_in(self) -> None:
         if why := self._router.denied:
             raise ProtocolError("denied", why)
+
+    def _keep(self, request: EnvelopedRequest) -> None:
         self._counts.homeless += len(self.pending) == MAX_PENDING  # the oldest goes; its client asks again
         self.pending.append(request)

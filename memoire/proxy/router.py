@@ -20,8 +20,10 @@ from memoire.wire.identity import name_hash
 
 SETTLE_INTERVAL = 1.0
 """Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
-START_GRACE = 10.0
-"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
+START_GRACE = 60.0
+"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown: a client
+that leaves a home which is only away cannot tell it what it has pushed there. An upgrade replaces both at a time.
+"""
 RETIRE_TIMEOUT = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 

@@ -548,6 +548,30 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
     check_caches(again, client, 7)
 
 
+def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_else(cluster, tmp_path, times):
+    """The former home would never hear of what they pushed to it last."""
+    times(channel_renewed=0.2)  # each time, the client says HELLO again
+    homes = [cluster.server(name=name, state_dir=tmp_path / name) for name in ("a", "b")]
+    proxy = cluster.proxy(homes)
+    until(lambda: set(proxy.servers) == {"a", "b"})
+    client = cluster.client(proxy, limits=QUICK)
+    away, other = homes if client.home == "a" else homes[::-1]
+    away.close()
+    record(client)
+    for _ in range(4):
+        assert client.push_cache(100.0)
+    proxy.close(0.0)
+    proxy = cluster.proxy(homes, front=proxy.endpoint)
+    until(lambda: proxy.servers == (other.name,))
+    newcomer = cluster.client(proxy, limits=QUICK)
+    assert newcomer.home == other.name  # the proxy waits for the other one no more
+    resends = client.stats().resends
+    until(lambda: client.home != away.name or client.stats().resends > resends + 20)
+    back = cluster.restart(away, state_dir=tmp_path / away.name)
+    assert client.close(100.0) and client.home == back.name
+    check_caches(back, client, 4)
+
+
 def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_goodbye(cluster, tmp_path):
     """No later cache of the client says so: it ends as soon as its home is back."""
     server = cluster.server(name="one", state_dir=tmp_path)

@@ -79,6 +79,19 @@ def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():
     assert raised.value.code == "client" and world.counts.homeless == 2 and world.counts.requests == 0
 
 
+def test_a_hello_for_a_server_that_may_still_come_is_given_to_no_other_one():
+    late = Back()
+    world = World(Back("a"), late)
+    asked = request(HELLO, home="x")
+    for seconds in (0.0, SETTLE_INTERVAL + 0.1, START_GRACE):
+        assert world.take(asked, NOW + seconds) is None
+    assert not world.requests.pending  # its client asks again
+    assert world.take(asked, NOW + START_GRACE + 0.1) == Forward(world.router.backs[0], asked)
+    late.names = ("x",)
+    world.router.learn(late)
+    assert world.take(asked, NOW) == Forward(late, asked)
+
+
 # -------------------------------------------------------------------------------------------------- before servers
 
 
