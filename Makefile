@@ -166,6 +166,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 	$(BIN)/python benchmarks/waiting.py --write docs/benchmarks
+	$(BIN)/python benchmarks/farlearner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/encryption.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks

@@ -390,7 +390,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = key_folder(folder) if any(cell.keys for cell in wanted) else None
         for cell in wanted:
-            seconds, rounds = (0.3, 1) if chosen.quick else (2.0, 5)
+            seconds, rounds = (0.3, 1) if chosen.quick else (1.5, 4)
             costs += compare(report, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
     report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
     report.facts += ["\n".join([COSTS, *costs]), *absent()]
