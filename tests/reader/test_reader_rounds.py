@@ -432,3 +432,18 @@ def test_a_round_asks_for_no_more_than_there_is():
 def test_a_band_counts_each_batch_by_itself(parameters):
     world = plenty(batch_size=8, parameters=parameters)
     assert max(len(found) for found in waiting(world)) <= 1
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_round_is_parted_into_batches_whose_undivided_importance_stays(is_global):
+    (drawn,) = two(batch_size=32).run(1)
+    importance = np.linspace(0.1, 1.0, 32, dtype=np.float32)
+    whole = replace(drawn, importance=importance, divisor=3.0)
+    parts = list(whole.parted(10, is_global))
+    assert [len(part.importance) for part in parts] == [10, 10, 10], "the rest fills no batch"
+    undivided = np.concatenate([part.importance * part.divisor for part in parts])
+    np.testing.assert_allclose(undivided, importance[:30] * 3.0, rtol=1e-6)
+    largest = [float(part.importance.max()) for part in parts]
+    assert largest == ([float(each) for each in importance[9:30:10]] if is_global else [1.0] * 3)
+    ids = np.concatenate([part.gathered.ids["number"] for part in parts])
+    assert ids.tolist() == drawn.gathered.ids["number"][:30].tolist()
