@@ -35,7 +35,7 @@ COUNTED = {
 }
 """Name without "memoire_cluster_": what all servers count, and its meaning."""
 GAUGES = {
-    "lost_caches": "Caches that later ones overtook; fewer when they arrive after all.",
+    "lost_caches": "Caches that later ones overtook, or whose client left first; fewer when they arrive after all.",
     "run_finished": "1 once the run was declared over, 0 before.",
     "expected_actors": "Actors that there should be, as the dashboard was told; 0: nobody knows.",
     "missing_actors": "Of these, those that are not active.",

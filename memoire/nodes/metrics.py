@@ -167,7 +167,11 @@ SERVER = (
     _counter("generated_bytes", "Bytes of all entries that the clients recorded.", "totals.generated_bytes"),
     _counter("received_bytes", "Bytes of caches that arrived.", "totals.received_bytes"),
     _counter("pushed_caches", "Caches that clients say they pushed.", "totals.pushed_caches"),
-    _gauge("lost_caches", "Caches that later ones overtook; fewer when they arrive after all.", "totals.lost_caches"),
+    _gauge(
+        "lost_caches",
+        "Caches that later ones overtook, or whose client left first; fewer when they arrive after all.",
+        "totals.lost_caches",
+    ),
     _counter(
         "dropped_caches",
         "Caches that were not used, by reason: skipped for want of credit, rejected on arrival, overwritten unused.",

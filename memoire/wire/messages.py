@@ -163,7 +163,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
     software: Name = ""  # of the home
-    since: Word = 0  # epoch of the home in which it opened this client's account: pushes are counted from then
+    since: Word = 0  # epoch since which the home has forgotten nothing of this client: pushes are counted from then
     durable: bool = False  # replies of this home mean "on disk"
     leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
     granted_steps: Count = NO_LIMIT  # as in UPDATED

@@ -305,9 +305,9 @@ class Release:
         ended before its home had acknowledged all says how much: so much may be missing.
 
         Args:
-            may_move: Whether proxies give the clients of a server that is away to another one, as those before version
-                0.1 did ten seconds after their own start. Of what such a client pushed last, its former home may not
-                have heard. It is marked "moved" in `words`.
+            may_move: Whether proxies give the clients of a server that is away to another one at once, as they did before
+                they waited for a minute. Of what such a client pushed last, its former home may not have heard. It is
+                marked "moved" in `words`.
         """
         counted = {client: one for client, one in self.accounts().items() if one["steps"] or client in words}
         found = [f"client {client} is counted and said no word" for client in counted.keys() - words.keys()]
@@ -320,7 +320,7 @@ class Release:
                 continue
             missing = [did[name] - has[name] for name in ("steps", "episodes")]
             is_told = all(0 <= less <= most for less, most in zip(missing, said.get("untold", (0, 0)), strict=True))
-            if is_told and "untold" in said and has["settled"] == has["pushed"] <= did["pushed"]:
+            if is_told and "untold" in said and has["settled"] <= has["pushed"] <= did["pushed"]:  # it said no goodbye
                 continue
             rows = self._rows_of(client)
             homes = {int(row["home"]) for _, row in rows}
