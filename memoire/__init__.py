@@ -11,6 +11,7 @@ Most programs need these eight names:
 These can be imported from `memoire` too. Their own docstrings, and the pages named here, describe them:
 
     Batch, MixedBatch, Ragged           what a draw returns (docs/guide.md)
+    Rollouts                            what a take returns (docs/on-policy.md)
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
     Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
     Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from memoire.replay.mixing import MixedBatch as MixedBatch
     from memoire.replay.parameters import Parameters as Parameters
     from memoire.replay.ragged import Ragged as Ragged
+    from memoire.replay.rollouts import Rollouts as Rollouts
     from memoire.replay.sampling import Greedy as Greedy
     from memoire.replay.sampling import Linear as Linear
     from memoire.replay.sampling import Prioritized as Prioritized
@@ -88,6 +90,7 @@ _HOMES = {
     "MixedBatch": "memoire.replay.mixing",
     "Parameters": "memoire.replay.parameters",
     "Ragged": "memoire.replay.ragged",
+    "Rollouts": "memoire.replay.rollouts",
     "Greedy": "memoire.replay.sampling",
     "Linear": "memoire.replay.sampling",
     "Prioritized": "memoire.replay.sampling",

@@ -380,7 +380,7 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
-        self._pusher.check_storage("episodes", "push_episode", "caches: use a writer, or push_cache")
+        self._pusher.check_storage(("episodes", "rollouts"), "push_episode", "caches: use a writer, or push_cache")
         memory = self.memory
         assert isinstance(memory, OpenEpisodes)
         ending = {"final_state": final_state, "terminated": terminated, "bootstrap_value": bootstrap_value}
@@ -588,7 +588,7 @@ class Client(Node):
         with waiting.changed:
             if not waiting.is_closing:
                 has_home = waiting.failed is None and session.welcome is not None
-                waiting.is_parting = has_home and self.storage == "episodes"
+                waiting.is_parting = has_home and self.storage != "caches"
                 waiting.closed_by = deadline
             waiting.is_closing = True
             waiting.changed.notify_all()

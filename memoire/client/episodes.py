@@ -80,6 +80,14 @@ class OpenEpisodes(Memory):
         shape of a reward. An episode that finds no room in the byte window is skipped, whole, and counted.
         """
         facts, final = self._facts_of(multiplier, update_value, update_weight, final_state, terminated, bootstrap_value)
+        self._hand_over(lane, facts, final)
+
+    def cut(self, lane: int, *, final_state: Any, bootstrap_value: ArrayLike | None = None) -> None:
+        """Send a lane's entries to the server as a part of an episode that goes on: `close` in this state, [*F]."""
+        facts, final = self._facts_of(1.0, True, True, final_state, False, bootstrap_value)
+        self._hand_over(lane, facts | {"cut": True}, final)
+
+    def _hand_over(self, lane: int, facts: dict[str, Any], final: dict[str, NDArray[Any]] | None) -> None:
         with self.held():
             length = self.open_length(lane)
             if length < 0:

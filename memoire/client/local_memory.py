@@ -94,7 +94,7 @@ class LocalMemory:
         ragged = most_bytes // 2 if schema.ragged else 0
         fitting = (most_bytes - ragged) // (schema.entry_bytes + EPISODE_FACTS)
         largest = min(self._session.told.limits.get("episode_entries", entries), fitting)
-        room = min(entries, 2 * max(1, largest))
+        room = entries if self._session.told.storage == "rollouts" else min(entries, 2 * max(1, largest))
         episodes = OpenEpisodes(schema, room, self._session.parameters, pack=self._pack, ship=self._ship)
         episodes.limit_ragged(ragged)
         return episodes
@@ -108,7 +108,14 @@ class LocalMemory:
         with self.lock:
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = Writers(self.memory)
+            if self._session.told.storage == "rollouts":
+                options |= {"cuts_at_once": True, "longest": self._longest(options.get("longest"))}
             return self._writers.make(*layout(envs, num_envs, autoreset), observer, **options)
+
+    def _longest(self, given: int | None = None) -> int:
+        """Entries of a rollout: as its writer's maker says, or the table; no more than fit there."""
+        most = self._session.told.limits.get("episode_entries", self.memory.capacity)
+        return min(given or self._session.parameters.rollout_length or most, most)
 
     def end_writers(self, closed: str, deadline: float) -> Iterable[str]:
         """Store what is open in writers, and have them refuse further steps, because `closed` is closed; returns what
@@ -124,9 +131,12 @@ class LocalMemory:
         if version == session.parameters_version:
             return
         with self.lock:
+            former = session.parameters
             session.parameters, session.parameters_version = parameters, version
             if self._memory is not None:
                 self._memory.configure(parameters)
+            if self._writers is not None and former.rollout_length != parameters.rollout_length:
+                self._writers.shorten(self._longest())
 
     def saw_models(self, models: dict[str, int]) -> None:
         """The newest versions: what is older than `max_model_lag` allows weighs nothing from now on."""

@@ -27,6 +27,14 @@ class ModelHandle:
         self._waiting.check_process()
         return self._topics.version(self.topic)
 
+    @property
+    def published(self) -> int:
+        """Version of the newest model that the server has told of; it is on its way where `version` is lower. A step
+        that waited for a learner returns when the server has told of the learner's new model.
+        """
+        self._waiting.check_process()
+        return self._topics.published(self.topic)
+
     def newest(self) -> Model | None:
         """The newest model that is here, without waiting: .version, .body (bytes), .value (as published)."""
         self._waiting.check_open()

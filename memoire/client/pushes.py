@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire.errors import EmptyMemory, ParameterError
+from memoire.replay.episode_store import Pausing
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -110,6 +111,25 @@ class Pusher:
                 inserts.settle(entries - admitted, 0)
         return admitted
 
+    def insert_in_order(self, entries: int) -> tuple[bool, bool]:
+        """Count recorded entries of rollouts: inserts if there was room for the first of them, else passed steps.
+        Returns whether there was, and whether there is room for another one.
+        """
+        inserts, session = self._session.inserts, self._session
+        with self._waiting.changed:
+            has_room = inserts.left > 0
+            session.record(entries)
+            inserts.record(entries)
+            inserts.settle(entries, entries if has_room else 0)
+            session.schedule.is_dirty = True
+            return has_room, inserts.left > 0 or session.is_finished
+
+    def await_room(self) -> None:
+        """Wait until another entry may be inserted: `block_timeout` seconds at most, so that a call ends."""
+        self._waiting.wake()
+        if not self._is_granted(self._waiting.now() + self.block_timeout) and not self._session.is_finished:
+            self.skip(HELD_BACK)
+
     def _settle(self, entries: int, inserted: int) -> None:
         with self._waiting.changed:
             self._session.inserts.settle(entries, inserted)
@@ -146,7 +166,7 @@ class Pusher:
     def push_granted(self, local: LocalMemory, patience: float) -> bool:
         """The same for a writer whose entries were granted."""
         instead = "whole episodes: closed ones are pushed, or push_episode pushes one"
-        self.check_storage("caches", "push_cache", instead)
+        self.check_storage(("caches",), "push_cache", instead)
         deadline, memory = self._waiting.now() + patience, local.memory
         if memory.num_positive == 0:
             return self.skip(NOTHING_TO_DRAW)
@@ -191,31 +211,37 @@ class Pusher:
         """Push an episode that a writer closed, or count it as skipped."""
         self._waiting.check_process()
         left = self._waiting.closed_by - self._waiting.now()
-        self.push_episode(shipment, max(0.0, min(self.patience, left)))
+        is_counted = self._session.told.storage == "rollouts"
+        self.push_episode(shipment, max(0.0, min(self.patience, left)), is_counted=is_counted)
 
-    def push_episode(self, shipment: Shipment, patience: float) -> bool:
-        """Push an episode; False, after so many seconds, if there was no room for it."""
+    def push_episode(self, shipment: Shipment, patience: float, *, is_counted: bool = False) -> bool:
+        """Push an episode; False, after so many seconds, if there was no room for it.
+
+        Args:
+            is_counted: Whether its entries were granted when they were recorded.
+        """
         self._waiting.check_shipping()
         size, most_bytes = shipment.payload.nbytes, self._session.most_bytes
         if size > most_bytes:
             expected = f"at most {most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
             raise ParameterError("payload bytes", size, expected)
         deadline = self._waiting.now() + patience
-        why = WINDOW_FULL if (is_granted := self._is_granted(deadline)) else HELD_BACK
+        is_granted = is_counted or self._is_granted(deadline)
         if not (is_granted and self._has_room(size, deadline)):
             self._settle(shipment.entries, 0)
-            return self.skip(why)
+            return self.skip(WINDOW_FULL if is_granted else HELD_BACK)
         self._settle(shipment.entries, shipment.entries)
         self._enqueue(shipment.payload, shipment.message)
         return True
 
     # Both
 
-    def check_storage(self, wanted: str, call: str, instead: str) -> None:
+    def check_storage(self, wanted: tuple[str, ...], call: str, instead: str) -> None:
         """Refuse a call that this server has no use for."""
         storage, home = self._session.told.storage, self._session.told.home_name
-        if storage != wanted:
-            raise ParameterError("storage", storage, f"{wanted!r} for {call}; server {home!r} stores {instead}")
+        if storage not in wanted:
+            names = " or ".join(map(repr, wanted))
+            raise ParameterError("storage", storage, f"{names} for {call}; server {home!r} stores {instead}")
 
     def skip(self, reason: str) -> bool:
         """Count that nothing was pushed; returns False."""
@@ -278,10 +304,29 @@ class WriterObserver:
     def __init__(self, session: Session, waiting: Waiting, pusher: Pusher, local: LocalMemory) -> None:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
         self._owed = 0.0  # samples that are to be pushed
+        self._is_beyond = False  # whether the newest entries of rollouts were recorded without room
 
-    def on_entries(self, count: int) -> None:
-        """Entries were recorded."""
+    def on_entries(self, count: int) -> bool:
+        """Entries were recorded. Returns whether there is no room for more: of rollouts, which wait before they are
+        recorded, so that no step is made by a model whose share is there.
+        """
         self._waiting.check_process()
+        if self._session.told.storage == "rollouts":
+            had_room, has_room = self._pusher.insert_in_order(count)
+            self._is_beyond = not had_room
+            return not (had_room and has_room)
+        self._insert(count)
+        return False
+
+    def pause(self, writer: Pausing) -> None:
+        """Ship what is open, so that a learner has it, and wait for room; what was recorded without room is dropped."""
+        if self._is_beyond:
+            writer.discard()
+        else:
+            writer.cut()
+        self._pusher.await_room()
+
+    def _insert(self, count: int) -> None:
         patience = self._pusher.patience
         inserted = self._pusher.insert(count, patience)
         if self._session.told.storage != "caches":

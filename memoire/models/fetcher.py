@@ -131,6 +131,11 @@ class TopicFetcher:
             self._advance(now)
         return self._taken()
 
+    @property
+    def heard(self) -> int:
+        """The newest version that was announced, fetched or not; 0: none."""
+        return self._heard
+
     def announced(self, version: int, now: float) -> list[Step]:
         """The server says what its newest version is: a notice may have been missed."""
         if version > self._heard:

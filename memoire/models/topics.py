@@ -128,6 +128,11 @@ class Topics:
         model = self.received.newest(name)
         return model.version if model else 0
 
+    def published(self, name: str) -> int:
+        """The newest version of it that the server has told of, or 0; its body may be on its way."""
+        topic = self._topics.get(name)
+        return 0 if topic is None else topic.fetcher.heard
+
     def versions(self) -> dict[str, int]:
         """Version of the newest model of each topic that has one."""
         return self.received.versions()

@@ -239,6 +239,8 @@ SERVER = (
     _of_tables("gauge", "held_limit_bytes", "Bytes that are held at most.", "byte_limit"),
     _of_tables("gauge", "unused_samples", "Held samples that were never drawn.", "unused_samples"),
     _of_tables("counter", "overwritten_caches", "Caches taken out for want of room.", "overwritten_caches"),
+    _of_tables("counter", "overwritten_samples", "Samples in them that were not drawn.", "overwritten_samples"),
+    _of_tables("counter", "split_fragments", "Fragments of rollouts that a take has split.", "split_fragments"),
     _of_tables(
         "counter", "passed_over_samples", "Held samples let go because they were too old.", "passed_over_samples"
     ),

@@ -26,7 +26,7 @@ from memoire.suggestions import refuse_unknown
 from .environments import env_schema
 from .sizes import size
 
-ROOM = ("storage", "capacity", "cache_limit", "byte_limit", "client_capacity")
+ROOM = ("storage", "full", "length", "capacity", "cache_limit", "byte_limit", "client_capacity")
 SETTINGS = frozenset({*ROOM, "discount", *NAMES})
 """What a table is given beside its schema, as keywords of `memoire.Table`."""
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.replay import dataset
-from memoire.replay.memory import Memory
-from memoire.replay.parameters import reward_size
+from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.schema import Schema
 from memoire.replay.values import is_finite
 from memoire.wire import messages, unpack
@@ -32,19 +31,30 @@ class CheckedEpisode:
 
 
 def checked_episode(
-    body: messages.Body, payload: Any, memory: Memory, *, limits: Limits, checksum: int | None
+    body: messages.Body,
+    payload: Any,
+    schema: Schema,
+    parameters: Parameters,
+    capacity: int,
+    *,
+    limits: Limits,
+    checksum: int | None,
+    stays: bool = False,
 ) -> CheckedEpisode:
-    """An episode that this memory has room for, if no other one is there; see `container.check`.
+    """An episode that there is room for, if no other one is there; see `container.check`.
+
+    Args:
+        capacity: Entries there is room for.
+        stays: Whether the arrays are kept: then they lie in a copy of what was received.
 
     Raises:
         ProtocolError: and nothing else, whatever the bytes.
     """
     if not isinstance(body, messages.Episode):
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
-    schema, capacity = memory.schema, memory.capacity
-    layout = layout_of(schema, memory.parameters, Kind.EPISODE, final=body.has_final)
-    if checksum is None:
-        held = unpack.check(payload, layout, limits)
+    layout = layout_of(schema, parameters, Kind.EPISODE, final=body.has_final)
+    if checksum is None or stays:
+        held = unpack.check(payload, layout, limits, checksum=checksum)
     else:
         held = unpack.check_in_place(payload, layout, limits, checksum=checksum)
     entries = int(held.samples)
@@ -65,6 +75,7 @@ def checked_episode(
         bootstrap_value=_bootstrap(body, schema),
         update_value=body.update_value,
         update_weight=body.update_weight,
+        is_cut=body.cut,
     )
     return CheckedEpisode(episode, rows.age, entries)
 

@@ -136,7 +136,9 @@ class EpisodePool:
         Raises:
             ProtocolError: and nothing else, whatever the bytes.
         """
-        return checked_episode(body, payload, self.memory, limits=limits, checksum=checksum)
+        memory = self.memory
+        fits = memory.schema, memory.parameters, memory.capacity
+        return checked_episode(body, payload, *fits, limits=limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
         """Store a checked episode; the oldest make room. Returns how many left.

@@ -54,3 +54,5 @@ class PoolStats:
     """Priorities that learners have set here; in held caches, their owners set them."""
     stale: int = 0
     """Priorities for entries that had left."""
+    split: int = 0
+    """Fragments of rollouts that a take has split."""

@@ -19,8 +19,9 @@ from memoire import arguments
 from memoire.arguments import whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
-from memoire.replay.limiter import check_size
+from memoire.replay.limiter import Limiter, check_size
 from memoire.replay.parameters import NAMES, Parameters, Start
+from memoire.replay.room import RoomLimiter
 from memoire.replay.sampling import Sampler, chosen
 from memoire.replay.schema import Schema, schema_from
 from memoire.replay.shared_limiter import SharedLimiter
@@ -31,9 +32,11 @@ from memoire.wire.identity import DEFAULT_TABLE, table_number
 from .caches import Pool
 from .interface import AnyPool, Intake
 
-Storage = Literal["caches", "episodes"]
+Storage = Literal["caches", "episodes", "rollouts"]
+Full = Literal["wait", "oldest"]
 
-STORAGES = ("caches", "episodes")
+STORAGES = ("caches", "episodes", "rollouts")
+FULL = ("wait", "oldest")
 MAX_TABLES = 256
 ROUNDTRIP = "memoire:roundtrip"
 """A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
@@ -51,8 +54,12 @@ class Table:
         schema: What an entry is; a mapping is made a `Schema`.
         sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
-            which the server draws.
-        capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million.
+            which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`).
+        length: Entries of a rollout, at which actors cut: `Parameters.rollout_length`. None leaves the parameter.
+        capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
+            entries that may be recorded and not taken; with 0, 65,536.
+        full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest": the
+            oldest leave, and nobody waits. None is "wait".
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
@@ -69,6 +76,7 @@ class Table:
     cache_limit: int
     byte_limit: int | None
     client_capacity: int
+    full: Full
 
     @checked_names(NAMES)
     def __init__(
@@ -86,11 +94,15 @@ class Table:
         cache_limit: int = 0,
         byte_limit: int | None = None,
         client_capacity: int = 0,
+        length: int | None = None,
+        full: Full | None = None,
         **fields: Any,
     ) -> None:
         put = object.__setattr__
         put(self, "schema", schema_from(schema))
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        if length is not None:
+            fields["rollout_length"] = whole("length", length, 0)
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
         if storage not in STORAGES:
@@ -100,7 +112,11 @@ class Table:
         put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
         put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
         put(self, "client_capacity", whole("client_capacity", client_capacity, 0))
+        if full not in (*FULL, None):
+            raise ParameterError("full", full, one_of(full, FULL))
+        put(self, "full", full or "wait")
         self._check_room()
+        self._check_rollouts(is_asked=full is not None)
 
     def _check_room(self) -> None:
         """Refuse room for what this storage does not hold."""
@@ -110,9 +126,37 @@ class Table:
                 "keeps, cache_limit how many caches are held here"
             )
             raise ParameterError("capacity", self.capacity, expected)
-        if self.storage == "episodes" and self.cache_limit:
-            expected = "0 where episodes are stored: capacity says how many entries"
+        if self.storage != "caches" and self.cache_limit:
+            expected = f"0 where {self.storage} are stored: capacity says how many entries"
             raise ParameterError("cache_limit", self.cache_limit, expected)
+
+    def _check_rollouts(self, is_asked: bool) -> None:
+        """Refuse what only rollouts have elsewhere, and what they do not have."""
+        parameters = self.parameters
+        if self.storage != "rollouts":
+            for name, value in (("full", is_asked and self.full), ("rollout_length", parameters.rollout_length)):
+                if value:
+                    expected = f"nothing with storage={self.storage!r}: it is for storage='rollouts'"
+                    raise ParameterError(name, value, expected)
+            return
+        check_rollouts(parameters)
+
+
+def check_rollouts(parameters: Parameters) -> None:
+    """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
+
+    Raises:
+        ParameterError: one is set.
+    """
+    instead = {
+        "samples_per_insert_tolerance": "None with storage='rollouts': capacity says how far actors may be ahead",
+        "min_size": "0 with storage='rollouts': take(steps) waits for its entries",
+        "max_times_sampled": "0 with storage='rollouts': each entry is handed out once",
+        "sequence_length": "0 with storage='rollouts': fragments are sequences of rollout_length entries",
+    }
+    for name, expected in instead.items():
+        if value := getattr(parameters, name):
+            raise ParameterError(name, value, expected)
 
 
 class OpenTable:
@@ -133,7 +177,7 @@ class OpenTable:
         self.fingerprint = settings.schema.fingerprint
         self.storage = settings.storage
         self.parameters, self.parameters_version = settings.parameters, 1
-        self.limiter = SharedLimiter(settings.parameters, pool.entries)
+        self.limiter = SharedLimiter(_limiter_of(settings, pool), pool.entries)
         """How far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
         """Bytes that it alone may hold, where it does not share in the server's."""
@@ -151,6 +195,11 @@ class OpenTable:
         """
         parameters.check_for(self.schema)
         check_size(parameters, self.pool.capacity)
+        if self.storage == "rollouts":
+            check_rollouts(parameters)
+        elif parameters.rollout_length:
+            expected = f"0 with storage={self.storage!r}: it is for storage='rollouts'"
+            raise ParameterError("rollout_length", parameters.rollout_length, expected)
         if parameters != self.parameters:
             self.pool.configure(parameters)
             self.limiter.configure(parameters)
@@ -164,6 +213,13 @@ class OpenTable:
 
     def __repr__(self) -> str:
         return f"<table {self.name!r}, number {self.number}, {self.storage}>"
+
+
+def _limiter_of(settings: Table, pool: AnyPool) -> Parameters | Limiter:
+    """What limits drawing and recording; of rollouts, the room that there is."""
+    if settings.storage != "rollouts":
+        return settings.parameters
+    return RoomLimiter(settings.parameters, pool.capacity if settings.full == "wait" else 0)
 
 
 class Tables:

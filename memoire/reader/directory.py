@@ -66,6 +66,7 @@ class Terms:
     parameters: Parameters
     parameters_version: int
     table: str
+    storage: str = "caches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,9 @@ class Directory:
 
     def _terms_of(self, told: messages.Welcome) -> Terms:
         schema = Schema.from_json(told.schema)
-        terms = Terms(schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name)
+        terms = Terms(
+            schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
+        )
         if self.terms is not None and schema != self.terms.schema:
             raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
         return terms

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, SchemaMismatch
+from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.net.node_monitor import Monitor
@@ -112,8 +112,11 @@ class ReaderThread:
 
     def _is_ready(self, batch_size: int) -> bool:
         """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
-        if self.directory.terms is not None:
-            check_batch(self.directory.terms.parameters, batch_size)
+        if (terms := self.directory.terms) is not None:
+            if terms.storage == "rollouts":
+                expected = "'caches' or 'episodes' for a reader: rollouts are taken where the server is (server.table)"
+                raise ParameterError("storage", terms.storage, f"{expected}, table {terms.table!r}")
+            check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
             self.worker.wake()
         return len(self.prefetch) > 0

@@ -59,6 +59,8 @@ class Episode:
     """[*R] value of that state."""
     update_value: bool = True
     update_weight: bool = True
+    is_cut: bool = False
+    """Whether its writer cut it off here: the episode goes on in the writer's next one."""
     is_open: bool = False
     """Whether it goes on where it came from; put elsewhere, it ends there and nobody knows how."""
 

@@ -42,12 +42,28 @@ class EpisodeStore(Protocol):
     ) -> Any:
         """End an episode, in `final_state` if that is known."""
 
+    def cut(self, lane: int, *, final_state: tuple[Any, ...], bootstrap_value: Any = None) -> Any:
+        """End it in this state although it goes on: the entries that follow are of the next one."""
+
+
+class Pausing(Protocol):
+    """What an observer may do to a writer between two steps."""
+
+    def cut(self) -> int:
+        """Ship what is open."""
+
+    def discard(self) -> int:
+        """Drop what is open."""
+
 
 class Observer(Protocol):
     """Who counts what a writer records: called in the writer's thread, after the memory has it."""
 
-    def on_entries(self, count: int) -> None:
-        """`count` entries were added."""
+    def on_entries(self, count: int) -> bool | None:
+        """`count` entries were added. Returns whether to call `pause` when the step is done."""
+
+    def pause(self, writer: Pausing) -> None:
+        """Wait inside of a step until more may be recorded, after `writer.cut` or `writer.discard`."""
 
     def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
         """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""

@@ -273,8 +273,7 @@ class Limiter:
         if not self._begun or missing > 0:
             room = max(room, float(missing))
         mine = min(room - others, max(1.0, room / max(1, sharers)))
-        if needed := self._starving(now):
-            mine = max(mine, needed)
+        mine = max(mine, self._needed(entries, sharers, now))
         through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
         known.through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
         self._outstanding = others + known.outstanding
@@ -321,6 +320,10 @@ class Limiter:
             del self._hungry[who]
         waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
         return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
+
+    def _needed(self, entries: int, sharers: int, now: float) -> int:
+        """Entries that a client may record whatever else was granted, since somebody has waited too long for them."""
+        return self._starving(now)
 
     # Several servers
 

@@ -261,6 +261,10 @@ class Memory(_core.EntryStore, Guarded):
                 raise EmptyEpisodeError(lane)
             self._close(lane, multiplier, update_value, update_weight, ended, bool(terminated), states, bootstrap)
 
+    def cut(self, lane: int, *, final_state: Any, bootstrap_value: ArrayLike | None = None) -> None:
+        """`close` an episode that goes on: it is stored as truncated in this state, [*F]."""
+        self.close(lane, final_state=final_state, terminated=False, bootstrap_value=bootstrap_value)
+
     def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
         """Take other parameters, and weigh and cut everything stored by them.
 

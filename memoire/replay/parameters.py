@@ -90,6 +90,8 @@ class Parameters:
     """Plain columns of which a sequence has its first entry's value only: what a network needs to go on from there."""
     cache_size: int = 256
     """Samples in one cache. At least 1."""
+    rollout_length: int = 0
+    """Entries of a fragment where rollouts are stored: writers cut there; 0 ships whole episodes. At least 0."""
     max_episode: int = 0
     """Most closed episodes a memory keeps; 0 is no limit."""
     reuse_cache: bool = False
@@ -147,6 +149,7 @@ class Parameters:
         if self.sequence_length and self.multi_step != 1:
             raise ParameterError("multi_step", self.multi_step, "1 where sequences are drawn (sequence_length)")
         put(self, "cache_size", _whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
+        put(self, "rollout_length", _whole("rollout_length", self.rollout_length, 0, (1 << 31) - 1))
         put(self, "max_episode", _whole("max_episode", self.max_episode, 0, (1 << 62)))
         put(self, "reuse_cache", _truth("reuse_cache", self.reuse_cache))
         put(self, "discount_factor", _reals("discount_factor", self.discount_factor, high=1.0))

@@ -17,19 +17,19 @@ class SharedLimiter:
     """A `Limiter` that any thread may ask, and that a draw can wait for. Its methods are those of `Limiter`.
 
     Args:
-        parameters: What to follow at first.
+        parameters: What to follow at first, or the limiter itself.
         entries: How many entries can be drawn here now. It may take locks of its own: it is never called with the lock
             of this one held.
         clock: Seconds that only grow.
     """
 
     def __init__(
-        self, parameters: Parameters, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
+        self, parameters: Parameters | Limiter, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._entries, self._clock = entries, clock
         self._changed = threading.Condition()
         """The lock of what follows. Whoever waits is woken by all that may let a draw go on."""
-        self._limiter = Limiter(parameters)
+        self._limiter = parameters if isinstance(parameters, Limiter) else Limiter(parameters)
         self._waited = 0.0
 
     @property

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,7 @@ class Writer:
     """Members of the vector environment; 1 for a single environment."""
     autoreset: str
     """One of `AUTORESET`."""
+    _cuts_at_once: ClassVar[bool] = False
     lanes: NDArray[np.int64]
     """[num_envs] the memory's lanes that this writer fills."""
     _room: int
@@ -174,8 +175,9 @@ class Writer:
                     self._clock += 1
                     self._room -= 1
                     self._last, self._owned = next_obs, known == 2
-                    if self._observer is not None:
-                        self._observer.on_entries(self.num_envs)
+                    waits = self._observer is not None and self._observer.on_entries(self.num_envs)
+                    if waits or (self._room == 0 and self._cuts_at_once):
+                        self._between(waits)
                     return
             given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
             try:
@@ -211,6 +213,15 @@ class Writer:
             everyone = np.ones(self.num_envs, np.bool_)
             self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
             self._last, self._owned = obs, False
+
+    def cut(self) -> int:
+        """Store what is open, ended by the next_obs of the last step, and go on in the same episodes: of rollouts it
+        leaves as fragments. Returns the entries. Call it before the environment's next step.
+        """
+        with self._alone("cut"):
+            if self._closed:
+                raise Closed(self._closed)
+            return self._cut_here(1)
 
     def close(self) -> None:
         """Store open episodes as `reset` does, and take no more steps. A second call does nothing."""
@@ -280,7 +291,9 @@ class Writer:
         values = self._given.values(given, reward)
         rewards = self._given.rewards(reward, self._returns.shape)
         self._check_order(obs, next_obs)
-        ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
+        is_quiet = self._single and terminated is False and truncated is False
+        states = partial(self._given.final_state, next_obs, info, self.autoreset)
+        ends = [] if is_quiet else _ends(self._given, terminated, truncated, bootstrap_value, self._pending, states)
         begins = self._begins(obs, ends)
         if self._room <= 0:
             self._cut(given, self._longest)
@@ -297,17 +310,21 @@ class Writer:
         self._last = next_obs
         if begins and self._starts is not None:
             self._starts.note(begins)
-        if added and self._observer is not None:
-            self._observer.on_entries(added)
+        waits = added and self._observer is not None and self._observer.on_entries(added)
         if ends:
             self._finish(ends)
+        if waits or (self._room == 0 and self._cuts_at_once):
+            self._between(waits)
+
+    def _between(self, waits: object) -> None:
+        """What is due when a step is recorded: its observer may wait."""
 
     def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
         """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
         resetting = self._pending
         if resetting is None:
             if self._single:
-                self._add_one(values, init_w, model_version)
+                _add_one(self._memory, int(self.lanes[0]), self._given, values, init_w, model_version)
             else:
                 self._memory.add_many(self.lanes, tuple(values), init_w, model_version)
             self._clock += 1
@@ -324,33 +341,6 @@ class Writer:
             self._returns[stepped] += rewards[stepped]
         self._pending = None
         return stepped.size
-
-    def _add_one(self, values: list[Any], *facts: Any) -> None:
-        try:
-            self._memory.add(int(self.lanes[0]), tuple(values), *facts)
-        except EntryError:
-            self._memory.add(int(self.lanes[0]), self._given.exact_entry(values), *facts)
-
-    def _ends(
-        self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
-    ) -> list[_End]:
-        """What ended with this step, found out before anything is stored."""
-        if self._single and terminated is False and truncated is False:
-            return []
-        terminal, stopped = self._given.flags("terminated", terminated), self._given.flags("truncated", truncated)
-        if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
-            return []
-        done = terminal | stopped
-        if self._pending is not None:
-            done &= ~self._pending
-        bootstrap = self._given.bootstrap(bootstrap_value)
-        values, mode = self._given, self.autoreset
-        return [
-            _End(
-                i, bool(terminal[i]), values.final_state(next_obs, info, mode, i), None if terminal[i] else bootstrap[i]
-            )
-            for i in np.flatnonzero(done).tolist()
-        ]
 
     def _begins(self, obs: Any, ends: list[_End]) -> dict[int, int]:
         """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
@@ -379,27 +369,38 @@ class Writer:
                 self._observer.on_episode(lane, length, return_)
 
     def _cut(self, given: Mapping[str, Any], least: int) -> None:
-        """Store open episodes of at least so many entries as truncated, ended by the observation that comes now."""
+        """Store open episodes of at least so many entries as cut, ended by the observation that comes now."""
         for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
             value = given[self._schema.value] if self._schema.value is not None else None
             final = self._given.member_state(given[self._given.root], i)
-            self._memory.close(
-                int(self.lanes[i]), final_state=final, terminated=False, bootstrap_value=self._given.bootstrap(value)[i]
-            )
-            self._memory.open(int(self.lanes[i]))
-            self._opened[i] = self._clock
+            self._store(i, final, self._given.bootstrap(value)[i], is_cut=True)
         self._room = self._longest - (self._clock - int(self._opened.min()))
+
+    def _cut_here(self, least: int) -> int:
+        """Store open episodes of at least so many entries, ended by what the last step returned; the entries."""
+        lengths, self._room = self._clock - self._opened, 0
+        lengths[lengths < least] = 0
+        for i in np.flatnonzero(lengths).tolist():
+            self._store(i, _left_in(self._given, self._last, i), None, is_cut=True)
+        return int(lengths.sum())
+
+    def _store(self, environment: int, final: State | None, bootstrap: Any, *, is_cut: bool) -> None:
+        """Close an environment's open episode in this state, and begin another one."""
+        lane = int(self.lanes[environment])
+        if final is None:
+            self._memory.close(lane)
+        elif is_cut:
+            self._memory.cut(lane, final_state=final, bootstrap_value=bootstrap)
+        else:
+            self._memory.close(lane, final_state=final, terminated=False, bootstrap_value=bootstrap)
+        self._memory.open(lane)
+        self._opened[environment] = self._clock
 
     def _abandon(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> None:
         """Close the open episodes under `mask` where the last step left them."""
         bootstrap = self._given.bootstrap(bootstrap_value)
         for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
-            lane = int(self.lanes[i])
-            if (final := self._left_in(i)) is not None:
-                self._memory.close(lane, final_state=final, terminated=False, bootstrap_value=bootstrap[i])
-            else:
-                self._memory.close(lane)
-            self._memory.open(lane)
+            self._store(i, _left_in(self._given, self._last, i) if self._owned else None, bootstrap[i], is_cut=False)
         self._began[mask] = self._opened[mask] = self._clock
         self._returns[mask] = 0.0
         if self._pending is not None:
@@ -408,13 +409,6 @@ class Writer:
             for i in self._starts.awaited:
                 if mask[i]:
                     self._starts.reset(i)
-
-    def _left_in(self, environment: int) -> State | None:
-        """Where the last step left an environment; None where that was written over, or is not finite."""
-        try:
-            return self._given.member_state(self._last, environment) if self._owned else None
-        except NotFinite:
-            return None
 
     def _check_order(self, obs: Any, next_obs: Any) -> None:
         """Refuse an observation that was overwritten, or that is not where its episode was left."""
@@ -443,6 +437,44 @@ class _End(NamedTuple):
     is_terminal: bool
     final: State
     bootstrap: Any
+
+
+def _add_one(memory: EpisodeStore, lane: int, given: StepValues, values: list[Any], *facts: Any) -> None:
+    """Add an entry, exactly converted where its values do not fit as they are."""
+    try:
+        memory.add(lane, tuple(values), *facts)
+    except EntryError:
+        memory.add(lane, given.exact_entry(values), *facts)
+
+
+def _left_in(given: StepValues, last: Any, environment: int) -> State | None:
+    """Where the last step left an environment; None where that is not finite."""
+    try:
+        return given.member_state(last, environment)
+    except NotFinite:
+        return None
+
+
+def _ends(
+    given: StepValues,
+    terminated: Any,
+    truncated: Any,
+    bootstrap_value: Any,
+    resetting: NDArray[np.bool_] | None,
+    final_state: Callable[[int], State],
+) -> list[_End]:
+    """What ended with this step, found out before anything is stored."""
+    terminal, stopped = given.flags("terminated", terminated), given.flags("truncated", truncated)
+    if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
+        return []
+    done = terminal | stopped
+    if resetting is not None:
+        done &= ~resetting
+    bootstrap = given.bootstrap(bootstrap_value)
+    return [
+        _End(i, bool(terminal[i]), final_state(i), None if terminal[i] else bootstrap[i])
+        for i in np.flatnonzero(done).tolist()
+    ]
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -13,6 +13,7 @@ from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
 from .episode_store import EpisodeStore, Observer
+from .rollout_writer import RolloutWriter
 from .writer import Writer
 
 
@@ -40,11 +41,13 @@ class Writers:
         *,
         longest: int | None = None,
         check: bool = True,
+        cuts_at_once: bool = False,
     ) -> Writer:
         """A writer with lanes of its own; see `Writer`.
 
         Args:
             longest: None leaves half of the capacity to the open episodes of all writers.
+            cuts_at_once: Whether what has so many entries is stored at that step, and not before the next one.
 
         Raises:
             ParameterError: there is no room for so many environments.
@@ -56,7 +59,8 @@ class Writers:
         with self._lock:
             share = max(1, self.memory.capacity // (2 * self._lanes))
             most = share if longest is None else longest
-            writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
+            kind = RolloutWriter if cuts_at_once else Writer
+            writer = kind(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
             weakref.finalize(writer, self._free.append, (first, lanes))
             self._living.add(writer)
             for other in self._sharing:
@@ -64,6 +68,12 @@ class Writers:
             if longest is None:
                 self._sharing.add(writer)
             return writer
+
+    def shorten(self, longest: int) -> None:
+        """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""
+        with self._lock:
+            for writer in self._living:
+                writer.longest = longest
 
     def end(self, closed: str, deadline: float) -> list[str]:
         """Store what is open in every writer, as `Writer.close` does. From now on steps raise that `closed` is closed.

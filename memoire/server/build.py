@@ -11,6 +11,7 @@ from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.interface import AnyPool
+from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table, Tables
 from memoire.wire import messages
 from memoire.wire.identity import table_number
@@ -22,7 +23,11 @@ from .options import ServerOptions
 
 def make_tables(options: ServerOptions) -> Tables:
     """The tables, with nothing in them. Raises ParameterError."""
-    return Tables(options.settings, lambda name, settings: _make_pool(options, name, settings))
+    tables = Tables(options.settings, lambda name, settings: _make_pool(options, name, settings))
+    for table in tables:
+        if isinstance(table.pool, RolloutPool):
+            table.pool.on_room = table.limiter.drew
+    return tables
 
 
 def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
@@ -36,6 +41,15 @@ def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
             byte_limit=options.budgets[name],
             client_timeout=timeout,
             seed=None if seed is None else seed & (2**64 - 1),
+        )
+    if settings.storage == "rollouts":
+        return RolloutPool(
+            settings.schema,
+            settings.parameters,
+            capacity=settings.capacity,
+            is_bounded=settings.full == "oldest",
+            byte_limit=options.budgets[name],
+            client_timeout=timeout,
         )
     return Pool(
         settings.schema,

@@ -10,7 +10,7 @@ from typing import Any
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import Limits
-from memoire.pool.tables import Storage, Table, checked, shared_out
+from memoire.pool.tables import Full, Storage, Table, checked, shared_out
 from memoire.replay.parameters import Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
@@ -38,6 +38,7 @@ class ServerOptions:
     frame_stack: int | None
     start: Start | None
     storage: Storage | None
+    full: Full | None
     capacity: int
     cache_limit: int
     client_capacity: int
@@ -84,6 +85,7 @@ class ServerOptions:
             "frame_stack": self.frame_stack,
             "start": self.start,
             "storage": self.storage,
+            "full": self.full,
             "capacity": self.capacity or None,
             "cache_limit": self.cache_limit or None,
             "client_capacity": self.client_capacity or None,

@@ -77,7 +77,7 @@ class TableStats:
     waited: float
     """Seconds that get_batch waited for samples, in all."""
     held_caches: int
-    """Where episodes are stored, these."""
+    """Where episodes or rollouts are stored, these, or their fragments."""
     held_samples: int
     """Of all held caches; where episodes are stored, entries."""
     held_bytes: int
@@ -87,7 +87,11 @@ class TableStats:
     unused_samples: int
     """Never drawn; where episodes are stored, entries that can be drawn."""
     overwritten_caches: int
-    """Caches or episodes that made room."""
+    """Caches, episodes or fragments of rollouts that made room."""
+    overwritten_samples: int
+    """The samples in them that were not drawn; of rollouts, entries."""
+    split_fragments: int
+    """Of rollouts: those that a take has split."""
     applied: int
     """Priorities that learners have set: applied here, where episodes are stored, or by the clients that own them."""
     stale: int
@@ -240,6 +244,8 @@ def table_stats(
         capacity=table.pool.capacity or table.settings.cache_limit,
         unused_samples=pool.unused,
         overwritten_caches=pool.overwritten,
+        overwritten_samples=pool.overwritten_samples,
+        split_fragments=pool.split,
         passed_over_samples=pool.passed_over,
         applied=pool.applied + sums["applied"],
         stale=pool.stale + sums["stale"],

@@ -15,6 +15,8 @@ from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import FreshnessMonitor
 from memoire.pool.inspection import Distribution, Specimen
 from memoire.pool.interface import Drawable
+from memoire.pool.rollout_queue import Release, Take
+from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
@@ -22,6 +24,7 @@ from memoire.replay.guarded import Guarded
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
+from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
 from memoire.suggestions import checked_names
@@ -151,6 +154,63 @@ class TableHandle(Guarded):
         with self._counting:
             self._batches += 1
         return batch
+
+    @checked_names()
+    def take(
+        self,
+        steps: int,
+        timeout: float | None = None,
+        *,
+        exact: bool = True,
+        min_clients: int = 0,
+        release: Release = "now",
+    ) -> Rollouts:
+        """The oldest entries of a table that stores rollouts, in order of arrival: nobody gets them again.
+
+        All of them or none. Entries whose model is too old (`max_model_lag`) are passed over, counted, and never handed
+        out. docs/on-policy.md says how actors are paced.
+
+        Args:
+            steps: Entries, at least 1 and at most the table's capacity.
+            timeout: Seconds to wait until they are there; None does not wait.
+            exact: Split the last fragment so that there are just `steps` entries: its rest is first in the next take.
+                Without it the last fragment is taken whole.
+            min_clients: Clients of which entries have to be held before anything is taken.
+            release: When actors may record as many again: "now", or with the next model that is published ("publish"),
+                so that they make no step with a model whose entries were taken already.
+
+        Raises:
+            ParameterError: an argument is out of its range, or this table stores no rollouts.
+            NotEnoughSamples: too few entries came in that time; it says what was missing.
+            Closed: the server was closed, also from another thread while waiting.
+        """
+        self._check_open()
+        pool, limiter, who = self._table.pool, self._table.limiter, object()
+        if not isinstance(pool, RolloutPool):
+            raise ParameterError("storage", self._table.storage, "'rollouts' where entries are to be taken")
+        wanted = Take(steps, exact, min_clients, release)
+        deadline = time.monotonic() + (patience := seconds(timeout, 0.0))
+        try:
+            while True:  # in stretches: actors that have no room hear that somebody waits for them
+                left = deadline - time.monotonic()
+                try:
+                    taken = pool.take(wanted, max(0.0, min(left, WAIT_INTERVAL)))
+                    break
+                except NotEnoughSamples as short:
+                    if left <= WAIT_INTERVAL:
+                        facts = short.wanted, short.unused, short.caches, short.clients, patience, short.reason
+                        raise NotEnoughSamples(*facts) from None
+                limiter.wants(who, steps)
+        except Closed:
+            self._check_open()
+            raise Closed("this server") from None
+        finally:
+            limiter.wants(who, 0)
+            with self._counting:
+                self._waited += time.monotonic() - deadline + patience
+        with self._counting:
+            self._batches += 1
+        return taken
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
         """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,

@@ -132,6 +132,8 @@ class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """When its last entry was made, in seconds since 1970: what brings episodes of several files into one order."""
     multiplier: Weight = 1.0
     terminated: bool | None = None
+    cut: bool = False
+    """Of rollouts: the episode goes on in another fragment."""
     has_final: bool = False
     has_bootstrap: bool = False
     update_value: bool = True

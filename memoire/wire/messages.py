@@ -269,6 +269,7 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     update_value: bool = True
     update_weight: bool = True
     terminated: bool | None = None  # None: nobody said how it ended
+    cut: bool = False  # by its writer: the episode goes on in the next one
     bootstrap: Annotated[list[float], Meta(max_length=65536)] | None = (
         None  # value of the final state, per reward dimension
     )

@@ -10,6 +10,7 @@ PAGES = (
     "docs/guide.md",
     "docs/choose.md",
     "docs/rate.md",
+    "docs/on-policy.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (FOLDER / "stability.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `([a-z.0-9]+)` \| (`.*) \|$", PAGE, re.MULTILINE))
 
-OTHERS = re.findall(r"^\| (`[A-Z_].*?) \| \[([a-z]+\.md)\].*\|$", PAGE, re.MULTILINE)
+OTHERS = re.findall(r"^\| (`[A-Z_].*?) \| \[([a-z-]+\.md)\].*\|$", PAGE, re.MULTILINE)
 """Names that `memoire` has beside the eight, and the page that describes them."""
 
 

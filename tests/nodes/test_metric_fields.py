@@ -51,7 +51,8 @@ def follow(found, path):
 TABLES = {
     "batches": "batches", "samples": "samples", "batch_wait_seconds": "waited", "held_caches": "held_caches",
     "held_bytes": "held_bytes", "held_limit_bytes": "byte_limit", "unused_samples": "unused_samples",
-    "overwritten_caches": "overwritten_caches", "passed_over_samples": "passed_over_samples", "table_steps": "steps",
+    "overwritten_caches": "overwritten_caches", "overwritten_samples": "overwritten_samples",
+    "split_fragments": "split_fragments", "passed_over_samples": "passed_over_samples", "table_steps": "steps",
     "table_episodes": "episodes", "table_clients": "clients", "parameters_version": "parameters_version",
     "samples_per_insert_target": "samples_per_insert", "held_capacity": "capacity", "table_entries": "rate.entries",
     "samples_surplus": "rate.surplus", "draws_limited": "rate.draws_wait", "inserts_limited": "rate.inserts_wait",

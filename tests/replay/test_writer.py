@@ -79,6 +79,9 @@ class Ledger:
             {"lane": lane, "entries": entries, "final": final_state, "terminated": terminated, "boot": bootstrap_value}
         )
 
+    def cut(self, lane: int, *, final_state: tuple[Any, ...], bootstrap_value: Any = None) -> None:
+        self.close(lane, final_state=final_state, terminated=False, bootstrap_value=bootstrap_value)
+
 
 class Watcher:
     def __init__(self) -> None:

@@ -7,6 +7,13 @@ import {empty, facts, problem} from "../parts.js";
 
 const FEW = 0.05; // share of the entries that the memory is worth, below which somebody should know
 
+/** What the weights are of, by the table's storage. */
+const WEIGHED = {
+  caches: "Of held samples, which actors drew in proportion to them.",
+  episodes: "Of stored entries; draws are in proportion to them.",
+  rollouts: "Of held entries, as actors weighed them; each is taken once, in order.",
+};
+
 /** {element, set(answer), fail(error)}: three cards. */
 export function makeDistribution() {
   const place = h("div.grid", h("p.quiet", "Loading …"));
@@ -20,7 +27,7 @@ export function makeDistribution() {
 
 function size({effective, population, looked, held, storage, servers, missing}) {
   const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
-  const kind = storage === "episodes" ? "entries" : "samples";
+  const kind = storage === "caches" ? "samples" : "entries";
   return h("section.card", h("h2", term("effective_size")),
     h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
     part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
@@ -34,8 +41,7 @@ function size({effective, population, looked, held, storage, servers, missing}) 
 function weights({weights: found, storage}) {
   return h("section.card", h("h2", term("weight", "Weights")),
     h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
-    h("p.quiet", storage === "episodes" ? "Of stored entries; draws are in proportion to them." :
-      "Of held samples, which actors drew in proportion to them."));
+    h("p.quiet", WEIGHED[storage]));
 }
 
 function ages({ages: found}) {

@@ -118,7 +118,7 @@ const times = (factor) => (factor > 0.95 && factor < 1.05 ? "once" : factor < 1 
 
 function tableCard(row, overview) {
   const isByBytes = row.full === row.held_bytes / row.byte_limit;
-  const kind = row.storage === "caches" ? "caches" : "episodes";
+  const kind = ({caches: "caches", episodes: "episodes", rollouts: "fragments"})[row.storage];
   const room = isByBytes ? bytes(row.byte_limit) : `${count(row.capacity)} ${row.storage === "caches" ? "caches" : "entries"}`;
   const full = row.full !== null && `, ${share(row.full)} of ${room}`;
   const answering = Object.keys(row.facts).length;

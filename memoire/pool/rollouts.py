@@ -1,0 +1,328 @@
+"""Rollouts of all clients of a table at the server: handed out in order of arrival, each entry once.
+
+    EPISODE ──check──▶ add ──▶ RolloutQueue ──▶ take           a learner in this process
+                                           └──▶ draw_counts    a reader, which takes from several servers
+
+Room is given back where entries leave: at the take, or when the next model is published (release="publish"), so that
+clients make no step with a model whose share is there already. `on_room` is told, and the table's limiter lets clients
+go on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.clock import wall_clock
+from memoire.errors import NotEnoughSamples, ParameterError
+from memoire.limits import Limits
+from memoire.replay.batch import Gathered
+from memoire.replay.dataset import KeptEpisode
+from memoire.replay.parameters import Parameters
+from memoire.replay.rollouts import Fragment, Rollouts
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+from memoire.wire.parts import Payload
+from memoire.wire.rows import CLIENT_SUMS
+
+from .draw import Pooled
+from .episode_checks import CheckedEpisode, checked_episode
+from .inspection import MAX_INSPECTED, Distribution, Peeked
+from .interface import DEFAULTS
+from .presence import Presence
+from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
+from .rollout_queue import RolloutCounts, RolloutQueue, Take
+from .stats import PoolStats
+from .waiting import Waiter
+
+DEFAULT_ENTRIES: Final = 65_536
+"""Entries there is room for where nobody said a number."""
+
+
+class RolloutPool:
+    """The rollouts of one table. Thread-safe.
+
+    Args:
+        schema, parameters: Of the entries; `configure` changes the parameters.
+        capacity: Entries there is room for.
+        is_bounded: Whether the oldest leave where more than `capacity` entries are held; else only bytes are limited,
+            and clients wait.
+        byte_limit: Bytes that entries may take.
+        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
+        clock: Seconds that only grow.
+        wall: Seconds since 1970, for what is saved.
+
+    Raises:
+        ParameterError: `capacity` entries do not fit into `byte_limit`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        parameters: Parameters | None = None,
+        *,
+        capacity: int = 0,
+        is_bounded: bool = False,
+        byte_limit: int = DEFAULTS.held_bytes,
+        client_timeout: float = DEFAULTS.client_timeout,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = wall_clock,
+    ) -> None:
+        self.schema, self.parameters = schema, parameters or Parameters()
+        fitting = max(1, byte_limit // max(1, schema.entry_bytes))
+        self.capacity = capacity or min(DEFAULT_ENTRIES, fitting)
+        self.least_bytes = max(1, schema.entry_bytes) * self.capacity if capacity else max(1, schema.entry_bytes)
+        self._check(byte_limit)
+        self.byte_limit = byte_limit
+        self.on_room: Callable[[int], None] = lambda entries: None
+        """Told how many entries' room is given back; below 0: so many came by another way than a client. Called
+        without a lock."""
+        self.owner = secrets.token_bytes(16)
+        """What readers call this queue."""
+        self._is_bounded, self._clock, self._wall = is_bounded, clock, wall
+        self._waiter = Waiter()
+        # Everything below belongs to the waiter's lock.
+        self._queue = RolloutQueue(schema)
+        self._clients = Presence(client_timeout, clock())
+        self._added = self._misses = 0
+        self._put_back: set[tuple[bytes, int]] = set()
+
+    def _check(self, byte_limit: int) -> None:
+        if byte_limit < self.least_bytes:
+            expected = f"at least {self.least_bytes} for {self.capacity} entries of {self.schema.entry_bytes} bytes"
+            raise ParameterError("byte_limit", byte_limit, expected)
+
+    # What comes in
+
+    def check(
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
+    ) -> CheckedEpisode:
+        """A received fragment, completely checked, ready for `add`.
+
+        Raises:
+            ProtocolError: and nothing else, whatever the bytes.
+        """
+        fits = self.schema, self.parameters, self.capacity
+        return checked_episode(body, payload, *fits, limits=limits, checksum=checksum, stays=True)
+
+    def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
+        """Hold a checked fragment behind all others; returns how many of the oldest made room."""
+        with self._waiter.lock:
+            if self._waiter.is_closed:
+                return 0
+            self._hear(client_id)
+            dropped, lost = self._hold(Fragment(client_id, sequence, checked.episode, checked.age, self._clock()))
+        if lost:
+            self.on_room(lost)
+        return dropped
+
+    def _make_room(self) -> tuple[int, int]:
+        return self._queue.make_room(self.capacity if self._is_bounded else 1 << 62, self.byte_limit)
+
+    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
+        """A sign of life."""
+        self.heard(client_id)
+        return False
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life."""
+        with self._waiter.lock:
+            self._hear(client_id)
+
+    def _hear(self, client_id: bytes) -> None:
+        now = self._clock()
+        self._clients.heard(client_id, now)
+        if self._clients.is_due(now):
+            self._clients.expire(now)
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended; what it sent stays."""
+        self.forget(client_id)
+
+    def forget(self, client_id: bytes) -> int:
+        """Do not count a client any more; what it sent stays."""
+        with self._waiter.lock:
+            self._clients.forget(client_id)
+        return 0
+
+    def expire(self) -> int:
+        """Do not count silent clients any more; returns how many these were."""
+        with self._waiter.lock:
+            return len(self._clients.expire(self._clock()))
+
+    # What is changed
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters from now on; nothing goes until a take passes it over."""
+        with self._waiter.lock:
+            self.parameters = parameters
+            self._waiter.tell()
+        return 0
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many fragments had to go, the oldest first.
+
+        Raises:
+            ParameterError: too few for the capacity that was asked for, or for one entry.
+        """
+        self._check(byte_limit)
+        with self._waiter.lock:
+            self.byte_limit = byte_limit
+            dropped, lost = self._make_room()
+            self._waiter.tell()
+        if lost:
+            self.on_room(lost)
+        return dropped
+
+    def clear(self) -> int:
+        """Let everything go that is held, and give its room back; returns the fragments."""
+        with self._waiter.lock:
+            gone = len(self._queue)
+            room = self._queue.clear()
+            self._put_back.clear()
+            self._waiter.tell()
+        if room:
+            self.on_room(room)
+        return gone
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version: `Parameters.max_model_lag` counts from it, and takes that waited for the
+        next one give their room back.
+        """
+        with self._waiter.lock:
+            room = self._queue.saw_model(version)
+            self._waiter.tell()
+        if room:
+            self.on_room(room)
+
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """None: entries that are handed out once have no priorities; both are [N]."""
+        return None
+
+    # Snapshots
+
+    def walk(self) -> Iterator[KeptEpisode]:
+        """Every fragment that is held at the beginning, the oldest first."""
+        with self._waiter.lock:
+            held, now, wall = list(self._queue), self._clock(), self._wall()
+        yield from (kept_of(fragment, self.schema, now, wall) for fragment in held)
+
+    def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
+        """Hold a fragment that was walked over, here or elsewhere, behind all others.
+
+        Returns:
+            Whether it was not here already, or put back before; and how many left to make room.
+
+        Raises:
+            Closed: `close` was called.
+        """
+        fragment, name = fragment_of(kept, self._clock(), self._wall()), (kept.owner, kept.number)
+        with self._waiter.lock:
+            self._waiter.check_open()
+            if name in self._put_back or name in self._queue:
+                return False, 0
+            self._put_back.add(name)
+            dropped, lost = self._hold(fragment)
+        self.on_room(lost - len(fragment))
+        return True, dropped
+
+    def _hold(self, fragment: Fragment) -> tuple[int, int]:
+        """Put a fragment behind all others; fragments and entries that made room. Under the lock."""
+        self._queue.add(fragment)
+        dropped, lost = self._make_room()
+        self._added += 1
+        self._waiter.tell()
+        return dropped, lost
+
+    # What goes out
+
+    def entries(self) -> int:
+        """Entries that are held."""
+        with self._waiter.lock:
+            return self._queue.entries
+
+    def take(self, wanted: Take, timeout: float = 0.0) -> Rollouts:
+        """The oldest entries, which nobody else gets; all of them or none. See `TableHandle.take`.
+
+        Raises:
+            ParameterError: more are wanted than there is room for.
+            NotEnoughSamples: fewer came in `timeout` seconds; nothing was taken.
+            Closed: `close` was called, also from another thread while waiting.
+        """
+        if wanted.steps > self.capacity:
+            expected = f"at most the capacity, {self.capacity} entries: more are never there"
+            raise ParameterError("steps", wanted.steps, expected)
+        began = time.monotonic()
+        while not (taken := self.take_now(wanted)):
+            self._await_more(wanted, began, timeout)
+        return Rollouts.of(self.schema, taken, self._clock())
+
+    def take_now(self, wanted: Take) -> list[Fragment]:
+        """The fragments of a take, if they are there; else none. What is too old leaves first."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            passed = self._queue.pass_over(self.parameters.max_model_lag)
+            taken, room = self._queue.take(wanted)
+        if passed + room:
+            self.on_room(passed + room)
+        return taken
+
+    def _await_more(self, wanted: Take, began: float, timeout: float) -> None:
+        """Wait until something has come, or say what is missing."""
+        with self._waiter.lock:
+            why = self._queue.why_not(wanted)
+            if why and not self._waiter.wait(began + timeout):
+                self._misses += 1
+                facts = self._queue.entries, len(self._queue), len(self._clients)
+                raise NotEnoughSamples(wanted.steps, *facts, time.monotonic() - began if timeout else 0.0, why)
+
+    def get(
+        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
+    ) -> Pooled:
+        """Refused, a batch [B, ...]: entries are handed out once, by `take`. Raises ParameterError."""
+        raise ParameterError("storage", "rollouts", "'caches' or 'episodes' for a batch; here use take(steps)")
+
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.void]:
+        """[0] rows of `rows.CLIENT_SUMS`: a batch cannot be drawn here."""
+        return np.empty(0, CLIENT_SUMS)
+
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> Payload | None:
+        """None for any rows [C] of `rows.CLIENT_COUNTS`: a batch cannot be drawn here."""
+        return None
+
+    # Inspection
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How old what is held is; each entry has the weight that its writer gave it, and is handed out once."""
+        with self._waiter.lock:
+            held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
+        return distribution_of(held, entries, now, most)
+
+    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+        """None: what is held is no sample yet."""
+        return None
+
+    def stats(self) -> PoolStats:
+        """A frozen picture; what is called caches elsewhere are fragments here, and samples are entries."""
+        with self._waiter.lock:
+            return stats_of(self._queue, len(self._clients), self._added, self._misses)
+
+    def counts(self) -> RolloutCounts:
+        """What became of entries so far."""
+        with self._waiter.lock:
+            return replace(self._queue.counts)
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
+        with self._waiter.lock:
+            self._waiter.close()

@@ -1,0 +1,258 @@
+"""Rollouts: what actors recorded, in order, as an on-policy learner takes it, once.
+
+    fragments of two actors    a a a | b b | a a         lengths [3, 2, 2]
+    columns                    [7, *F], one entry after the other, without padding
+    final                      [3, *F], the state behind each fragment's last entry
+
+A fragment is a part of an episode: consecutive entries of one environment. It can be split anywhere, since the state
+behind an entry is the next one's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memoire.arguments import whole
+from memoire.errors import NoSuchField, ParameterError, WrongType
+
+from . import advantages
+from .dataset import Episode
+from .ragged import Ragged
+from .schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Consecutive entries of one environment, and who recorded them. Arrays are never changed."""
+
+    client: bytes
+    """Its id, 16 bytes."""
+    number: int
+    """What its client calls it, the same after a split."""
+    episode: Episode
+    """Its entries: T of them, with columns [T, *F]."""
+    age: NDArray[np.float32]
+    """[T] seconds since the entries were recorded, when it came."""
+    arrived: float
+    """When it came, by the clock of whoever holds it."""
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    @property
+    def oldest_model(self) -> int:
+        """The lowest version of a model that made one of its entries."""
+        return int(self.episode.model_version.min())
+
+    def split(self, at: int, schema: Schema) -> tuple[Fragment, Fragment]:
+        """The first `at` entries, cut off in the state of the next one, and the rest."""
+        whole_one, columns = self.episode, self.episode.columns
+        final = {name: columns[name][at] for name in schema.states}
+        value = None if schema.value is None else np.asarray(columns[schema.value][at], np.float32)
+        head = self._part(slice(0, at), final_state=final, terminated=False, bootstrap_value=value, is_cut=True)
+        kept = {name: getattr(whole_one, name) for name in ("final_state", "terminated", "bootstrap_value", "is_cut")}
+        return head, self._part(slice(at, len(self)), **kept)
+
+    def _part(self, rows: slice, **ending: Any) -> Fragment:
+        of = self.episode
+        arrays = {name: array[rows] for name, array in of.columns.items()}
+        born = None if of.born is None else of.born[rows]
+        facts: dict[str, Any] = {
+            "init_w": of.init_w[rows],
+            "learned": of.learned[rows],
+            "model_version": of.model_version[rows],
+        }
+        part = dataclasses.replace(of, columns=arrays, born=born, **facts, **ending)
+        return dataclasses.replace(self, episode=part, age=self.age[rows])
+
+
+class Rollouts:
+    """Fragments that a learner took, oldest first; nobody else gets their entries.
+
+    Shapes: N entries of all fragments, one after the other; F fragments; *S a column's own shape, *R the reward's.
+
+        rollouts["obs"]     [N, *S] of each column but the return; a nested one by its root or its leaves, a ragged one
+                            as `Ragged`
+        final["obs"]        [F, *S] of each state column: the state behind the last entry; zeros where nobody said it
+        lengths             int64 [F] entries of each fragment; they add up to N
+        terminated          bool [F] whether the episode ended there, in a state after which nothing can be earned
+        truncated           bool [F] whether it ended there otherwise. Neither: it was cut, and the episode goes on
+        has_final           bool [F] whether the state behind the last entry is known
+        bootstrap           float32 [F, *R] value of that state, where the actor or the next entry said it; 0 after a
+                            terminal one, and NaN where nobody knows
+        model_version       int64 [N] of the models that acted; 0: nobody said
+        age                 float32 [N] seconds since the entries were recorded, when they were taken
+        client              uint8 [F, 16] ids of the clients that recorded them
+
+    Arrays belong to the caller.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        columns: Mapping[str, Any],
+        final: Mapping[str, Any],
+        facts: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self._schema = schema
+        self.columns, self.final = dict(columns), dict(final)
+        self.lengths, self.terminated, self.truncated = facts["lengths"], facts["terminated"], facts["truncated"]
+        self.has_final, self.bootstrap, self.client = facts["has_final"], facts["bootstrap"], facts["client"]
+        self.model_version, self.age = facts["model_version"], facts["age"]
+
+    @classmethod
+    def of(cls, schema: Schema, fragments: Sequence[Fragment], now: float) -> Rollouts:
+        """Fragments, copied together. `now` is of the clock by which they arrived."""
+        episodes = [fragment.episode for fragment in fragments]
+        columns = {
+            name: _joined([each.columns[name] for each in episodes], schema, name) for name in schema.entry_names
+        }
+        final = {name: _finals([each.final_state for each in episodes], schema, name) for name in schema.states}
+        known = np.array([each.final_state is not None for each in episodes])
+        facts: dict[str, NDArray[Any]] = {
+            "lengths": np.array([len(each) for each in episodes], np.int64),
+            "terminated": np.array([bool(each.terminated) for each in episodes]),
+            "truncated": np.array([not each.terminated and not each.is_cut for each in episodes]),
+            "has_final": known,
+            "bootstrap": np.stack([_bootstrap(each, schema) for each in episodes]),
+            "model_version": np.concatenate([each.model_version for each in episodes]),
+            "age": np.concatenate([each.age + np.float32(max(0.0, now - each.arrived)) for each in fragments]),
+            "client": np.array([np.frombuffer(each.client, np.uint8) for each in fragments]),
+        }
+        return cls(schema, columns, final, facts)
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry is."""
+        return self._schema
+
+    def __len__(self) -> int:
+        """N, the entries of all fragments."""
+        return len(self.model_version)
+
+    def __getitem__(self, name: str) -> Any:
+        """A column by its name, or a nested one by its root. Raises NoSuchField."""
+        if name in self.columns:
+            return self.columns[name]
+        if name in self._schema.roots and name != self._schema.qvest:
+            return self._schema.nest(name, {leaf: self.columns[leaf] for leaf in self._schema.leaves(name)})
+        raise NoSuchField("rollouts", repr(name), (), tuple(self.columns))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns or (name in self._schema.roots and name != self._schema.qvest)
+
+    def __repr__(self) -> str:
+        versions = f"models {self.model_version.min()} to {self.model_version.max()}" if len(self) else "no models"
+        return f"<rollouts: {len(self)} entries in {len(self.lengths)} fragments, {versions}>"
+
+    def padded(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+        """Every column but ragged ones as [F, T, *S], zeros behind each fragment, and the mask [F, T] of what is there;
+        T is the longest fragment. For recurrent networks.
+        """
+        mask = np.arange(int(self.lengths.max(initial=0))) < self.lengths[:, None]
+        made: dict[str, NDArray[Any]] = {}
+        for name, values in self.columns.items():
+            if not isinstance(values, Ragged):
+                made[name] = np.zeros((*mask.shape, *values.shape[1:]), values.dtype)
+                made[name][mask] = values
+        return made, mask
+
+    def minibatches(
+        self, size: int, epochs: int = 1, rng: np.random.Generator | None = None
+    ) -> Iterator[NDArray[np.int64]]:
+        """Indices [B] of entries, in random order: each entry once an epoch. An epoch's last ones may be fewer.
+
+        Args:
+            size: Entries in each, B, at least 1.
+            epochs: At least 1.
+            rng: A NumPy generator; None makes a random one.
+        """
+        size, epochs = whole("size", size, 1), whole("epochs", epochs, 1)
+        if rng is not None and not isinstance(rng, np.random.Generator):
+            raise WrongType("rng", "a numpy.random.Generator, or None", type(rng).__name__)
+        return self._minibatches(size, epochs, np.random.default_rng() if rng is None else rng)
+
+    def _minibatches(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        for _ in range(epochs):
+            order = rng.permutation(len(self))
+            for begin in range(0, len(order), size):
+                yield order[begin : begin + size]
+
+    def gae(
+        self, values: ArrayLike, final_values: ArrayLike, discount: float = 0.99, lam: float = 0.95
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Generalized advantages and returns, both in the shape of the rewards; see `advantages.gae`.
+
+        Args:
+            values: [N, *R] of the entries' states.
+            final_values: [F, *R] of the final states; those of terminal ones are not read.
+        """
+        return advantages.gae(self._rewards(), values, self._behind(final_values), self.lengths, discount, lam)
+
+    def vtrace(
+        self,
+        values: ArrayLike,
+        final_values: ArrayLike,
+        log_ratios: ArrayLike,
+        discount: float = 0.99,
+        *,
+        lam: float = 1.0,
+        rho_max: float = 1.0,
+        c_max: float = 1.0,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """V-trace targets and advantages, both in the shape of the rewards; see `advantages.vtrace`.
+
+        Args:
+            values, final_values: As of `gae`.
+            log_ratios: [N] log of the learner's probability of each action over that of the policy that acted.
+        """
+        ends = self._behind(final_values)
+        more = {"lam": lam, "rho_max": rho_max, "c_max": c_max}
+        return advantages.vtrace(self._rewards(), values, ends, self.lengths, log_ratios, discount, **more)
+
+    def _rewards(self) -> NDArray[Any]:
+        if self._schema.reward is None:
+            raise ParameterError("schema", "no reward column", "one: advantages are made of rewards")
+        rewards: NDArray[Any] = self.columns[self._schema.reward]
+        return rewards
+
+    def _behind(self, final_values: ArrayLike) -> NDArray[np.float64]:
+        """Values of the final states, 0 for terminal ones."""
+        values = np.array(final_values, np.float64)
+        if values.shape != self.bootstrap.shape:
+            raise ParameterError("final_values", f"shape {values.shape}", f"shape {self.bootstrap.shape}")
+        values[self.terminated] = 0.0
+        return values
+
+
+def _joined(parts: list[Any], schema: Schema, name: str) -> Any:
+    """Arrays of one column, one behind the other, copied."""
+    if name not in schema.ragged:
+        return np.concatenate(parts)
+    return Ragged(np.concatenate([each.values for each in parts]), np.concatenate([each.lengths for each in parts]))
+
+
+def _finals(states: list[Any], schema: Schema, name: str) -> Any:
+    """One column of the final states; zeros, or no elements, where nobody said it."""
+    column = schema[name]
+    if name in schema.ragged:
+        empty = np.zeros((0, *column.element), column.dtype)
+        return Ragged.of((empty if each is None else each[name] for each in states), column.dtype, column.element)
+    made = np.zeros((len(states), *column.shape), column.dtype)
+    for i, state in enumerate(states):
+        if state is not None:
+            made[i] = state[name]
+    return made
+
+
+def _bootstrap(episode: Episode, schema: Schema) -> NDArray[np.float32]:
+    """Value of the state behind an episode's last entry, [*R]; NaN where nobody said it."""
+    if episode.bootstrap_value is not None:
+        return np.asarray(episode.bootstrap_value, np.float32).reshape(schema.reward_shape)
+    return np.full(schema.reward_shape, 0.0 if episode.terminated else np.nan, np.float32)

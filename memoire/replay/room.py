@@ -1,0 +1,77 @@
+"""How far clients may record ahead of a queue whose entries are handed out once: as far as it has room.
+
+    capacity 4096     8 clients are granted 512 each, and wait when they have recorded them
+    take(4096)        room for 4096 more, at once or when the next model is published
+
+Room that is lost, with a client that died or a message that never came, is found again while a learner waits: after
+`STALLED_TIMEOUT` without any news its missing entries may be recorded by those who ask, in equal shares.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .limiter import ClusterSurplus, Limiter, ServerSurplus
+from .parameters import Parameters
+
+STALLED_TIMEOUT = 1.0
+"""Seconds without news from any client after which a learner's missing entries may be recorded beyond the capacity."""
+
+
+class RoomLimiter(Limiter):
+    """A `Limiter` of a table of rollouts: `surplus` is the entries that were recorded and whose room is not given back.
+
+    Args:
+        parameters: Of the table; those that limit samples mean nothing here.
+        capacity: Entries there is room for; 0: nobody ever waits, and the oldest entries leave.
+    """
+
+    def __init__(self, parameters: Parameters, capacity: int) -> None:
+        tolerance = float(capacity) if capacity else None
+        super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance))
+        self._begun = True
+        self._news_at = -math.inf  # when a client reported more than before
+
+    def configure(self, parameters: Parameters) -> None:
+        """Nothing: the capacity does not change."""
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._begun = True
+
+    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
+        """A client has recorded so many entries in all: `Limiter.reported`."""
+        is_news = super().reported(client, inserted, sequence, entries, now)
+        if is_news:
+            self._news_at = now
+        return is_news
+
+    def _settle(self, entries: int, now: float) -> None:
+        """Forgive what is beyond the capacity while a learner waits for entries that nobody has."""
+        capacity = self.parameters.samples_per_insert_tolerance
+        if capacity is not None and self._surplus > capacity and self._missing(entries, now):
+            self._forgiven += self._surplus - capacity
+            self._surplus = capacity
+
+    def _needed(self, entries: int, sharers: int, now: float) -> int:
+        """A client's share of what a stalled learner is missing."""
+        return math.ceil(self._missing(entries, now) / max(1, sharers))
+
+    def _missing(self, entries: int, now: float) -> int:
+        """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""
+        return max(0, self._starving(now) - entries) if now - self._news_at >= STALLED_TIMEOUT else 0
+
+    def _why_not_record(self) -> str:
+        capacity = self.parameters.samples_per_insert_tolerance or 0.0
+        return (
+            f"waiting until a learner takes entries: {self._surplus:.0f} are recorded and not taken, or their room is "
+            f"given back with the next model (capacity={capacity:.0f}, full='wait')"
+        )
+
+    def told(self, cluster: ClusterSurplus) -> bool:
+        """False: each server has room of its own."""
+        return False
+
+    def standing(self) -> ServerSurplus | None:
+        """None: a take has nothing to wait for but entries."""
+        return None

@@ -1,0 +1,184 @@
+"""Rollouts through sockets: what actors recorded is taken once, in order, cut where asked; actors wait for room."""
+
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from memoire.errors import Closed, NotEnoughSamples, ParameterError
+from memoire.pool.tables import Table
+from memoire.replay.schema import Schema
+from netkit import QUICK, until
+
+SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
+
+
+def step(writer, number, *, ends=False, stops=False, version=0):
+    writer.step(np.int64(number), np.int32(number), 1.0, ends, stops, np.int64(number + 1), {}, model_version=version)
+
+
+class Actor:
+    """Steps as fast as it may, in a thread; the version that it acts by is the newest that the server told of."""
+
+    def __init__(self, client, first=0, episode=10**9):
+        self.client, self.number, self.episode = client, first, episode
+        self.made = []  # version of each step
+        self.stop, self.policy = threading.Event(), client.model("policy")
+        self.writer = client.writer(check=False)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        with suppress(Closed):
+            while not self.stop.is_set():
+                version = self.policy.version
+                if self.policy.published > version:
+                    version = self.policy.wait(20.0, after=version).version
+                self.made.append(version)
+                step(self.writer, self.number, ends=(self.number + 1) % self.episode == 0, version=version)
+                self.number += 1
+
+    def end(self):
+        self.stop.set()
+
+
+@pytest.fixture
+def ends():
+    """What is to be told to stop, before the cluster is taken down."""
+    actors = []
+    yield actors
+    for actor in actors:
+        actor.end()
+
+
+def rollout_table(**options):
+    return {"rollouts": Table(SCHEMA, storage="rollouts", **options)}
+
+
+def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(length=4, capacity=100), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(10):
+        step(writer, number, ends=number == 9)
+    for number in range(20, 23):
+        step(writer, number)
+    assert writer.cut() == 3
+    step(writer, 23, stops=True)
+    rollouts = server.table("rollouts").take(14, timeout=20.0)
+    assert rollouts["obs"].tolist() == [*range(10), *range(20, 24)]
+    assert rollouts.lengths.tolist() == [4, 4, 2, 3, 1], "the fourth entry's fragment left at its own step"
+    assert rollouts.terminated.tolist() == [False, False, True, False, False]
+    assert rollouts.truncated.tolist() == [False, False, False, False, True], "a cut is no end"
+    assert rollouts.final["obs"].tolist() == [4, 8, 10, 23, 24]
+    until(lambda: server.stats().totals.episodes == 2)  # whole episodes only
+    assert server.stats().totals.steps == 14
+
+
+def test_actors_wait_in_step_until_entries_are_taken(cluster, ends):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    actor = Actor(client)
+    ends.append(actor)
+    reason = until(lambda: client.stats().held_back)
+    assert "waiting until a learner takes entries" in reason
+    assert actor.number in (39, 40), "the last step waits inside"
+    table = server.table("rollouts")
+    expected = 0
+    for _ in range(20):
+        rollouts = table.take(25, timeout=20.0)
+        assert rollouts["obs"].tolist() == list(range(expected, expected + 25))
+        expected += 25
+        assert actor.number <= expected + 40
+    assert table.stats().rate.forgiven == 0.0
+    assert client.stats().passed_steps == 0
+
+
+def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
+    tables = rollout_table(capacity=64, length=16, max_model_lag=0)
+    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    server.publish("policy", b"1")
+    clients = [cluster.client(server, limits=QUICK) for _ in range(2)]
+    for client in clients:
+        client.model("policy").wait(20.0)
+    actors = [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
+    ends += actors
+    table = server.table("rollouts")
+    for version in range(1, 6):
+        rollouts = table.take(64, timeout=30.0, release="publish")
+        assert set(rollouts.model_version.tolist()) == {version}
+        assert table.stats().held_samples == 0, "nobody goes on before the next one is published"
+        server.publish("policy", b"%d" % (version + 1))
+    assert table.stats().passed_over_samples == 0
+    for actor in actors:
+        actor.end()
+        counts = [actor.made.count(version) for version in range(1, 6)]
+        assert sum(counts) > 0
+
+
+def test_a_learner_gets_what_a_dead_actor_leaves_unrecorded(cluster, ends):
+    """Room that was granted to a client that died is recorded by the others, once a learner has waited for it."""
+    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
+    gone = cluster.client(server, limits=QUICK)
+    step(gone.writer(check=False), 0)
+    until(lambda: server.stats().totals.steps == 1)
+    client = cluster.client(server, limits=QUICK)
+    ends.append(Actor(client, 100))
+    assert len(server.table("rollouts").take(40, timeout=30.0)) == 40
+
+
+def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=20, length=5, full="oldest"), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(50):
+        step(writer, number)
+    table = server.table("rollouts")
+    until(lambda: table.stats().overwritten_caches == 6)
+    assert table.take(20, timeout=20.0)["obs"].tolist() == list(range(30, 50))
+    assert not client.stats().held_back
+
+
+def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(length=4, capacity=100), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    server.table("rollouts").configure(rollout_length=2)
+    client.update(timeout=20.0)
+    for number in range(8):
+        step(writer, number)
+    assert server.table("rollouts").take(8, timeout=20.0).lengths.tolist() == [2, 2, 2, 2]
+    with pytest.raises(ParameterError, match="handed out once"):
+        server.table("rollouts").configure(max_times_sampled=1)
+
+
+def test_many_environments_are_fragments_of_their_own(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(length=3, capacity=100), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(num_envs=2, autoreset="disabled", check=False)
+    for number in range(6):
+        obs, last = np.array([number, 100 + number]), np.array([number == 1, False])
+        writer.step(obs, np.zeros(2, np.int32), np.ones(2), last, last & False, obs + 1, {})
+    writer.cut()
+    rollouts = server.table("rollouts").take(12, timeout=20.0)
+    found = np.split(rollouts["obs"], np.cumsum(rollouts.lengths)[:-1])
+    assert sorted(each.tolist() for each in found) == [[0, 1], [2, 3, 4], [5], [100, 101, 102], [103, 104, 105]]
+    assert rollouts.final["obs"].tolist() == [int(each[-1]) + 1 for each in found]
+
+
+def test_what_takes_no_rollouts_says_so(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=10), limits=QUICK)
+    table = server.table("rollouts")
+    with pytest.raises(ParameterError, match="take"):
+        table.get_batch(4)
+    with pytest.raises(NotEnoughSamples, match="waiting for 4 more entries"):
+        table.take(4, timeout=0.2)
+    client = cluster.client(server, limits=QUICK)
+    with pytest.raises(ParameterError, match="push_cache"):
+        client.push_cache()
+    assert client.push_episode({"obs": np.arange(4), "action": np.zeros(4, np.int32), "reward": np.ones(4)})
+    assert len(table.take(4, timeout=20.0)) == 4
+    plain = cluster.server(limits=QUICK)
+    with pytest.raises(ParameterError, match="rollouts"):
+        plain.table("default").take(1)
