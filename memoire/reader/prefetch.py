@@ -16,7 +16,7 @@ from memoire.limits import MiB
 from memoire.pool.draw import Pooled
 
 MAX_AHEAD = 16
-"""Batches ahead for a learner that waits, at most, unless it asks for more by itself."""
+"""Batches ahead for a learner that waits, at most."""
 MAX_AHEAD_BYTES = 4 * MiB
 """Bytes of them, at most: large batches have their time in copies, which more of them at once would not save."""
 CALM_TAKES = 64
@@ -27,10 +27,11 @@ class Prefetch:
     """The queue between the reader's thread, which puts batches in, and the calls that take them. The owner locks.
 
     Args:
-        ahead: Batches that are drawn before they are asked for, at least 1; more for a learner that waits.
+        ahead: Batches that are drawn before they are asked for, at least 1.
+        may_grow: Whether there are more for a learner that waits.
     """
 
-    def __init__(self, ahead: int) -> None:
+    def __init__(self, ahead: int, *, may_grow: bool = True) -> None:
         self.batch_size = 0
         """Samples of the batches that are drawn ahead; 0 draws none."""
         self.samples = 0
@@ -39,7 +40,7 @@ class Prefetch:
         """Batches that are on their way; the thread sets it, and calls may read it without the lock."""
         self.depth = ahead
         """Batches that are to be ready or on their way."""
-        self._ahead, self._calm = ahead, 0
+        self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
         self._is_starved = False  # a call found none ready since the newest round began
         self._batch_bytes = 0  # of a batch of this size; 0 before there was one
         self._ready: deque[Pooled] = deque()
@@ -74,7 +75,7 @@ class Prefetch:
         Where a call waits although there is plenty, the next rounds are larger.
         """
         if self._is_starved and available >= 2 * self.round * self.batch_size:
-            most = max(self._ahead, min(MAX_AHEAD, MAX_AHEAD_BYTES // self._batch_bytes))
+            most = max(self._ahead, min(self._most, MAX_AHEAD_BYTES // self._batch_bytes))
             self.depth = min(2 * self.depth, most)
         self._is_starved = False
         return max(1, min(self.round, available // self.batch_size))

@@ -61,6 +61,7 @@ from .stats import HandedOut, ReaderStats, stats_of
 _log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 3
+"""Unless a reader is told another number, or its learner waits."""
 
 
 class Reader(Node):
@@ -73,8 +74,8 @@ class Reader(Node):
         name: What people see in place of its id, as in `connect`.
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
-        ahead: Batches that are drawn before they are asked for. A learner that waits for small batches has more, up to
-            16 and 4 MiB: they come several at once.
+        ahead: Batches that are drawn before they are asked for. None: 3, and up to 16 and 4 MiB for a learner that
+            waits for small batches, which come several at once then.
         partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
             as if there were no others, and importance corrects for those alone. None draws from all clients; learners
             that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
@@ -104,14 +105,14 @@ class Reader(Node):
         name: str | None = None,
         timeout: float | None = 10.0,
         seed: int | None = None,
-        ahead: int = BATCHES_AHEAD,
+        ahead: int | None = None,
         partition: tuple[int, int] | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
         keys: Given = None,
         tune_process: bool = True,
     ) -> None:
-        if ahead < 1:
+        if ahead is not None and ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         if tune_process:
             process.tune()
@@ -123,7 +124,7 @@ class Reader(Node):
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
-        self._handed_out, self._prefetch = HandedOut(), Prefetch(ahead)
+        self._handed_out, self._prefetch = HandedOut(), Prefetch(ahead or BATCHES_AHEAD, may_grow=ahead is None)
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
         self._thread = ReaderThread(

@@ -410,7 +410,9 @@ class Trial:
                     )
                     for client, account in accounts.items():
                         pushed[client] += account.pushed_caches
-                        settled[client] += account.pushed_caches - account.in_flight_caches
+                        # What was on the way as a run ended is of no run: nothing of it is said any more.
+                        on_way = account.in_flight_caches if run == self.runs[-1] else 0
+                        settled[client] += account.pushed_caches - on_way
                     kept.found[server] += [line for page in pages(store, run) for line in page]
                     files = sorted((folder / "log").glob(f"{run}.*.log"))
                     texts = [path.read_text(encoding="utf-8") for path in files]

@@ -60,6 +60,7 @@ class Alone:
         record(self.client, length=20)
         assert self.client.push_cache(100.0)  # and from now on its window is full
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
+        self.rollouts = self.cluster.server(storage="rollouts", capacity=1000)
         self.shipper = self.cluster.keep(
             Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
         )
@@ -145,6 +146,9 @@ WAITS = {
     (TableHandle, "sample_episodes"): Waits(
         lambda at, t: at.episodes.table("default").sample_episodes(8, t), gives=NotEnoughSamples, owner="episodes"
     ),
+    (TableHandle, "take"): Waits(
+        lambda at, t: at.rollouts.table("default").take(8, t), gives=NotEnoughSamples, owner="rollouts"
+    ),
     (TableHandle, "get_batch"): Waits(lambda at, t: at.server.table("default").get_batch(8, t), gives=NotEnoughSamples),
     (TableHandle, "batches"): Waits(lambda at, t: first(at.server.table("default").batches(8, t)), ended="no batch"),
     (Server, "wait_closed"): Waits(lambda at, t: at.server.wait_closed(t), gives=False, ended=True),
@@ -171,7 +175,7 @@ LOOPS = {
 NEVER = {
     Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters push_reason readiness run scalars
         schema stats storage subscribe table writer""",
-    ModelHandle: "newest version",
+    ModelHandle: "newest published version",
     Receiver: "close skipped",
     Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table trouble_at update_priorities",
     Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes

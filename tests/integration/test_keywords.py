@@ -12,11 +12,11 @@ FACES = (memoire.Buffer, memoire.Server, memoire.Table)
 OF_ONE = {
     memoire.Buffer: {"ragged_limit"},
     memoire.Server: {
-        "endpoint", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
+        "endpoint", "full", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
         "pub_endpoint", "name", "state_dir", "snapshot_caches", "snapshot_every", "context", "limits", "clock", "keys",
         "tune_process",
     },
-    memoire.Table: {"storage", "cache_limit", "client_capacity", "byte_limit"},
+    memoire.Table: {"full", "length", "storage", "cache_limit", "client_capacity", "byte_limit"},
 }  # fmt: skip
 """What a face takes that a buffer, or a buffer alone, has nothing like."""
 

@@ -28,7 +28,7 @@ FROZEN = {
     "Table": memoire.Table(SCHEMA),
     "Uniform": memoire.Uniform(),
 }
-NO_SETTINGS = {"Batch", "Bind", "Conn", "InsecureWarning", "MemoireError", "MixedBatch", "Ragged", "Schema", "Transition", "__version__", "connect"}  # fmt: skip
+NO_SETTINGS = {"Batch", "Bind", "Conn", "InsecureWarning", "MemoireError", "MixedBatch", "Ragged", "Rollouts", "Schema", "Transition", "__version__", "connect"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -399,6 +399,14 @@ def test_a_learner_that_never_waits_has_no_more_ahead_than_it_asked_for():
     assert world.prefetch.depth == 2
 
 
+def test_a_number_of_batches_that_was_given_is_kept_however_long_a_learner_waits():
+    world = plenty(batch_size=8, ahead=2)
+    world.prefetch = world.rounds._prefetch = Prefetch(2, may_grow=False)
+    world.prefetch.resize(8)
+    assert max(len(found) for found in waiting(world)) == 2, "two rounds of one batch each"
+    assert (world.prefetch.depth, world.prefetch.round) == (2, 1)
+
+
 def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
     world = plenty(batch_size=8)
     several = next(found for found in waiting(world) if len(found) > 2)

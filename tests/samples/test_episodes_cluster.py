@@ -154,7 +154,9 @@ def test_each_storage_says_what_it_does_not_take(cluster):
     shipping, drawing = cluster.client(episodes), cluster.client(caches)
     with pytest.raises(ParameterError, match="must be 'caches' for push_cache; server 'e' stores whole episodes"):
         shipping.push_cache()
-    with pytest.raises(ParameterError, match="must be 'episodes' for push_episode; server 'c' stores caches"):
+    with pytest.raises(
+        ParameterError, match="must be 'episodes' or 'rollouts' for push_episode; server 'c' stores caches"
+    ):
         drawing.push_episode(EPISODE)
     with pytest.raises(NotEnoughSamples):
         episodes.get_batch(1)

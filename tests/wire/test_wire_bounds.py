@@ -132,7 +132,7 @@ FIELDS = {
     "32 counts": "WELCOME.limits",
     "64 counts": "UPDATED.rejected",
     "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
-    "UPDATED.leaving EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
+    "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished Standing.is_told",
     "bool or nothing": "EPISODE.terminated",
