@@ -281,7 +281,10 @@ class NotEnoughSamples(MemoireError, RuntimeError):
     def __str__(self) -> str:
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
         if self.reason:
-            return f"a batch of {self.wanted} has to wait: {self.reason}{after}. None was taken. Wait for actors to push (timeout=)."
+            return (
+                f"a batch of {self.wanted} has to wait: {self.reason}{after}. None was taken. "
+                f"Wait for actors to push (timeout=)."
+            )
         return (
             f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
             f"{self.caches} caches of {self.clients} clients{after}. None was taken. "
