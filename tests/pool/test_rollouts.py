@@ -216,6 +216,18 @@ def test_who_waits_hears_that_the_pool_is_closed() -> None:
     assert isinstance(box["error"], Closed)
 
 
+@pytest.mark.parametrize(("version", "is_taken"), [(9, True), (8, True), (7, False)])
+def test_a_model_is_too_old_from_just_beyond_the_lag(version: int, is_taken: bool) -> None:
+    pool = made(parameters=Parameters(max_model_lag=1))
+    pool.saw_model(9)
+    pushed(pool, CLIENTS[0], range(4), version=version)
+    if is_taken:
+        assert take(pool, 4)["obs"].tolist() == [0, 1, 2, 3]
+    else:
+        with pytest.raises(NotEnoughSamples, match="4 entries were passed over"):
+            take(pool, 4)
+
+
 def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
     pool, room = made(0, byte_limit=100_000), []
     pool.on_room = room.append

@@ -182,3 +182,10 @@ def test_what_takes_no_rollouts_says_so(cluster):
     plain = cluster.server(limits=QUICK)
     with pytest.raises(ParameterError, match="rollouts"):
         plain.table("default").take(1)
+
+
+def test_a_reader_says_where_rollouts_are_taken(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=20), limits=QUICK)
+    reader = cluster.reader([server], table="rollouts")
+    with pytest.raises(ParameterError, match=r"rollouts are taken where the server is \(server.table\)"):
+        reader.get_batch(4, 20.0)
