@@ -44,14 +44,13 @@ from .episode_draw import drawn_for, sampled, sums_of, why_nothing
 from .episode_memory import EpisodeMemory, NamedMemory, Room
 from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .interface import DEFAULTS
-from .presence import Presence
+from .lasting import LastingPool
 from .stats import PoolCounts, PoolStats
-from .waiting import Waiter
 
 T = TypeVar("T")
 
 
-class EpisodePool:
+class EpisodePool(LastingPool):
     """The episodes of one table. Thread-safe; samples are copied without the GIL.
 
     Args:
@@ -79,14 +78,12 @@ class EpisodePool:
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
+        super().__init__(client_timeout, clock)
         room = Room(schema, whole("capacity", capacity, 0, MAX_ROWS))
-        self._clock = clock
         self._rng = random.Random()  # of looks; any thread may draw a number
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
         self._stored = EpisodeMemory(room, parameters, byte_limit, seed)
-        self._waiter = Waiter()
         # Everything below belongs to the waiter's lock.
-        self._clients = Presence(client_timeout, clock())
         self._annealing = Annealing()
         self._counts = PoolCounts()
         self._sequence = 0  # of the newest sums that a reader was given
@@ -155,37 +152,6 @@ class EpisodePool:
                 self._hear(client_id)
                 self._waiter.tell()
             return gone
-
-    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
-        """A sign of life: what a client still holds is nobody's to draw from."""
-        self.heard(client_id)
-        return False
-
-    def heard(self, client_id: bytes) -> None:
-        """A sign of life."""
-        with self._waiter.lock:
-            self._hear(client_id)
-
-    def _hear(self, client_id: bytes) -> None:
-        now = self._clock()
-        self._clients.heard(client_id, now)
-        if self._clients.is_due(now):
-            self._clients.expire(now)
-
-    def goodbye(self, client_id: bytes) -> None:
-        """A client has ended; its episodes stay."""
-        self.forget(client_id)
-
-    def forget(self, client_id: bytes) -> int:
-        """Do not count a client any more; its episodes stay."""
-        with self._waiter.lock:
-            self._clients.forget(client_id)
-        return 0
-
-    def expire(self) -> int:
-        """Do not count silent clients any more; returns how many these were."""
-        with self._waiter.lock:
-            return len(self._clients.expire(self._clock()))
 
     # What is changed
 

@@ -1,7 +1,6 @@
 """Rollouts of all clients of a table at the server: handed out in order of arrival, each entry once.
 
     EPISODE ──check──▶ add ──▶ RolloutQueue ──▶ take           a learner in this process
-                                           └──▶ draw_counts    a reader, which takes from several servers
 
 Room is given back where entries leave: at the take, or when the next model is published (release="publish"), so that
 clients make no step with a model whose share is there already. `on_room` is told, and the table's limiter lets clients
@@ -35,17 +34,16 @@ from .draw import Pooled
 from .episode_checks import CheckedEpisode, checked_episode
 from .inspection import MAX_INSPECTED, Distribution, Peeked
 from .interface import DEFAULTS
-from .presence import Presence
+from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, Take
 from .stats import PoolStats
-from .waiting import Waiter
 
 DEFAULT_ENTRIES: Final = 65_536
 """Entries there is room for where nobody said a number."""
 
 
-class RolloutPool:
+class RolloutPool(LastingPool):
     """The rollouts of one table. Thread-safe.
 
     Args:
@@ -74,6 +72,7 @@ class RolloutPool:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = wall_clock,
     ) -> None:
+        super().__init__(client_timeout, clock)
         self.schema, self.parameters = schema, parameters or Parameters()
         fitting = max(1, byte_limit // max(1, schema.entry_bytes))
         self.capacity = capacity or min(DEFAULT_ENTRIES, fitting)
@@ -85,11 +84,9 @@ class RolloutPool:
         without a lock."""
         self.owner = secrets.token_bytes(16)
         """What readers call this queue."""
-        self._is_bounded, self._clock, self._wall = is_bounded, clock, wall
-        self._waiter = Waiter()
+        self._is_bounded, self._wall = is_bounded, wall
         # Everything below belongs to the waiter's lock.
         self._queue = RolloutQueue(schema)
-        self._clients = Presence(client_timeout, clock())
         self._added = self._misses = 0
         self._put_back: set[tuple[bytes, int]] = set()
 
@@ -124,37 +121,6 @@ class RolloutPool:
 
     def _make_room(self) -> tuple[int, int]:
         return self._queue.make_room(self.capacity if self._is_bounded else 1 << 62, self.byte_limit)
-
-    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
-        """A sign of life."""
-        self.heard(client_id)
-        return False
-
-    def heard(self, client_id: bytes) -> None:
-        """A sign of life."""
-        with self._waiter.lock:
-            self._hear(client_id)
-
-    def _hear(self, client_id: bytes) -> None:
-        now = self._clock()
-        self._clients.heard(client_id, now)
-        if self._clients.is_due(now):
-            self._clients.expire(now)
-
-    def goodbye(self, client_id: bytes) -> None:
-        """A client has ended; what it sent stays."""
-        self.forget(client_id)
-
-    def forget(self, client_id: bytes) -> int:
-        """Do not count a client any more; what it sent stays."""
-        with self._waiter.lock:
-            self._clients.forget(client_id)
-        return 0
-
-    def expire(self) -> int:
-        """Do not count silent clients any more; returns how many these were."""
-        with self._waiter.lock:
-            return len(self._clients.expire(self._clock()))
 
     # What is changed
 
