@@ -291,9 +291,10 @@ class Writer:
         values = self._given.values(given, reward)
         rewards = self._given.rewards(reward, self._returns.shape)
         self._check_order(obs, next_obs)
-        is_quiet = self._single and terminated is False and truncated is False
-        states = partial(self._given.final_state, next_obs, info, self.autoreset)
-        ends = [] if is_quiet else _ends(self._given, terminated, truncated, bootstrap_value, self._pending, states)
+        ends: list[_End] = []
+        if not (self._single and terminated is False and truncated is False):
+            states = partial(self._given.final_state, next_obs, info, self.autoreset)
+            ends = _ends(self._given, terminated, truncated, bootstrap_value, self._pending, states)
         begins = self._begins(obs, ends)
         if self._room <= 0:
             self._cut(given, self._longest)
