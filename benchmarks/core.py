@@ -10,7 +10,7 @@ from workloads import BATCH, EPISODE, NumpyGather, Workload, six_columns, w1, w2
 
 from memoire import _core
 from memoire.pool.caches import Pool
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.wire import _bytes, pack, unpack
 
@@ -194,7 +194,7 @@ def pool_of(workload: Workload, *, reuse: bool) -> Pool:
 class Drawn:
     """Batches of samples that are used once: the pool is filled anew before each turn, which is not timed."""
 
-    def __init__(self, workload: Workload, out: Gathered | None = None) -> None:
+    def __init__(self, workload: Workload, out: GatheredSamples | None = None) -> None:
         self.workload = workload
         self.out = out
         self.most = workload.held

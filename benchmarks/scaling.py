@@ -160,7 +160,7 @@ class Setup:
             }
         )
 
-    def start(self, launcher: Launcher) -> local_cluster.Local:
+    def start(self, launcher: Launcher) -> local_cluster.LocalCluster:
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
         nodes = local_cluster.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
         cluster = local_cluster.start(launcher, nodes)
@@ -168,7 +168,7 @@ class Setup:
             raise KeyboardInterrupt
         return cluster
 
-    def actors(self, cluster: local_cluster.Local, count: int) -> Group:
+    def actors(self, cluster: local_cluster.LocalCluster, count: int) -> Group:
         return Group(actors, count, cluster.endpoints[0], count and self.state, self.dtype)
 
     @property
@@ -347,13 +347,13 @@ def takes(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iter
             yield lambda count=count: drawn(str(count), setup, count, batches // scale)
 
 
-def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.Costs:
+def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.NodeCosts:
     """What `memoire plan` calculates with, as it was measured here."""
     cache, cache_byte = line_through(found["caches"].points + found["frames"].points, lambda point: point.server)
     relayed, relayed_byte = line_through(found["caches"].points, lambda point: point.proxy)
     draw, draw_byte = line_through(found["readers"].points + found["stacks"].points, lambda point: point.server)
     server, proxy, memory = told(clients, seconds)
-    return plan.Costs(
+    return plan.NodeCosts(
         server_cache=cache, server_byte=cache_byte, proxy_cache=relayed, proxy_byte=relayed_byte, draw=draw,
         draw_byte=draw_byte, server_client=server, proxy_client=proxy, client_memory=memory,
     )  # fmt: skip
@@ -382,11 +382,11 @@ def draw(found: dict[str, Sweep], path: Path) -> None:
     pyplot.close(figure)
 
 
-def compared(costs: plan.Costs) -> str:
+def compared(costs: plan.NodeCosts) -> str:
     """A table: what was measured now, beside what `memoire plan` calculates with."""
     rows = ["| | measured now | in `memoire plan` |", "| --- | ---: | ---: |"]
     for (what, unit, scale), now, there in zip(
-        plan.Costs.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True
+        plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True
     ):
         rows.append(f"| {what} | {now * scale:.3g} {unit} | {there * scale:.3g} {unit} |")
     return "\n".join(rows)

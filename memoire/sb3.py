@@ -229,7 +229,7 @@ def _differ(obs: Any, other: Any, count: int) -> NDArray[np.bool_]:
     return changed
 
 
-class _Corrected:
+class _CorrectedAlgorithm:
     """Over an algorithm: its replay is a `ReplayBuffer`, whose importance corrects and which hears of TD errors."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -273,7 +273,7 @@ def _descend(
     return float(loss.item())
 
 
-class _ByValues(_Corrected):
+class _ValueBasedAlgorithm(_CorrectedAlgorithm):
     """An algorithm whose policy is its action values, which one optimizer learns."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -296,7 +296,7 @@ class _ByValues(_Corrected):
         raise NotImplementedError
 
 
-class DQN(_ByValues, stable_baselines3.DQN):
+class DQN(_ValueBasedAlgorithm, stable_baselines3.DQN):
     """Stable-Baselines3's DQN with importance and TD errors. Schaul et al., ICLR 2016, algorithm 1."""
 
     def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -307,7 +307,7 @@ class DQN(_ByValues, stable_baselines3.DQN):
         return functional.smooth_l1_loss(value, target, reduction="none"), target - value
 
 
-class SAC(_Corrected, stable_baselines3.SAC):
+class SAC(_CorrectedAlgorithm, stable_baselines3.SAC):
     """Stable-Baselines3's SAC with importance in all of its losses; priorities are the critics' mean TD errors.
 
     Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018.
@@ -358,7 +358,7 @@ class SAC(_Corrected, stable_baselines3.SAC):
         return samples.rewards + samples.discounts * (ahead - entropy * log_prob.reshape(-1, 1))
 
 
-class TD3(_Corrected, stable_baselines3.TD3):
+class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
     """Stable-Baselines3's TD3 with importance in both losses; priorities are the critics' mean TD errors.
 
     Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, ICML 2018.
@@ -410,7 +410,7 @@ def _qrdqn() -> type:
     except ImportError as error:
         raise NotInstalled("sb3-contrib", "pip install 'memoire-rl[sb3]'") from error
 
-    class QRDQN(_ByValues, sb3_contrib.QRDQN):
+    class QRDQN(_ValueBasedAlgorithm, sb3_contrib.QRDQN):
         """sb3-contrib's QR-DQN with importance; priorities are how far the mean values are apart.
 
         Dabney et al., Distributional Reinforcement Learning with Quantile Regression, AAAI 2018.

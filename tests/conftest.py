@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from memoire import _core
 from memoire.net import resolver
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 from memoire.server import build
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def resolve_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Names], None]:
+def resolve_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[NameResolver], None]:
     """Gives this process other look-ups of names, for the test: those of a book instead of a name server's."""
     return lambda names: monkeypatch.setattr(resolver, "_names", names)
 

@@ -17,7 +17,7 @@ from memoire.replay.schema import Schema
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 
 FOLDER = Path(__file__).with_name("vectors")
 SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})
@@ -38,7 +38,9 @@ def own(part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
     return block(0xFFFF, part, dtype, values)
 
 
-def container(kind: Kind, samples: int, stack: int, steps: int, blocks: Any, sums: Any = (0.0, 0, 0.0)) -> bytes:
+def container(
+    kind: ContainerKind, samples: int, stack: int, steps: int, blocks: Any, sums: Any = (0.0, 0, 0.0)
+) -> bytes:
     head = struct.pack("<IHHdQdQIIdQ", samples, stack, steps, *sums, 3, len(blocks), kind, 1700000000.5, 0)
     begin, table, body = 64 + 32 * len(blocks), b"", b""
     end = begin
@@ -142,16 +144,20 @@ def containers() -> dict[str, bytes]:
         block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT)]),
     ]
     return {
-        "cache": container(Kind.CACHE, 3, 2, 2, WINDOWS + COLUMNS, (8.0, 6, 0.5)),
-        "drawn": container(Kind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
-        "episode": container(Kind.EPISODE, 3, 1, 1, episode),
-        "feedback": container(Kind.FEEDBACK, 3, 1, 1, feedback),
-        "ragged": container(Kind.CACHE, 3, 1, 2, ragged + clouds, (8.0, 6, 0.5)),
-        "ragged_drawn": container(Kind.DRAWN, 3, 1, 2, ragged + drawn + clouds),
-        "ragged_episode": container(Kind.EPISODE, 3, 1, 1, ragged_episode),
-        "ragged_sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences[:9] + ragged_sequences, (8.0, 6, 0.5)),
-        "sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences, (8.0, 6, 0.5)),
-        "drawn_sequences": container(Kind.DRAWN_SEQUENCES, 2, 1, 3, sequences[:9] + drawn_sequences + sequences[9:]),
+        "cache": container(ContainerKind.CACHE, 3, 2, 2, WINDOWS + COLUMNS, (8.0, 6, 0.5)),
+        "drawn": container(ContainerKind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
+        "episode": container(ContainerKind.EPISODE, 3, 1, 1, episode),
+        "feedback": container(ContainerKind.FEEDBACK, 3, 1, 1, feedback),
+        "ragged": container(ContainerKind.CACHE, 3, 1, 2, ragged + clouds, (8.0, 6, 0.5)),
+        "ragged_drawn": container(ContainerKind.DRAWN, 3, 1, 2, ragged + drawn + clouds),
+        "ragged_episode": container(ContainerKind.EPISODE, 3, 1, 1, ragged_episode),
+        "ragged_sequences": container(
+            ContainerKind.SEQUENCES, 2, 1, 3, sequences[:9] + ragged_sequences, (8.0, 6, 0.5)
+        ),
+        "sequences": container(ContainerKind.SEQUENCES, 2, 1, 3, sequences, (8.0, 6, 0.5)),
+        "drawn_sequences": container(
+            ContainerKind.DRAWN_SEQUENCES, 2, 1, 3, sequences[:9] + drawn_sequences + sequences[9:]
+        ),
     }
 
 
@@ -277,7 +283,7 @@ def describe() -> dict[str, Any]:
         blocks = struct.unpack_from("<I", payload, 40)[0]
         rows = [struct.unpack_from("<HBBIQQQ", payload, 64 + 32 * i) for i in range(blocks)]
         told["containers"][name] = {
-            "kind": Kind(struct.unpack_from("<I", payload, 44)[0]).name,
+            "kind": ContainerKind(struct.unpack_from("<I", payload, 44)[0]).name,
             "blocks": [
                 {
                     "column": row[0],

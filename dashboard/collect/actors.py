@@ -13,8 +13,8 @@ from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 
 from .answers import ActorRow, Actors, EpisodeRow
-from .history import Point
-from .ledgers import Kept, ids_of
+from .history import HistoryPoint
+from .ledgers import KeptRun, ids_of
 from .node_state import NodeState
 from .rates import WINDOW
 from .returns import RecentReturns
@@ -49,7 +49,7 @@ class NewestModels:
 
 
 class ActorList:
-    """What is known of actors beside their accounts, which `Kept` has."""
+    """What is known of actors beside their accounts, which `KeptRun` has."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -85,11 +85,11 @@ class ActorList:
         """These episodes of the run have ended since."""
         self._returns.add(ended)
 
-    def return_quantiles(self) -> dict[str, Point]:
+    def return_quantiles(self) -> dict[str, HistoryPoint]:
         """How the newest returns are spread over the actors, for the history."""
         return self._returns.figures()
 
-    def remember(self, now: float, kept: Kept) -> None:
+    def remember(self, now: float, kept: KeptRun) -> None:
         """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
         ring = self._ring
         if ring and now < ring[-1][0] + ACTORS_INTERVAL:
@@ -99,7 +99,7 @@ class ActorList:
         while len(ring) > 2 and ring[1][0] <= now - WINDOW:
             ring.popleft()
 
-    def presence(self, kept: Kept, servers: Iterable[NodeState], now: float) -> Actors:
+    def presence(self, kept: KeptRun, servers: Iterable[NodeState], now: float) -> Actors:
         """How many there are, by state."""
         rows, settings = kept.clients(), self._settings
         is_gone = rows["flags"] & 1 == 1
@@ -118,14 +118,14 @@ class ActorList:
             idle=idle,
         )
 
-    def rows(self, kept: Kept, now: float) -> list[ActorRow]:
+    def rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
         """Every actor with an account, as of `now`. Made once a second at most."""
         key = kept.version, int(now)
         if self._listed is None or self._listed[0] != key:
             self._listed = key, self._rows(kept, now)
         return self._listed[1]
 
-    def _rows(self, kept: Kept, now: float) -> list[ActorRow]:
+    def _rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
         clients = kept.clients()
         # Columns as lists: a hundred times quicker to read one by one than the rows of an array.
         columns = {name: clients[name].tolist() for name in (*_OF_ACTOR, *_MADE_OF)}
@@ -162,7 +162,7 @@ class ActorList:
             return "active"
         return "silent" if silence <= self._lost_after else "lost"
 
-    def outdated(self, kept: Kept, versions: Mapping[str, int], now: float) -> int:
+    def outdated(self, kept: KeptRun, versions: Mapping[str, int], now: float) -> int:
         """How many active actors say that they use an older model than these.
 
         Args:
@@ -177,12 +177,12 @@ class ActorList:
         """What people call an actor; "" if nobody gave it a name."""
         return self._names.get(client, "")
 
-    def _newest_homes(self, kept: Kept) -> dict[bytes, str]:
+    def _newest_homes(self, kept: KeptRun) -> dict[bytes, str]:
         rows = kept.rows[np.argsort(kept.rows["last_seen"], kind="stable")]
         names = (self._homes.get(home, "") for home in rows["home"].tolist())
         return dict(zip(ids_of(rows), names, strict=True))
 
-    def homes_of(self, kept: Kept, client: bytes) -> list[dict[str, Any]]:
+    def homes_of(self, kept: KeptRun, client: bytes) -> list[dict[str, Any]]:
         """The accounts of one actor, one for each home."""
         rows = kept.rows
         mine = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]

@@ -26,9 +26,9 @@ from memoire.net.progress import ProgressMonitor
 from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
 from .cluster import Cluster
 from .distributions import merged
-from .history import MIN_AWAY, Curves, History, Point
-from .node_state import Answer
-from .nodes import NodeAddresses, NodeError, Questions
+from .history import MIN_AWAY, Curves, History, HistoryPoint
+from .node_state import NodeAnswer
+from .nodes import NodeAddresses, NodeError, NodeQuestions
 from .recorder import RunRecorder
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ INSPECTION_LIFETIME = 2.0
 MAX_PAGES = 100
 
 
-class _Plan(NamedTuple):
+class _NodeRequests(NamedTuple):
     """What one node is asked now."""
 
     role: str
@@ -69,7 +69,7 @@ class _Plan(NamedTuple):
     """Run and life of the server in which it has this number."""
 
 
-class _Known:
+class _NodeAnswers:
     """What the aggregator knows of its questions to one node."""
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class _Known:
         self.after = 0
         self.episodes_of = ("", 0)
 
-    def plan(self, run: str, now: float) -> _Plan:
+    def plan(self, run: str, now: float) -> _NodeRequests:
         """What to ask the node for now, while this run is counted."""
-        return _Plan(
+        return _NodeRequests(
             role=self.role,
             run=run,
             seen=self.seen if self.read_of == run else 0.0,
@@ -121,15 +121,15 @@ class Aggregator:
         self._addresses = NodeAddresses(settings.nodes)
         self._lock = threading.RLock()  # the cluster's
         self._cluster = Cluster(settings, history.ledger) if cluster is None else cluster
-        self._known: dict[str, _Known] = {}
-        self._asked: dict[str, Future[Answer]] = {}
+        self._known: dict[str, _NodeAnswers] = {}
+        self._asked: dict[str, Future[NodeAnswer]] = {}
         self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
         self._ended = threading.Event()
         self._turned = time.monotonic()
         self._progress = ProgressMonitor()
         self._newest: Overview | None = None
-        self.figures: Mapping[str, Point] = {}
+        self.figures: Mapping[str, HistoryPoint] = {}
         """Those of the newest look, by the names of their curves."""
         self._looking = threading.Lock()  # the next one's
         self._distributions: dict[str, tuple[float, ClusterDistribution]] = {}
@@ -268,7 +268,7 @@ class Aggregator:
             self._cluster.listed(urls, self._clock())
         for url in urls:
             if url not in self._asked:
-                plan = self._known.setdefault(url, _Known()).plan(self._cluster.run, time.monotonic())
+                plan = self._known.setdefault(url, _NodeAnswers()).plan(self._cluster.run, time.monotonic())
                 self._asked[url] = self._pool.submit(self._ask, url, plan)
         wait_for(self._asked.values(), timeout=patience)
         for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
@@ -288,10 +288,10 @@ class Aggregator:
         self._on_look(overview)
         return overview
 
-    def _learn(self, url: str, answer: Answer) -> None:
+    def _learn(self, url: str, answer: NodeAnswer) -> None:
         with self._lock:
             self._cluster.apply(answer)
-        known = self._known.setdefault(url, _Known())
+        known = self._known.setdefault(url, _NodeAnswers())
         if answer.status is None:
             return
         known.role = str(answer.status.get("role", ""))
@@ -317,10 +317,10 @@ class Aggregator:
         for page in answer.episodes:
             known.after, known.episodes_of = page["next"], (page["run"], page["epoch"])
 
-    def _ask(self, url: str, plan: _Plan) -> Answer:
+    def _ask(self, url: str, plan: _NodeRequests) -> NodeAnswer:
         began = self._asking[url] = time.monotonic()
-        answer = Answer(url, self._clock())
-        node = Questions(url, self.settings.node_token, TIMEOUT, PAGES_TIMEOUT, self._ended.is_set)
+        answer = NodeAnswer(url, self._clock())
+        node = NodeQuestions(url, self.settings.node_token, TIMEOUT, PAGES_TIMEOUT, self._ended.is_set)
         try:
             answer.status = node.json("/status?clients=no")
             if answer.status.get("role") == "server":
@@ -344,7 +344,7 @@ class Aggregator:
         url = self.servers().get(name)
         if url is None:
             raise NodeError(f"there is no server {name!r}; there are {', '.join(self.servers()) or 'none yet'}", 404)
-        return Questions(url, self.settings.node_token, TIMEOUT, TIMEOUT, self._ended.is_set).json(path)
+        return NodeQuestions(url, self.settings.node_token, TIMEOUT, TIMEOUT, self._ended.is_set).json(path)
 
     def distribution(self, table: str, servers: Iterable[str]) -> ClusterDistribution:
         """How what these servers hold in a table is spread: now, or up to `INSPECTION_LIFETIME` seconds ago.
@@ -378,7 +378,7 @@ class Aggregator:
 # --------------------------------------------------------------------------------------------- on the askers' threads
 
 
-def _ask_server(node: Questions, plan: _Plan, answer: Answer) -> None:
+def _ask_server(node: NodeQuestions, plan: _NodeRequests, answer: NodeAnswer) -> None:
     assert answer.status is not None
     if plan.accounts:
         began = time.monotonic()
@@ -392,7 +392,7 @@ def _ask_server(node: Questions, plan: _Plan, answer: Answer) -> None:
         answer.settings = node.json("/settings")
 
 
-def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
+def _accounts(node: NodeQuestions, run: str, seen: float) -> list[dict[str, Any]]:
     """The pages of a server's ledger; none where it has never heard of this run."""
     pages: list[dict[str, Any]] = []
     after = ""
@@ -408,7 +408,7 @@ def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
     return pages
 
 
-def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
+def _episodes(node: NodeQuestions, plan: _NodeRequests) -> list[dict[str, Any]]:
     pages: list[dict[str, Any]] = []
     after, known = plan.after, plan.episodes_of
     while len(pages) < MAX_PAGES:
@@ -423,7 +423,7 @@ def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
     return pages
 
 
-def _clients(node: Questions) -> list[dict[str, Any]]:
+def _clients(node: NodeQuestions) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None and len(rows) < MAX_PAGES * 1000:

@@ -110,7 +110,7 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class SampleFreshness:
     """How fresh the samples of recent batches are: the worst of what learners say."""
 
     age_median: float | None = None
@@ -214,7 +214,7 @@ class Overview:
     actors: Actors
     tables: list[TableRow]
     learning: Learning
-    freshness: Fresh
+    freshness: SampleFreshness
     latency: Latency
     forecast: Forecast
     verdicts: list[Verdict]

@@ -21,10 +21,10 @@ from .answers import ActorRow, EpisodeRow, EventRow, Overview
 from .counters import Counters
 from .events import EventWatcher
 from .forecasts import Forecasts
-from .history import Point
+from .history import HistoryPoint
 from .learners import learners_of
-from .ledgers import Kept, RunLedgers
-from .node_state import NOT_ASKED, Answer, NodeState
+from .ledgers import KeptRun, RunLedgers
+from .node_state import NOT_ASKED, NodeAnswer, NodeState
 from .overview import (
     figures_of,
     freshness_of,
@@ -82,7 +82,7 @@ class Cluster:
         if url in self.nodes:
             self.nodes[url].note_silence(seconds)
 
-    def apply(self, answer: Answer) -> None:
+    def apply(self, answer: NodeAnswer) -> None:
         """Take what a node said."""
         node = self.nodes.get(answer.url)
         if node is None:
@@ -100,7 +100,7 @@ class Cluster:
             rows = [EpisodeRow(row["client"], row["time"], row["length"], row["return"]) for row in page["rows"]]
             self._fresh_episodes.append((page["run"], rows))
 
-    def kept(self, run: str) -> Kept:
+    def kept(self, run: str) -> KeptRun:
         """The ledger of a run."""
         return self._ledgers.of(run, self.run)
 
@@ -111,7 +111,7 @@ class Cluster:
         """Those that answered at least once."""
         return [node for node in self.nodes.values() if node.role == "server"]
 
-    def look(self, now: float) -> tuple[Overview, dict[str, Point]]:
+    def look(self, now: float) -> tuple[Overview, dict[str, HistoryPoint]]:
         """How everything stands now, and the figures for the history."""
         self._time = now
         self._choose_run()
@@ -170,7 +170,7 @@ class Cluster:
             self._actors.clear()
             self.episodes.clear()
 
-    def _episode_figures(self) -> dict[str, Point]:
+    def _episode_figures(self) -> dict[str, HistoryPoint]:
         """Returns and lengths of the episodes that ended since the last look."""
         fresh = [row for run, rows in self._fresh_episodes if run == self.run for row in rows]
         self._fresh_episodes.clear()
@@ -179,7 +179,7 @@ class Cluster:
         if not fresh:
             return {}
         lengths = [float(row.length) for row in fresh]
-        figures = {"return": Point.of([row.returned for row in fresh]), "length": Point.of(lengths)}
+        figures = {"return": HistoryPoint.of([row.returned for row in fresh]), "length": HistoryPoint.of(lengths)}
         return figures | self._actors.return_quantiles()
 
     def counted(self) -> dict[str, float]:

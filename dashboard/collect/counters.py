@@ -13,7 +13,7 @@ from memoire.server.timings import BOUNDS
 from .answers import Latency, LearnerRow, Rates
 from .learners import embedded, waited
 from .node_state import NodeState
-from .rates import LONG_WINDOW, WINDOW, Ring
+from .rates import LONG_WINDOW, WINDOW, RateWindow
 
 HARMLESS = ("missing",)
 """Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
@@ -48,7 +48,7 @@ class Counters:
     def __init__(self) -> None:
         self._sums = CounterSums()
         self._waits = CounterSums()  # of each learner
-        self._ring = Ring(LONG_WINDOW)
+        self._ring = RateWindow(LONG_WINDOW)
 
     def count(self, node: NodeState) -> None:
         """Take what a server has counted in this life of it."""
@@ -97,7 +97,7 @@ class Counters:
         self._ring.clear()
 
     def gained(self, name: str, window: float) -> tuple[float, float]:
-        """As of `Ring`."""
+        """As of `RateWindow`."""
         return self._ring.gained(name, window)
 
     @property

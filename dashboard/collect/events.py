@@ -13,7 +13,7 @@ START_TOLERANCE = 2.0
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedNode:
     """One node as it was at the last look."""
 
     state: str
@@ -26,7 +26,7 @@ class EventWatcher:
     """Finds what has changed since the last look. What it sees first has not happened: it was there before."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Watched] = {}
+        self._nodes: dict[str, _WatchedNode] = {}
         self._run = ""
         self._finished = False
 
@@ -50,13 +50,13 @@ class EventWatcher:
         return [*found, EventRow(now, "run_finished", "", f"Run {run} was finished.")] if has_ended else found
 
 
-def _as_seen(node: NodeState) -> _Watched:
+def _as_seen(node: NodeState) -> _WatchedNode:
     uptime, time = node.stats.get("uptime"), node.status.get("time")
     started = float(time) - float(uptime) if uptime is not None and time is not None and node.is_up else None
-    return _Watched(node.state, node.since, started)
+    return _WatchedNode(node.state, node.since, started)
 
 
-def _node_events(now: float, name: str, before: _Watched, seen: _Watched) -> list[EventRow]:
+def _node_events(now: float, name: str, before: _WatchedNode, seen: _WatchedNode) -> list[EventRow]:
     if before.state != "down" and seen.state == "down":
         return [EventRow(now, "node_down", name, f"{name} does not answer.")]
     is_new = None not in (before.started, seen.started) and seen.started > before.started + START_TOLERANCE  # type: ignore[operator]

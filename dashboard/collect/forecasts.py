@@ -10,7 +10,7 @@ from memoire.dashboard.settings import Settings
 
 from .answers import Forecast, TableRow
 from .node_state import NodeState
-from .rates import LONG_WINDOW, Ring
+from .rates import LONG_WINDOW, RateWindow
 
 FORECAST_INTERVAL = 10.0
 """Seconds between two looks at what forecasts are made of."""
@@ -24,7 +24,7 @@ class Forecasts:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ring = Ring(FORECAST_WINDOW, FORECAST_INTERVAL)
+        self._ring = RateWindow(FORECAST_WINDOW, FORECAST_INTERVAL)
 
     def remember(self, now: float, totals: Totals, up: list[NodeState]) -> None:
         """Keep what there is now. `up`: the servers that answer."""

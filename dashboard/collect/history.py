@@ -58,7 +58,7 @@ INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 """
 
 
-class Point(NamedTuple):
+class HistoryPoint(NamedTuple):
     """What one figure was within a stretch of time."""
 
     mean: float
@@ -68,15 +68,15 @@ class Point(NamedTuple):
     """Of values."""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Point:
+    def of(cls, values: Sequence[float]) -> HistoryPoint:
         """Of at least one value."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
-    def plus(self, other: Point) -> Point:
+    def plus(self, other: HistoryPoint) -> HistoryPoint:
         """Both together."""
         number = self.number + other.number
         mean = (self.mean * self.number + other.mean * other.number) / number
-        return Point(mean, min(self.least, other.least), max(self.greatest, other.greatest), number)
+        return HistoryPoint(mean, min(self.least, other.least), max(self.greatest, other.greatest), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class History:
         self.left_out = 0
         """Points of names beyond `MAX_SERIES`."""
         self._lock = threading.RLock()
-        self._pending: dict[tuple[int, int, int], Point] = {}
+        self._pending: dict[tuple[int, int, int], HistoryPoint] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._counts: dict[str, int] = {}
         try:
@@ -156,7 +156,7 @@ class History:
 
     # ------------------------------------------------------------------------------------------------- writing
 
-    def add(self, run: str, time: float, points: Mapping[str, Point]) -> None:
+    def add(self, run: str, time: float, points: Mapping[str, HistoryPoint]) -> None:
         """Keep what these figures were at this time."""
         with self._lock:
             for name, point in points.items():
@@ -266,15 +266,17 @@ class History:
             away=stretches_away(times, float(bucket), max(patience, float(width))),
         )
 
-    def _buckets(self, run: str, name: str, level: int, since: float, until: float, bucket: int) -> dict[int, Point]:
-        merged: dict[int, Point] = {}
+    def _buckets(
+        self, run: str, name: str, level: int, since: float, until: float, bucket: int
+    ) -> dict[int, HistoryPoint]:
+        merged: dict[int, HistoryPoint] = {}
         for time, point in self._points(run, name, level, since, until):
             key = time // bucket * bucket
             known = merged.get(key)
             merged[key] = point if known is None else known.plus(point)
         return merged
 
-    def _points(self, run: str, name: str, level: int, since: float, until: float) -> list[tuple[int, Point]]:
+    def _points(self, run: str, name: str, level: int, since: float, until: float) -> list[tuple[int, HistoryPoint]]:
         with self._lock:
             number = self._ids.get((run, name))
             if number is None:
@@ -282,7 +284,7 @@ class History:
             width = LEVELS[level][0]
             begin = int(since) // width * width  # the bucket that it lies in
             found = {
-                time: Point(mean, least, greatest, count)
+                time: HistoryPoint(mean, least, greatest, count)
                 for time, count, mean, least, greatest in self._db.execute(
                     "SELECT time, count, mean, least, greatest FROM points "
                     "WHERE series = ? AND level = ? AND time >= ? AND time < ? ORDER BY time",
@@ -294,10 +296,10 @@ class History:
                     found[time] = found[time].plus(point) if time in found else point
             return sorted(found.items())
 
-    def all(self, run: str, name: str) -> Iterator[tuple[int, int, Point]]:
+    def all(self, run: str, name: str) -> Iterator[tuple[int, int, HistoryPoint]]:
         """Everything that is kept of a figure, each time once, as finely as it is there: begin, seconds and figure."""
         until = float("inf")
-        pieces: list[list[tuple[int, int, Point]]] = []
+        pieces: list[list[tuple[int, int, HistoryPoint]]] = []
         for level, (width, _) in enumerate(LEVELS):  # the finest one is the newest
             rows = [(time, width, point) for time, point in self._points(run, name, level, 0.0, 2.0**53)]
             rows = [row for row in rows if row[0] + width <= until]
@@ -329,7 +331,7 @@ class History:
             )
             return [RunRow(*row) for row in found]
 
-    def load(self, run: str, name: str, points: Iterable[tuple[int, int, Point]]) -> None:
+    def load(self, run: str, name: str, points: Iterable[tuple[int, int, HistoryPoint]]) -> None:
         """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not
         finer than it is.
         """

@@ -20,7 +20,7 @@ MAX_RUNS = 8
 NOTHING: Rows = np.empty(0, ACCOUNT)
 
 
-class Kept:
+class KeptRun:
     """The accounts of one run, as far as anybody ever said."""
 
     def __init__(self, rows: Rows = NOTHING) -> None:
@@ -54,13 +54,13 @@ class RunLedgers:
 
     def __init__(self, restore: Callable[[str], bytes]) -> None:
         self._restore = restore
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeptRun] = {}
         self._totals: tuple[str, int, Totals] = ("", -1, Totals())  # run, version of its ledger
 
-    def of(self, run: str, counted: str) -> Kept:
+    def of(self, run: str, counted: str) -> KeptRun:
         """The ledger of a run. That of the run that is counted now always stays."""
         if run not in self._kept:
-            self._kept[run] = Kept(np.frombuffer(self._restore(run), ACCOUNT))
+            self._kept[run] = KeptRun(np.frombuffer(self._restore(run), ACCOUNT))
             while len(self._kept) > MAX_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, counted))]
         return self._kept[run]

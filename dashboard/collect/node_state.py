@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rates import WINDOW, Ring
+from .rates import WINDOW, RateWindow
 
 NOT_ASKED = "not asked yet"
 
 
 @dataclass(slots=True)
-class Answer:
+class NodeAnswer:
     """What one node said when it was asked, decoded."""
 
     url: str
@@ -42,7 +42,7 @@ class NodeState:
     name: str = ""
     role: str = ""
     runs: list[str] = field(default_factory=list)
-    _ring: Ring = field(default_factory=lambda: Ring(WINDOW))
+    _ring: RateWindow = field(default_factory=lambda: RateWindow(WINDOW))
     _life: object = None  # what tells a process from the one that was there before
 
     @property
@@ -56,7 +56,7 @@ class NodeState:
         found: dict[str, Any] = self.status.get("stats") or {}
         return found
 
-    def apply(self, answer: Answer) -> None:
+    def apply(self, answer: NodeAnswer) -> None:
         """Take what it said, or that it said nothing."""
         self.took = answer.took
         if answer.status is not None:

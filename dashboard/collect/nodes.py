@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from memoire.net.resolver import Found, Names, shared_names
+from memoire.net.resolver import LookupResult, NameResolver, shared_names
 from memoire.nodes import timed_http
 from memoire.security.tokens import Tokens
 
@@ -63,7 +63,7 @@ def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: floa
     return body
 
 
-class Questions:
+class NodeQuestions:
     """Pages of one node, one after the other, within so many seconds in all.
 
     Args:
@@ -140,7 +140,7 @@ class NodeAddresses:
         resolver: Looks names up; None is the one of this process.
     """
 
-    def __init__(self, given: Iterable[str], resolver: Names | None = None) -> None:
+    def __init__(self, given: Iterable[str], resolver: NameResolver | None = None) -> None:
         given = tuple(given)
         self._fixed = [each.rstrip("/") for each in given if not each.startswith("dns:")]
         self._names = [each[4:] for each in given if each.startswith("dns:")]
@@ -171,7 +171,7 @@ class NodeAddresses:
             timeout: Seconds for all of them. A later answer counts at the next look.
         """
         deadline = time.monotonic() + timeout
-        answers: queue.SimpleQueue[tuple[str, Found]] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[tuple[str, LookupResult]] = queue.SimpleQueue()
         for name in self._names:
             self._resolver.ask(name.rpartition(":")[0], functools.partial(_pass_on, answers, name))
         silent = dict.fromkeys(self._names, f"no answer from the name server within {timeout:g} s")
@@ -182,7 +182,7 @@ class NodeAddresses:
                 self._take(name, found)
         self.trouble |= silent
 
-    def _take(self, name: str, found: Found) -> None:
+    def _take(self, name: str, found: LookupResult) -> None:
         try:
             urls = _urls(found.addresses, int(name.rpartition(":")[2]))
         except ValueError:
@@ -201,7 +201,7 @@ class NodeAddresses:
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
 
 
-def _pass_on(answers: queue.SimpleQueue[tuple[str, Found]], name: str, found: Found) -> None:
+def _pass_on(answers: queue.SimpleQueue[tuple[str, LookupResult]], name: str, found: LookupResult) -> None:
     answers.put((name, found))
 
 

@@ -21,12 +21,12 @@ from .answers import (
     EpisodeRow,
     EventRow,
     Forecast,
-    Fresh,
     Latency,
     Learning,
     Overview,
     Rates,
     RunInfo,
+    SampleFreshness,
 )
 from .history import Curves, History
 from .nodes import NodeError
@@ -148,6 +148,6 @@ def _nothing(run: str, seen: float) -> Overview:
     """The overview of a run of which none was kept."""
     return Overview(
         number=0, time=seen, run=run, runs=[run], finished=False, durable=False, totals=Totals(), missing=[],
-        rates=Rates(), actors=Actors(), tables=[], learning=Learning(), freshness=Fresh(), latency=Latency(),
+        rates=Rates(), actors=Actors(), tables=[], learning=Learning(), freshness=SampleFreshness(), latency=Latency(),
         forecast=Forecast(), verdicts=[], nodes=[], learners=[],
     )  # fmt: skip

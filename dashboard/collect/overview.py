@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
 
-from .answers import Fresh, Learning, NodeRow, Overview, RoleCount, TableRow
+from .answers import Learning, NodeRow, Overview, RoleCount, SampleFreshness, TableRow
 from .counters import Counters
-from .history import Point
+from .history import HistoryPoint
 from .node_state import NodeState
-from .verdict import Signs, TableRatio
+from .verdict import TableRatio, VerdictInputs
 
 _RATES = (
     "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
@@ -145,24 +145,24 @@ def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
     )
 
 
-def freshness_of(up: list[NodeState]) -> Fresh:
+def freshness_of(up: list[NodeState]) -> SampleFreshness:
     """The worst of what learners say, in servers' processes and far away."""
     said = [table["freshness"] for node in up for table in (node.stats.get("tables") or {}).values()]
     said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
-    names = Fresh.__dataclass_fields__
+    names = SampleFreshness.__dataclass_fields__
 
     def worst(name: str) -> float | None:
         values = [each[name] for each in said if each and each.get(name) is not None]
         return (min if name == "effective" else max)(values, default=None)
 
-    return Fresh(**{name: worst(name) for name in names})
+    return SampleFreshness(**{name: worst(name) for name in names})
 
 
-def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> Signs:
+def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> VerdictInputs:
     """What the verdicts on an overview are made of."""
     folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
     rates, actors = overview.rates, overview.actors
-    return Signs(
+    return VerdictInputs(
         nodes=len(overview.nodes),
         nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
         unready=tuple(node.name or node.url for node in overview.nodes if node.state == "unready"),
@@ -202,7 +202,7 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
     )
 
 
-def figures_of(overview: Overview) -> dict[str, Point]:
+def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
     """What the history keeps of this moment, by name: see docs/dashboard.md."""
     totals, rates, actors = overview.totals, overview.rates, overview.actors
     figures: dict[str, float | None] = {
@@ -224,7 +224,7 @@ def figures_of(overview: Overview) -> dict[str, Point]:
     }
     figures |= {f"{name}_per_second": getattr(rates, name) for name in _RATES}
     figures |= {name: getattr(rates, name) for name in ("skipped_share", "waiting_share", "samples_per_insert")}
-    figures |= {f"sample_{name}": getattr(overview.freshness, name) for name in Fresh.__dataclass_fields__}
+    figures |= {f"sample_{name}": getattr(overview.freshness, name) for name in SampleFreshness.__dataclass_fields__}
     figures |= {f"client.{name}": value for name, value in overview.learning.client_scalars.items()}
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
     for table in overview.tables:
@@ -233,7 +233,7 @@ def figures_of(overview: Overview) -> dict[str, Point]:
     for node in (each for each in overview.nodes if each.state != "down"):
         figures |= {f"node.{node.name or node.url}.{name}": getattr(node, name) for name in _OF_NODE}
     return {
-        name: Point(float(value), float(value), float(value))
+        name: HistoryPoint(float(value), float(value), float(value))
         for name, value in figures.items()
         if value is not None and math.isfinite(value)
     }

@@ -10,7 +10,7 @@ WINDOW = 10.0
 LONG_WINDOW = 60.0
 
 
-class Ring:
+class RateWindow:
     """What was there at some times, for rates: the newest `seconds`, at most one entry in `every`."""
 
     def __init__(self, seconds: float, every: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from .answers import EpisodeRow
-from .history import Point
+from .history import HistoryPoint
 
 RECENT_EPISODES = 20
 """Newest episodes of an actor whose mean return says how it plays now."""
@@ -42,7 +42,7 @@ class RecentReturns:
         found = self._returns.get(client)
         return math.fsum(found) / len(found) if found else None
 
-    def figures(self) -> dict[str, Point]:
+    def figures(self) -> dict[str, HistoryPoint]:
         """Quantiles over the actors of their mean returns, as the history keeps them: return_p10 to return_p90. None
         for a single actor.
         """
@@ -55,4 +55,6 @@ class RecentReturns:
         if len(means) < 2:
             return {}
         found = np.percentile(means, QUANTILES).tolist()
-        return {f"return_p{part}": Point(value, value, value) for part, value in zip(QUANTILES, found, strict=True)}
+        return {
+            f"return_p{part}": HistoryPoint(value, value, value) for part, value in zip(QUANTILES, found, strict=True)
+        }

@@ -24,7 +24,7 @@ from memoire.errors import RunFileError
 from memoire.version import SOFTWARE
 
 from .answers import ActorRow, EventRow, Overview
-from .history import LEVELS, MAX_EVENTS, MAX_SERIES, History, Point, RunRow
+from .history import LEVELS, MAX_EVENTS, MAX_SERIES, History, HistoryPoint, RunRow
 
 FORMAT = 1
 MAX_LINE_BYTES = 64 << 20
@@ -38,7 +38,7 @@ DOCUMENTS: dict[str, Any] = {"settings": dict[str, dict[str, Any]], "overview": 
 _WIDTHS = tuple(width for width, _ in LEVELS)
 
 
-class Head(msgspec.Struct, tag="run", tag_field="kind"):
+class RunHead(msgspec.Struct, tag="run", tag_field="kind"):
     """What the run is."""
 
     format: int
@@ -50,7 +50,7 @@ class Head(msgspec.Struct, tag="run", tag_field="kind"):
     software: str = ""
 
 
-class Document(msgspec.Struct, tag="document", tag_field="kind"):
+class RunDocument(msgspec.Struct, tag="document", tag_field="kind"):
     """Something that was kept of the run whole."""
 
     name: str
@@ -63,21 +63,21 @@ class Event(msgspec.Struct, tag="event", tag_field="kind"):
     body: EventRow
 
 
-class Figure(msgspec.Struct, tag="figure", tag_field="kind"):
+class CurvePart(msgspec.Struct, tag="figure", tag_field="kind"):
     """A part of a curve, the oldest points first."""
 
     name: str
     points: list[tuple[int, int, float, float, float, int]]
 
 
-class End(msgspec.Struct, tag="end", tag_field="kind"):
+class EndLine(msgspec.Struct, tag="end", tag_field="kind"):
     """The last line: a file that was cut short has none."""
 
     lines: int
     """Before this one."""
 
 
-Line = Head | Document | Event | Figure | End
+Line = RunHead | RunDocument | Event | CurvePart | EndLine
 
 
 def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
@@ -88,23 +88,23 @@ def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
         lines += 1
         if piece := packer.compress(msgspec.json.encode(line) + b"\n"):
             yield piece
-    yield packer.compress(msgspec.json.encode(End(lines)) + b"\n") + packer.flush()
+    yield packer.compress(msgspec.json.encode(EndLine(lines)) + b"\n") + packer.flush()
 
 
 def _lines(history: History, row: RunRow, now: float) -> Iterator[Line]:
-    yield Head(FORMAT, row.name, row.began, row.seen, now, msgspec.json.decode(row.facts), SOFTWARE)
+    yield RunHead(FORMAT, row.name, row.began, row.seen, now, msgspec.json.decode(row.facts), SOFTWARE)
     for name in DOCUMENTS:
         if body := history.document(row.name, name):
-            yield Document(name, msgspec.Raw(body))
+            yield RunDocument(name, msgspec.Raw(body))
     for body in history.events(row.name):
         yield Event(msgspec.json.decode(body, type=EventRow))
     for name in history.names(row.name):
         points = iter(history.all(row.name, name))
         while part := list(itertools.islice(points, LINE_POINTS)):
-            yield Figure(name, [(time, width, *point) for time, width, point in part])
+            yield CurvePart(name, [(time, width, *point) for time, width, point in part])
 
 
-def read(path: str, history: History, max_bytes: int = MAX_FILE_BYTES) -> Head:
+def read(path: str, history: History, max_bytes: int = MAX_FILE_BYTES) -> RunHead:
     """Put the run of a file into a history that is empty; what the file says of it.
 
     Args:
@@ -136,25 +136,25 @@ class _Reader:
 
     def __init__(self, path: str, history: History) -> None:
         self._path, self._history = path, history
-        self._head: Head | None = None
+        self._head: RunHead | None = None
         self._names: set[str] = set()
         self._events = 0
 
-    def take(self, lines: Iterable[bytes]) -> Head:
+    def take(self, lines: Iterable[bytes]) -> RunHead:
         """Put all lines into the history."""
         decoder = msgspec.json.Decoder(Line)
         for number, text in enumerate(lines):
             line = decoder.decode(text)
-            if isinstance(line, End):
+            if isinstance(line, EndLine):
                 self._check(line.lines == number, f"{number} lines of {line.lines} are there")
                 return self._known()
             self._put(line)
         raise RunFileError(self._path, "its end is missing: it was cut short")
 
-    def _put(self, line: Head | Document | Event | Figure) -> None:
-        if isinstance(line, Head):
+    def _put(self, line: RunHead | RunDocument | Event | CurvePart) -> None:
+        if isinstance(line, RunHead):
             self._begin(line)
-        elif isinstance(line, Document):
+        elif isinstance(line, RunDocument):
             self._check(line.name in DOCUMENTS, f"nobody knows documents named {line.name!r}")
             msgspec.json.decode(line.body, type=DOCUMENTS[line.name])
             self._history.keep_document(self._known().run, line.name, bytes(line.body))
@@ -165,7 +165,7 @@ class _Reader:
         else:
             self._draw(line)
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: RunHead) -> None:
         self._check(self._head is None, "it holds two runs")
         self._check(head.format == FORMAT, f"it has format {head.format}, and this memoire reads {FORMAT}")
         self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time is out of range")
@@ -173,18 +173,18 @@ class _Reader:
         self._history.keep_run(head.run, head.began, msgspec.json.encode(head.facts), b"")
         self._history.keep_run(head.run, head.seen, msgspec.json.encode(head.facts), b"")
 
-    def _draw(self, figure: Figure) -> None:
+    def _draw(self, figure: CurvePart) -> None:
         self._names.add(figure.name)
         self._check(len(self._names) <= MAX_SERIES, f"it has more than {MAX_SERIES} figures")
         self._check(all(map(_is_sound, figure.points)), f"a point of {figure.name!r} is out of range")
         points = (
-            (time, width, Point(mean, least, greatest, number))
+            (time, width, HistoryPoint(mean, least, greatest, number))
             for time, width, mean, least, greatest, number in figure.points
         )
         self._history.load(self._known().run, figure.name, points)
         self._history.flush()
 
-    def _known(self) -> Head:
+    def _known(self) -> RunHead:
         if self._head is None:
             raise RunFileError(self._path, "it does not begin with a run")
         return self._head

@@ -54,7 +54,7 @@ class TableRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class VerdictInputs:
     """What verdicts are made of."""
 
     nodes: int
@@ -106,14 +106,14 @@ class Signs:
     """Active actors whose model was no longer the newest one more than a minute ago."""
 
 
-def verdicts(signs: Signs) -> list[Verdict]:
+def verdicts(signs: VerdictInputs) -> list[Verdict]:
     """All findings, the worst first; the first one is the headline."""
     found = [*_nodes(signs), *_attendance(signs), *_actors(signs), *_flow(signs), *_quality(signs), *_room(signs)]
     order = {"bad": 0, "notice": 1, "good": 2}
     return sorted(found, key=lambda verdict: order[verdict.level])
 
 
-def _nodes(signs: Signs) -> list[Verdict]:
+def _nodes(signs: VerdictInputs) -> list[Verdict]:
     if signs.nodes and len(signs.nodes_down) == signs.nodes:
         text = "No node answers. Start the nodes, or correct the addresses of their pages (--http)."
         return [Verdict("bad", "no_node", text, "--http")]
@@ -135,7 +135,7 @@ def _nodes(signs: Signs) -> list[Verdict]:
     return found
 
 
-def _attendance(signs: Signs) -> list[Verdict]:
+def _attendance(signs: VerdictInputs) -> list[Verdict]:
     """Servers and proxies that should be there."""
     found = []
     for role, plural, up, expected in (
@@ -154,7 +154,7 @@ def _attendance(signs: Signs) -> list[Verdict]:
     return found
 
 
-def _actors(signs: Signs) -> list[Verdict]:
+def _actors(signs: VerdictInputs) -> list[Verdict]:
     if signs.finished:
         return [Verdict("good", "finished", "The run is over.")]
     found = [*_absent(signs)] if signs.servers_up else []
@@ -175,7 +175,7 @@ def _actors(signs: Signs) -> list[Verdict]:
     return found
 
 
-def _absent(signs: Signs) -> list[Verdict]:
+def _absent(signs: VerdictInputs) -> list[Verdict]:
     """Actors that should be there."""
     missing = signs.expected - signs.active
     if signs.active:
@@ -203,7 +203,7 @@ def _absent(signs: Signs) -> list[Verdict]:
     return [Verdict("notice", "waiting_for_actors", text, "memoire.connect")]
 
 
-def _flow(signs: Signs) -> list[Verdict]:
+def _flow(signs: VerdictInputs) -> list[Verdict]:
     """What limits the run: who waits for whom. The line of figures if nobody does."""
     if signs.finished or not signs.active:
         return []
@@ -211,7 +211,7 @@ def _flow(signs: Signs) -> list[Verdict]:
     return found or _balanced(signs)
 
 
-def _stopped(signs: Signs) -> list[Verdict]:
+def _stopped(signs: VerdictInputs) -> list[Verdict]:
     if signs.is_still and signs.active > signs.idle and not signs.inserts_wait:
         many = signs.active - signs.idle
         text = (
@@ -229,7 +229,7 @@ def _stopped(signs: Signs) -> list[Verdict]:
     return []
 
 
-def _limited(signs: Signs) -> list[Verdict]:
+def _limited(signs: VerdictInputs) -> list[Verdict]:
     if signs.inserts_wait:
         text = (
             f"Actors wait for the learner, as the limits of the table say ({_listed(signs.inserts_wait)}). A faster "
@@ -245,7 +245,7 @@ def _limited(signs: Signs) -> list[Verdict]:
     return []
 
 
-def _waiting(signs: Signs) -> list[Verdict]:
+def _waiting(signs: VerdictInputs) -> list[Verdict]:
     if signs.waiting_share is not None and signs.waiting_share > MUCH_WAITING:
         text = (
             f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors limit the run. More actors "
@@ -264,7 +264,7 @@ def _waiting(signs: Signs) -> list[Verdict]:
     return []
 
 
-def _behind(signs: Signs) -> list[Verdict]:
+def _behind(signs: VerdictInputs) -> list[Verdict]:
     """The learner does not keep up with its actors."""
     behind = [each for each in signs.ratios if each.drawn < FAR_BEHIND * each.asked]
     if not behind:
@@ -278,7 +278,7 @@ def _behind(signs: Signs) -> list[Verdict]:
     return [Verdict("notice", "learner_behind", text, "samples_per_insert")]
 
 
-def _balanced(signs: Signs) -> list[Verdict]:
+def _balanced(signs: VerdictInputs) -> list[Verdict]:
     come, go = f"{signs.steps_per_second:,.0f} steps/s come in", f"{signs.samples_per_second:,.0f} samples/s go out"
     waiting, skipped = signs.waiting_share or 0.0, signs.skipped_share
     waits = [f"the learner waits {waiting:.0%} of its time"] * (waiting > LITTLE)
@@ -286,7 +286,7 @@ def _balanced(signs: Signs) -> list[Verdict]:
     return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}.")]
 
 
-def _quality(signs: Signs) -> list[Verdict]:
+def _quality(signs: VerdictInputs) -> list[Verdict]:
     """Whether what is learned from is what it should be."""
     if signs.finished or not signs.active:
         return []
@@ -319,7 +319,7 @@ def _quality(signs: Signs) -> list[Verdict]:
     return found
 
 
-def _room(signs: Signs) -> list[Verdict]:
+def _room(signs: VerdictInputs) -> list[Verdict]:
     found = []
     if signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
         text = (

@@ -46,7 +46,7 @@ class _Server(NamedTuple):
     durable: bool
 
 
-class Sources:
+class LogServers:
     """The servers among some nodes, and how to ask them. What does not answer is said once, on stderr.
 
     Args:
@@ -179,7 +179,7 @@ def tail(
     """
     if not every > 0.0 or not timeout > 0.0:
         raise ParameterError("--every, --timeout", (every, timeout), "seconds above 0")
-    sources = Sources(nodes, token, timeout, complain)
+    sources = LogServers(nodes, token, timeout, complain)
     try:
         sources.look()
         places: dict[str, int] = {}
@@ -213,7 +213,7 @@ def _write(rows: list[LogRow], say: Callable[[str], object]) -> None:
         sys.stdout.flush()
 
 
-def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int], lines: int) -> Iterator[LogPage]:
+def _pages(sources: LogServers, wanted: dict[str, str], places: dict[str, int], lines: int) -> Iterator[LogPage]:
     """Page after page of what comes behind `places`, which go on with them."""
     more = True
     while more:
@@ -223,7 +223,7 @@ def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int], lin
         yield page
 
 
-def _newest(sources: Sources, wanted: dict[str, str], last: int, lines: int) -> tuple[list[LogRow], dict[str, int]]:
+def _newest(sources: LogServers, wanted: dict[str, str], last: int, lines: int) -> tuple[list[LogRow], dict[str, int]]:
     """The newest lines, the oldest of them first, and where those that come later begin."""
     rows: list[LogRow] = []
     places: dict[str, int] = {}

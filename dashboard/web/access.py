@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memoire.dashboard.settings import Settings
 from memoire.security.exposure import is_loopback
 
-from .logins import Logins, Origin, TooManyWrong
+from .logins import Logins, RequestOrigin, TooManyWrongTokens
 
 PROBES = ("/livez", "/readyz")
 """Asked by address, without a token."""
@@ -43,7 +43,7 @@ def error(status: int, text: str, headers: dict[str, str] | None = None) -> Resp
     return Response(body, status, headers, "application/json")
 
 
-class Access:
+class AccessMiddleware:
     """Middleware: lets through who may come in, and puts the headers on every answer."""
 
     def __init__(self, app: ASGIApp, settings: Settings, gate: Logins) -> None:
@@ -96,7 +96,7 @@ class Access:
         try:
             if path in PUBLIC or path.startswith("/static/") or self._gate.admits(headers, origin_of(scope)):
                 return None
-        except TooManyWrong as many:
+        except TooManyWrongTokens as many:
             return too_many(many)
         text = "this takes the dashboard's token: Authorization: Bearer TOKEN, or POST /api/login"
         return error(http.HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Bearer"})
@@ -117,15 +117,15 @@ def too_long(headers: Headers) -> Response | None:
     return None
 
 
-def origin_of(scope: Scope) -> Origin:
+def origin_of(scope: Scope) -> RequestOrigin:
     """Where a request comes from; uvicorn believes a reverse proxy on this machine, and nobody else. It forgets the
     proxy then: `serve` notes who is at the other end.
     """
     address = str((scope.get("client") or ("",))[0])
-    return Origin(address, scope.get("state", {}).get("peer", address))
+    return RequestOrigin(address, scope.get("state", {}).get("peer", address))
 
 
-def too_many(many: TooManyWrong) -> Response:
+def too_many(many: TooManyWrongTokens) -> Response:
     """The answer to whoever guesses."""
     text = f"too many wrong tokens came from your address: wait {math.ceil(many.seconds)} s"
     return error(http.HTTPStatus.TOO_MANY_REQUESTS, text, {"Retry-After": str(math.ceil(many.seconds))})

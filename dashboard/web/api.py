@@ -54,15 +54,15 @@ from memoire.replay.parameters import Parameters
 from memoire.version import SOFTWARE, VERSION
 
 from . import exports
-from .access import Access, error, is_by_tls, origin_of, too_many
-from .event_stream import MAX_LISTENERS, Full, Hub
-from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrong
+from .access import AccessMiddleware, error, is_by_tls, origin_of, too_many
+from .event_stream import MAX_LISTENERS, ListenerHub, TooManyListeners
+from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrongTokens
 from .pages import add_pages
 from .schemas import (
     MAX_POINTS,
     YEAR_9999,
     Client,
-    Csv,
+    CsvTable,
     Events,
     Figure,
     Limit,
@@ -71,7 +71,7 @@ from .schemas import (
     Number,
     Offset,
     Owner,
-    Problem,
+    ProblemAnswer,
     Run,
     RunFile,
     Sort,
@@ -95,7 +95,7 @@ _DEFAULTS = {
 class Api:
     """The handlers, around one aggregator."""
 
-    def __init__(self, aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> None:
+    def __init__(self, aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mapping[str, Handler]) -> None:
         self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
         self._settings = aggregator.settings
 
@@ -115,7 +115,7 @@ class Api:
 
     async def _frames(self, last: int | None, headers: Headers) -> AsyncIterator[bytes]:
         """Until it is over, or the login is."""
-        with contextlib.suppress(Full):
+        with contextlib.suppress(TooManyListeners):
             async with contextlib.aclosing(self._hub.listen(last)) as frames:
                 async for frame in frames:
                     if not self._gate.still_admits(headers):
@@ -239,7 +239,7 @@ class Api:
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
         """Figures of a run as a table, as finely as they are kept."""
         run, names = self._wanted(run, name)
-        return _file(Csv, exports.csv_of(self._aggregator.history, run, names), run, "csv")
+        return _file(CsvTable, exports.csv_of(self._aggregator.history, run, names), run, "csv")
 
     def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
         """Figures of a run as an event file for TensorBoard."""
@@ -300,7 +300,7 @@ class Api:
             raise HTTPException(http.HTTPStatus.FORBIDDEN, "no token is needed here")
         try:
             number = self._gate.log_in(token.token, origin_of(request.scope))
-        except TooManyWrong as many:
+        except TooManyWrongTokens as many:
             return too_many(many)
         if number is None:
             await asyncio.sleep(WRONG_TOKEN_DELAY)
@@ -346,7 +346,7 @@ class Api:
         return overview
 
 
-def create_app(aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
+def create_app(aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
     """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
 
     Args:
@@ -368,7 +368,7 @@ def create_app(aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, 
         redoc_url=None,
         lifespan=lifespan,
     )
-    refusals = _refusals({"model": Problem})
+    refusals = _refusals({"model": ProblemAnswer})
     # Whatever a page is, its refusals are JSON.
     plain = _refusals({"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}})
     for path, handler, model in _routes(api):
@@ -391,7 +391,7 @@ def create_app(aggregator: Source, hub: Hub, gate: Logins, probes: Mapping[str, 
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(MemoireError, _wrong)
     app.add_exception_handler(NodeError, _away)
-    app.add_middleware(Access, settings=aggregator.settings, gate=gate)
+    app.add_middleware(AccessMiddleware, settings=aggregator.settings, gate=gate)
     return app
 
 
@@ -427,7 +427,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/runs", api.runs, list[RunInfo]),
         ("/api/events", api.events, list[EventRow]),
         ("/api/export.run", api.run_file, RunFile),
-        ("/api/export.csv", api.csv, Csv),
+        ("/api/export.csv", api.csv, CsvTable),
         ("/api/export.tfevents", api.tensorboard, Events),
         ("/api/logs", api.logs, LogPage),
         ("/api/session", api.session, LoginState),

@@ -23,11 +23,11 @@ KEEP_ALIVE_INTERVAL = 15.0
 """Seconds of silence after which a comment is sent, so that nobody in between hangs up."""
 
 
-class Full(Exception):
+class TooManyListeners(Exception):
     """Too many listen already."""
 
 
-class Hub:
+class ListenerHub:
     """Everybody who listens. `put` may be called from any thread, the rest belongs to the loop."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Hub:
             Full: too many listen.
         """
         if len(self._listeners) >= MAX_LISTENERS:
-            raise Full
+            raise TooManyListeners
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 
 from memoire.nodes.http import bearer
-from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY, Guesses, Tokens, network_of
+from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY, Tokens, WrongTokens, network_of
 
 COOKIE = "memoire_session"
 LOGIN_LIFETIME = 7 * 86_400.0
@@ -31,7 +31,7 @@ MAX_LOGINS = 1000
 """Logins at a time; the oldest ends when there is one more."""
 
 
-class TooManyWrong(Exception):
+class TooManyWrongTokens(Exception):
     """Too many wrong tokens came from an address or proxy; `seconds` until it may give another one."""
 
     def __init__(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class TooManyWrong(Exception):
         self.seconds = seconds
 
 
-class Origin(NamedTuple):
+class RequestOrigin(NamedTuple):
     """Where a request comes from."""
 
     address: str
@@ -60,8 +60,8 @@ class Logins:
         self.refused: Counter[str] = Counter()
         """Who was not let in, by reason."""
         self._tokens, self._clock = tokens, clock
-        self._guesses = Guesses(clock)
-        self._guesses_of_proxies = Guesses(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
+        self._guesses = WrongTokens(clock)
+        self._guesses_of_proxies = WrongTokens(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
         self._proven: dict[str, None] = {}  # addresses that have given the token, the one that did so last at the end
         self._logins: dict[bytes, tuple[str, float]] = {}  # its digest: with which token, and until when
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Logins:
         """Whether everybody is let in."""
         return self._tokens is None
 
-    def admits(self, headers: Headers, origin: Origin) -> bool:
+    def admits(self, headers: Headers, origin: RequestOrigin) -> bool:
         """Whether this request is let in.
 
         Raises:
@@ -94,7 +94,7 @@ class Logins:
             token, until = self._logins.get(_digest(number), ("", 0.0)) if number else ("", 0.0)
         return self._clock() < until and self._tokens is not None and self._tokens.holds(token)
 
-    def log_in(self, token: str, origin: Origin) -> str | None:
+    def log_in(self, token: str, origin: RequestOrigin) -> str | None:
         """What a browser has to keep; None where this is not the token.
 
         Raises:
@@ -114,10 +114,10 @@ class Logins:
         with self._lock:
             self._logins.pop(_digest(_cookie(headers)), None)
 
-    def _is_right(self, token: str, origin: Origin) -> bool:
+    def _is_right(self, token: str, origin: RequestOrigin) -> bool:
         if left := self._wait(origin):
             self.refused["http_guessing"] += 1
-            raise TooManyWrong(left)
+            raise TooManyWrongTokens(left)
         if self._tokens is not None and self._tokens.holds(token):
             self._prove(origin)
             return True
@@ -127,14 +127,14 @@ class Logins:
         self.refused["http_token"] += 1
         return False
 
-    def _wait(self, origin: Origin) -> float:
+    def _wait(self, origin: RequestOrigin) -> float:
         """Seconds before this origin may give another token."""
         own = self._guesses.wait(origin.address)
         if origin.peer == origin.address or network_of(origin.address) in self._proven:
             return own
         return max(own, self._guesses_of_proxies.wait(origin.peer))
 
-    def _prove(self, origin: Origin) -> None:
+    def _prove(self, origin: RequestOrigin) -> None:
         """An address has the token."""
         network = network_of(origin.address)
         with self._lock:

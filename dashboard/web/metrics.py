@@ -13,7 +13,7 @@ from memoire.dashboard.collect.verdict import CODES
 from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
 from memoire.nodes.metrics import NODE
 
-from .event_stream import Hub
+from .event_stream import ListenerHub
 from .logins import Logins
 
 COUNTERS = {
@@ -104,7 +104,7 @@ def table() -> str:
 class DashboardCollector(Collector):
     """The metrics of one dashboard."""
 
-    def __init__(self, aggregator: Source, hub: Hub, gate: Logins) -> None:
+    def __init__(self, aggregator: Source, hub: ListenerHub, gate: Logins) -> None:
         self._aggregator, self._hub, self._gate = aggregator, hub, gate
 
     def describe(self) -> Iterable[Metric]:

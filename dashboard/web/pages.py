@@ -37,7 +37,7 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class File:
+class StaticFile:
     """One file as browsers get it."""
 
     body: bytes
@@ -49,33 +49,33 @@ class File:
         return f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
 
 
-def load() -> dict[str, File]:
+def load() -> dict[str, StaticFile]:
     """Path under /static/ and file, all in memory: what is not in here cannot be asked for."""
     files = dict(_own(importlib.resources.files("memoire.dashboard") / "static", ""))
     for path, name in VENDOR.items():
-        files[path] = File(vendored(name), KINDS[path.rpartition(".")[2]])
+        files[path] = StaticFile(vendored(name), KINDS[path.rpartition(".")[2]])
     files["index.html"] = preloading(files)
     return files
 
 
-def preloading(files: dict[str, File]) -> File:
+def preloading(files: dict[str, StaticFile]) -> StaticFile:
     """The page, which also names all our modules: a browser asks for them at once, not after each other as one imports
     the next.
     """
     page = files["index.html"]
     ours = sorted(path for path in files if path.endswith(".js") and path not in VENDOR)
     links = "".join(f'  <link rel="modulepreload" href="static/{path}">\n' for path in ours)
-    return File(page.body.replace(b"</head>", links.encode() + b"</head>"), page.kind)
+    return StaticFile(page.body.replace(b"</head>", links.encode() + b"</head>"), page.kind)
 
 
-def _own(folder: Traversable, prefix: str) -> list[tuple[str, File]]:
-    found: list[tuple[str, File]] = []
+def _own(folder: Traversable, prefix: str) -> list[tuple[str, StaticFile]]:
+    found: list[tuple[str, StaticFile]] = []
     for each in folder.iterdir():
         kind = KINDS.get(each.name.rpartition(".")[2])
         if each.is_dir():
             found += _own(each, f"{prefix}{each.name}/")
         elif kind is not None:
-            found.append((prefix + each.name, File(each.read_bytes(), kind)))
+            found.append((prefix + each.name, StaticFile(each.read_bytes(), kind)))
     return found
 
 
@@ -107,15 +107,15 @@ def add_pages(app: FastAPI, root_path: str) -> None:
     app.add_api_route("/static/{path:path}", static, methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def under(root_path: str, page: File) -> File:
+def under(root_path: str, page: StaticFile) -> StaticFile:
     """The page with addresses that hold wherever it is asked for: "/memoire" and "/memoire/" differ to a browser."""
     if not root_path:
         return page  # relative addresses hold behind a proxy that takes any path off, if it is asked for with its slash
     root = html.escape(root_path.rstrip("/")).encode()
-    return File(re.sub(rb'(href|src)="(static/|api/|metrics)', rb'\1="' + root + rb"/\2", page.body), page.kind)
+    return StaticFile(re.sub(rb'(href|src)="(static/|api/|metrics)', rb'\1="' + root + rb"/\2", page.body), page.kind)
 
 
-def _answer(request: Request, file: File) -> Response:
+def _answer(request: Request, file: StaticFile) -> Response:
     headers = {"ETag": file.tag, "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

@@ -34,7 +34,7 @@ Number = Annotated[int, Query(ge=0, le=1 << 62, description="Number of an entry 
 Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
 
 
-class Problem(BaseModel):
+class ProblemAnswer(BaseModel):
     """What every refusal says."""
 
     error: str
@@ -54,7 +54,7 @@ class LoginState(BaseModel):
     software: str
 
 
-class Csv(StreamingResponse):
+class CsvTable(StreamingResponse):
     """A table."""
 
     media_type = "text/csv"

@@ -27,7 +27,7 @@ from memoire.nodes.supervision import LauncherLine
 from memoire.security.tokens import Tokens
 
 from .api import create_app
-from .event_stream import Hub
+from .event_stream import ListenerHub
 from .health import probe_pages
 from .logins import Logins
 from .metrics import DashboardCollector
@@ -42,7 +42,7 @@ START_TIMEOUT = 10.0
 POLL_INTERVAL = 0.25
 
 
-class _Timely(H11Protocol):
+class _TimedConnection(H11Protocol):
     """A connection that has to say what it wants soon, each time: silent ones would take all descriptors.
 
     Its requests know who is at its other end, also behind a reverse proxy: scope["state"]["peer"].
@@ -66,7 +66,7 @@ class _Timely(H11Protocol):
             self._look_again(newest)
 
 
-class _Quiet(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     """Signals belong to whoever runs the process."""
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class Dashboard:
     def __init__(self, settings: Settings) -> None:
         self._is_closed = False
         self._listener: socket.socket = listen(settings.listen)
-        self.hub = Hub()
+        self.hub = ListenerHub()
         try:
             self.aggregator = self._source(settings)
         except BaseException:
@@ -112,7 +112,7 @@ class Dashboard:
         self.app = create_app(self.aggregator, self.hub, self.gate, pages)
         config = uvicorn.Config(
             self.app,
-            http=_Timely,
+            http=_TimedConnection,
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -120,7 +120,7 @@ class Dashboard:
             server_header=False,
             date_header=False,
         )
-        self._server = _Quiet(config)
+        self._server = _ServerWithoutSignals(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listener]}, name="memoire-dashboard-http", daemon=True
         )

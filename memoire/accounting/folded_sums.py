@@ -63,7 +63,7 @@ class AccountStore(Protocol):
         """What all accounts that are kept add up to, without those of other servers."""
 
 
-class Nothing:
+class EmptyAccountStore:
     """An `AccountStore` that has nothing and keeps nothing: of a ledger that never folds."""
 
     def find(self, client: bytes) -> Account | None:
@@ -82,7 +82,7 @@ class Nothing:
         return FoldedSums()
 
 
-class SumsAlone(Nothing):
+class SumsOnlyStore(EmptyAccountStore):
     """An `AccountStore` that forgets accounts: of their ledger's totals only the sums are left."""
 
     def keep(self, account: Account) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from .account import Account
 from .folded_sums import FoldedSums
 from .merge import Rows, merge, page
-from .packing import CLIENT_BYTES, NumberedTexts, Packing
+from .packing import CLIENT_BYTES, AccountPacker, NumberedTexts
 
 _PART = 4096
 """Accounts that are added up at a time."""
@@ -26,13 +26,13 @@ _MARGIN = 64
 """Accounts that are read beyond a page: those of its last client may be on several servers."""
 
 Packed = tuple[bytes, bytes]
-"""Key and body of an account, as `Packing` makes them."""
+"""Key and body of an account, as `AccountPacker` makes them."""
 
 
 class KeptAccounts(ABC):
     """The accounts of one run that are kept. Not thread-safe: the owner locks."""
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: AccountPacker) -> None:
         self._packing = packing
 
     @abstractmethod
@@ -115,7 +115,7 @@ class MemoryAccounts(KeptAccounts):
     """
 
     def __init__(self, home: int) -> None:
-        super().__init__(Packing(home, NumberedTexts()))
+        super().__init__(AccountPacker(home, NumberedTexts()))
         self._packed: dict[bytes, bytes] = {}
         self._others_of: dict[bytes, list[bytes]] = {}  # keys, by client
         self._order: list[bytes] | None = None  # of all keys, while none is new
@@ -177,7 +177,7 @@ class PackedReader(Protocol):
         """At most so many accounts from this key on, ascending, whose keys are below `before`."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Within it, bytes that `Packing` cannot have packed are an error that names the file."""
+        """Within it, bytes that `AccountPacker` cannot have packed are an error that names the file."""
 
 
 class StoredAccounts(KeptAccounts):
@@ -188,7 +188,7 @@ class StoredAccounts(KeptAccounts):
         reader: What is on disk.
     """
 
-    def __init__(self, packing: Packing, reader: PackedReader) -> None:
+    def __init__(self, packing: AccountPacker, reader: PackedReader) -> None:
         super().__init__(packing)
         self._reader = reader
         self._arriving = self._saving = merge()  # rows of other servers that are not on disk yet

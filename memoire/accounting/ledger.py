@@ -27,7 +27,7 @@ from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
 from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, Totals, counts_of, counts_something
-from .folded_sums import AccountStore, Nothing
+from .folded_sums import AccountStore, EmptyAccountStore
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
@@ -56,7 +56,7 @@ class Ledger:
         forget: Callable[[bytes], None] = lambda client: None,
     ) -> None:
         self.epoch, self.since = epoch, since or epoch
-        self._store = Nothing() if store is None else store
+        self._store = EmptyAccountStore() if store is None else store
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
         self._guests: OrderedDict[bytes, Account] = OrderedDict()  # the one that spoke last is the last

@@ -29,7 +29,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """A line that was taken: `index` counts all lines of this book from 1."""
 
     index: int
@@ -38,7 +38,7 @@ class Entry:
     line: Line
 
     @property
-    def escaped(self) -> Entry:
+    def escaped(self) -> LogEntry:
         """The same with its text on one line, as the log file has it."""
         return replace(self, line=msgspec.structs.replace(self.line, text=escape(self.line.text)))
 
@@ -70,7 +70,7 @@ _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LineFilter:
     """Which lines are asked for: those that fulfil all of it."""
 
     text: str = ""
@@ -88,7 +88,7 @@ class Wanted:
     before: int | None = None
     """With a lower index."""
 
-    def is_met_by(self, entry: Entry) -> bool:
+    def is_met_by(self, entry: LogEntry) -> bool:
         """Whether this line is one of them."""
         return (
             entry.index > self.after
@@ -108,26 +108,26 @@ class Logbook:
     """
 
     def __init__(self, *, keep: int = 2000) -> None:
-        self._recent: deque[Entry] = deque(maxlen=keep)
+        self._recent: deque[LogEntry] = deque(maxlen=keep)
         self.count = 0
         """Lines taken in all."""
 
-    def take(self, client: bytes, lines: Iterable[Line], through: int, now: float) -> list[Entry]:
+    def take(self, client: bytes, lines: Iterable[Line], through: int, now: float) -> list[LogEntry]:
         """The lines of a client that are numbered above `through`, in order; those of one message ascend."""
         taken = []
         for line in lines:
             if line.number > through:
                 through = line.number
                 self.count += 1
-                taken.append(Entry(self.count, client, now, line))
+                taken.append(LogEntry(self.count, client, now, line))
         self._recent.extend(taken)
         return taken
 
-    def restore(self, count: int, recent: Iterable[Entry]) -> None:
+    def restore(self, count: int, recent: Iterable[LogEntry]) -> None:
         """Go on where a saved book ended; this one is new and empty."""
         self.count = count
         self._recent.extend(recent)
 
-    def recent(self, after: int = 0, most: int = 1000) -> list[Entry]:
+    def recent(self, after: int = 0, most: int = 1000) -> list[LogEntry]:
         """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""
         return [entry for entry in self._recent if entry.index > after][-most:]

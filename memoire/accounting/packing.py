@@ -92,7 +92,7 @@ class NumberedTexts:
         return self._texts[number:]
 
 
-class Packing:
+class AccountPacker:
     """Packs the accounts of the server of one home, and unpacks them.
 
     Args:

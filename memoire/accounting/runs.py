@@ -3,7 +3,8 @@
 Totals, log lines and models belong to a run; parameters and the schema belong to the server. A client that still speaks
 of a former run is counted there until it has heard of the new one, so that a new run loses nothing of the old.
 
-What a server had saved comes back through `Past`; a former run is read from there when somebody first asks for it.
+What a server had saved comes back through `SavedState`; a former run is read from there when it is first
+asked for.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Protocol
 from memoire.models.model import Model
 from memoire.wire.identity import name_hash
 
-from .journal import Group, RunFacts
 from .kept_accounts import KeptAccounts, MemoryAccounts
 from .ledger import Ledger
-from .logbook import Entry, Logbook, Wanted
+from .logbook import LineFilter, Logbook, LogEntry
 from .merge import PAGE_ROWS, Rows, key_of, merge, page, row_of, rows_of
+from .unsaved_changes import RunFacts, SavedGroup
 
 RECENT_LINES = 1000
 """Newest lines of a run that are shown again after a restart."""
 
 
-class Past(Protocol):
+class SavedState(Protocol):
     """What a server saved in its former lives: a store, opened. Runs go by their names."""
 
     @property
@@ -48,7 +49,7 @@ class Past(Protocol):
     def line_count(self, run: str) -> int:
         """Lines taken in all."""
 
-    def search(self, run: str, wanted: Wanted, *, most: int, newest_first: bool = False) -> Sequence[Entry]:
+    def search(self, run: str, wanted: LineFilter, *, most: int, newest_first: bool = False) -> Sequence[LogEntry]:
         """Lines of the run, at most so many of those wanted."""
 
     def models(self, run: str) -> Iterable[Model]:
@@ -74,7 +75,7 @@ class FolderStats:
     """What is wrong with the disk now; empty when nothing is."""
 
 
-class Keeper(Past, Protocol):
+class StateStore(SavedState, Protocol):
     """A store as a server uses it: what it reads at the start, and a thread that saves one group after the other."""
 
     @property
@@ -91,8 +92,8 @@ class Keeper(Past, Protocol):
 
     def start(
         self,
-        collect: Callable[[], Group | None],
-        done: Callable[[Group], None],
+        collect: Callable[[], SavedGroup | None],
+        done: Callable[[SavedGroup], None],
         failed: Callable[[Exception], None],
     ) -> None:
         """Begin to save. The three are called on the thread: for what is to be saved, when it is on disk, and once when
@@ -189,7 +190,7 @@ class Runs:
         self,
         name: str,
         now: float,
-        past: Past | None = None,
+        past: SavedState | None = None,
         *,
         epoch: int = 0,
         home: int = 0,
@@ -270,7 +271,7 @@ class Runs:
     def _read(self, facts: RunFacts) -> Run:
         assert self._past is not None
         run = self._make(facts)
-        newest = self._past.search(facts.name, Wanted(), most=RECENT_LINES, newest_first=True)
+        newest = self._past.search(facts.name, LineFilter(), most=RECENT_LINES, newest_first=True)
         run.logbook.restore(self._past.line_count(facts.name), reversed(newest))
         return run
 

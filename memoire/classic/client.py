@@ -8,8 +8,8 @@ from typing import Any, Self
 from memoire.arguments import whole
 from memoire.client.client import Client
 from memoire.errors import ForkedError, MemoireError
-from memoire.replay.guarded import Guarded
 from memoire.replay.memory import Memory
+from memoire.replay.strict_attributes import StrictAttributes
 
 from .fields import seven_roots
 from .memory import ReplayMemory, uuid_of
@@ -37,7 +37,7 @@ class ClientMemory(ReplayMemory):
         self._client.on_episode(lane, length, earned)
 
 
-class ReplayMemoryClient(Guarded):
+class ReplayMemoryClient(StrictAttributes):
     """The actor's side: a local memory, from which caches are drawn and pushed to the server.
 
     Args:

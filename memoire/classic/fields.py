@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, SchemaError
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 
@@ -20,7 +20,7 @@ FLAGS = tuple(f"{side}_{field}" for side in ("prev", "next") for field in FIELDS
 """What the 14 switches of `cache_flags` are called, in their order."""
 
 
-class Fields(NamedTuple):
+class BatchSide(NamedTuple):
     """One side of a batch of transitions, unpacked as s, a, r, p, v, q, i.
 
     Shapes: B batch_size, L frame_stack, F a field's own shape. state is [B, L, *F], oldest frame first; the others are
@@ -36,10 +36,10 @@ class Fields(NamedTuple):
     info: Any
 
 
-class ReplayBatch(tuple[Fields, Fields, NDArray[np.float32]]):
+class ReplayBatch(tuple[BatchSide, BatchSide, NDArray[np.float32]]):
     """What `get_batch` returns: unpacks as (prev, next, weight), and carries what a learner needs beside them.
 
-    prev and next are `Fields`; weight, float32 [B], is what sampling was proportional to. For a loss take
+    prev and next are `BatchSide`; weight, float32 [B], is what sampling was proportional to. For a loss take
     `importance`. All arrays belong to the caller.
     """
 
@@ -61,12 +61,12 @@ class ReplayBatch(tuple[Fields, Fields, NDArray[np.float32]]):
     """[B]: seconds since each entry was recorded."""
 
     @property
-    def prev(self) -> Fields:
+    def prev(self) -> BatchSide:
         """The window that ends at the sampled entry."""
         return self[0]
 
     @property
-    def next(self) -> Fields:
+    def next(self) -> BatchSide:
         """`steps` entries later."""
         return self[1]
 
@@ -149,7 +149,7 @@ def flags_of(parameters: Parameters, schema: Schema) -> tuple[bool, ...]:
 def batch_of(
     schema: Schema,
     parameters: Parameters,
-    gathered: Gathered,
+    gathered: GatheredSamples,
     factor: NDArray[np.float32],
     out: ReplayBatch | Sequence[Any] | None = None,
 ) -> ReplayBatch:
@@ -165,14 +165,14 @@ def batch_of(
     return batch if out is None else _fill(out, batch)
 
 
-def _side(schema: Schema, columns: dict[str, NDArray[Any]], stack: int) -> Fields:
+def _side(schema: Schema, columns: dict[str, NDArray[Any]], stack: int) -> BatchSide:
     """One side's seven fields, nested as declared; what was switched off is there with batch dimension 0."""
     arrays = dict(columns)
     for name in schema.keys() - columns.keys():
         column = schema[name]
         window = (stack,) if column.role == "state" else ()
         arrays[name] = np.empty((0, *window, *column.shape), column.dtype)
-    return Fields(*(schema.nest(field, arrays) for field in FIELDS))
+    return BatchSide(*(schema.nest(field, arrays) for field in FIELDS))
 
 
 def _fill(out: ReplayBatch | Sequence[Any], batch: ReplayBatch) -> ReplayBatch:
@@ -190,7 +190,7 @@ def _fill(out: ReplayBatch | Sequence[Any], batch: ReplayBatch) -> ReplayBatch:
         np.copyto(places[name], array)
     if isinstance(out, ReplayBatch):
         return out
-    filled = ReplayBatch((Fields(*out[0]), Fields(*out[1]), out[2]))
+    filled = ReplayBatch((BatchSide(*out[0]), BatchSide(*out[1]), out[2]))
     vars(filled).update(vars(batch))
     return filled
 

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from memoire.arguments import whole
 from memoire.errors import MemoireError, ParameterError
-from memoire.replay.guarded import Guarded
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters, Start, reward_size
 from memoire.replay.sampling import Annealing, importance
 from memoire.replay.schema import Schema
+from memoire.replay.strict_attributes import StrictAttributes
 
 from .fields import FIELDS, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
 
 
-class ReplayMemory(Guarded):
+class ReplayMemory(StrictAttributes):
     """A local memory of episodes, from which samples are drawn in proportion to their weight.
 
     Args:

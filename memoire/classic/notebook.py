@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from memoire._core import PriorityTree
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.columns import Column
-from memoire.replay.guarded import Guarded
 from memoire.replay.schema import Schema
+from memoire.replay.strict_attributes import StrictAttributes
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Samples(TypedDict):
     """[B] what was added."""
 
 
-class PrioritizedReplayBuffer(Guarded):
+class PrioritizedReplayBuffer(StrictAttributes):
     """A ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
 
     Thread-safe. Attributes: `data` (the slots), `next_idx` (the one written next), `size` (how many are filled),

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from memoire.arguments import whole
 from memoire.errors import Closed, MemoireError, ParameterError
-from memoire.replay.guarded import Guarded
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.replay.strict_attributes import StrictAttributes
 from memoire.server.server import Server
 
 from .fields import ReplayBatch, batch_of, defaults, seven_fields
@@ -75,7 +75,7 @@ class ServerMemory(ReplayMemory):
         return {"num_episode": 0, "num_entries": 0}
 
 
-class ReplayMemoryServer(Guarded):
+class ReplayMemoryServer(StrictAttributes):
     """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
 
     Args:

@@ -76,7 +76,7 @@ def _asked(address: str) -> list[str]:
     try:
         with doctor.asking(address, ASK_TIMEOUT, keys) as asker:
             answer = asker.ask(hello)[0].body
-    except doctor.Sick as sick:
+    except doctor.StepFailed as sick:
         raise EndpointError(address, "ask", sick.found, f"an address that answers: {sick.advice}") from sick
     pages = answer.pages if isinstance(answer, messages.Welcome) else []
     if not pages:

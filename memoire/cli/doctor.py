@@ -48,7 +48,7 @@ _PORTS = {
 }
 
 
-class Sick(Exception):
+class StepFailed(Exception):
     """A step failed: the exit status, what was found, and what to do."""
 
     def __init__(self, status: int, found: str, advice: str) -> None:
@@ -87,7 +87,7 @@ def examine(
             say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
         if roundtrip:
             _travel(endpoint, timeout, say, shown)
-    except Sick as sick:
+    except StepFailed as sick:
         say(f"FAIL {sick.found}")
         say(f"     {sick.advice}")
         return sick.status
@@ -127,7 +127,7 @@ def _reach(
     elif scheme == "ipc" and place:
         made = _dial_ipc(place, timeout, say)
     else:
-        raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", _looks_like(endpoint))
+        raise StepFailed(NO_ADDRESS, f"{endpoint!r} is no address to look into", _looks_like(endpoint))
     with TimedSocket.of(made, time.monotonic() + timeout) as timed:
         kind = _socket_type(timed, endpoint, timeout)
     if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
@@ -137,7 +137,7 @@ def _reach(
         return
     if kind not in kinds:
         what = _PORTS.get(kind, "no address of memoire's")
-        raise Sick(
+        raise StepFailed(
             NOT_MEMOIRE, f"a ZeroMQ {kind} socket listens there, {what}", f"Give the address of a {kinds[0]} socket."
         )
     say(f"ok   a ZeroMQ {kind} socket listens there")
@@ -157,12 +157,12 @@ def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], ob
     host = host.strip("[]")
     if not host or host == "*" or not port.isdigit() or not 0 < int(port) < 65536:
         advice = "Give tcp://HOST:PORT, such as tcp://proxy:5560; '*' is only for who listens."
-        raise Sick(NO_ADDRESS, f"{endpoint!r} names no host and port to connect to", advice)
+        raise StepFailed(NO_ADDRESS, f"{endpoint!r} names no host and port to connect to", advice)
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         advice = "Correct the name; in Kubernetes, is the service there, and in this namespace?"
-        raise Sick(NO_NAME, f"the name {host!r} does not resolve: {error.strerror or error}", advice) from error
+        raise StepFailed(NO_NAME, f"the name {host!r} does not resolve: {error.strerror or error}", advice) from error
     addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
     say(f"ok   {host} is {', '.join(addresses)}")
     try:
@@ -185,7 +185,7 @@ def _dial_ipc(path: str, timeout: float, say: Callable[[str], object]) -> socket
     return made
 
 
-def _nothing_listens(endpoint: str, error: OSError) -> Sick:
+def _nothing_listens(endpoint: str, error: OSError) -> StepFailed:
     if isinstance(error, ConnectionRefusedError):
         advice = (
             "The machine is there, but no process listens at this address: start the server or proxy, or correct it."
@@ -199,7 +199,7 @@ def _nothing_listens(endpoint: str, error: OSError) -> Sick:
     else:
         advice = "Is there a route from here to that machine?"
     reason = error.strerror or "no answer in time"
-    return Sick(NOTHING_LISTENS, f"cannot connect to {endpoint}: {reason}", advice)
+    return StepFailed(NOTHING_LISTENS, f"cannot connect to {endpoint}: {reason}", advice)
 
 
 def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
@@ -216,7 +216,7 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
             return mechanism
         if mechanism != "NULL":
             advice = "It is not memoire's: its own processes use keys (CURVE), or none."
-            raise Sick(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
+            raise StepFailed(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
         made.sendall(
             _NO_KEYS
         )  # and no more: who is told of a kind that does not fit may hang up before it says its own
@@ -229,21 +229,21 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
             raise _not_zeromq(endpoint, heard) from None
         advice = "Is it another service, such as an HTTP server, or a process that hangs (or was stopped)?"
         found = f"something accepts connections there, but says nothing for {timeout:g} s"
-        raise Sick(NOT_MEMOIRE, found, advice) from None
+        raise StepFailed(NOT_MEMOIRE, found, advice) from None
     except OSError as error:
         advice = "Is it another service, or a proxy (such as a service mesh) in front of nothing?"
-        raise Sick(NOT_MEMOIRE, f"the connection broke off: {error.strerror or error}", advice) from error
+        raise StepFailed(NOT_MEMOIRE, f"the connection broke off: {error.strerror or error}", advice) from error
     _, _, after = body.partition(b"Socket-Type")
     size = int.from_bytes(after[:4], "big")
     return after[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
 
 
-def _one_sided(asks: bool) -> Sick:
+def _one_sided(asks: bool) -> StepFailed:
     if asks:
         advice = "Connect with keys (--keys FOLDER), as the cluster's other clients do."
-        return Sick(REFUSED, "the ZeroMQ socket there wants CURVE security: it asks for a key", advice)
+        return StepFailed(REFUSED, "the ZeroMQ socket there wants CURVE security: it asks for a key", advice)
     advice = "Start the process there with --keys, or take this command's keys away (--keys, $MEMOIRE_KEYS)."
-    return Sick(REFUSED, "the ZeroMQ socket there asks for no key, so nobody knows who it is", advice)
+    return StepFailed(REFUSED, "the ZeroMQ socket there asks for no key, so nobody knows who it is", advice)
 
 
 def _receive(made: socket.socket, size: int, heard: bytearray) -> bytearray:
@@ -256,16 +256,16 @@ def _receive(made: socket.socket, size: int, heard: bytearray) -> bytearray:
     return heard
 
 
-def _not_zeromq(endpoint: str, heard: bytearray) -> Sick:
+def _not_zeromq(endpoint: str, heard: bytearray) -> StepFailed:
     said = f"it says {bytes(heard[:32])!r}" if heard else "it hangs up at once"
     advice = "Another service has this port: give memoire's, or find out what listens there (ss -ltnp)."
-    return Sick(NOT_MEMOIRE, f"what listens at {endpoint} does not speak ZeroMQ: {said}", advice)
+    return StepFailed(NOT_MEMOIRE, f"what listens at {endpoint} does not speak ZeroMQ: {said}", advice)
 
 
 # -------------------------------------------------------------------------------------------- is it memoire?
 
 
-class _Asker:
+class _RequestSocket:
     """A DEALER that asks and waits; one request at a time."""
 
     def __init__(self, endpoint: str, timeout: float, keys: Keys | None = None) -> None:
@@ -294,13 +294,15 @@ class _Asker:
                 if frames is not None:
                     return self._read(frames), time.monotonic() - now
         if self._link.denied is not None:
-            raise Sick(REFUSED, f"this process is not let in: {self._link.denied.reason}", self._link.denied.advice)
+            raise StepFailed(
+                REFUSED, f"this process is not let in: {self._link.denied.reason}", self._link.denied.advice
+            )
         name = type(body).__name__.upper()
         advice = (
             "A proxy answers only when a server behind it does: look at its servers. Else the process hangs, or it is "
             "a ZeroMQ ROUTER of some other program."
         )
-        raise Sick(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
+        raise StepFailed(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
 
     def _read(self, frames: Sequence[Any]) -> Message:
         try:
@@ -309,21 +311,21 @@ class _Asker:
             if error.code == "version":
                 raise _other_version(error.detail) from error
             advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
-            raise Sick(NOT_MEMOIRE, f"the answer is not memoire's: {error}", advice) from error
+            raise StepFailed(NOT_MEMOIRE, f"the answer is not memoire's: {error}", advice) from error
         said = message.body
         if isinstance(said, messages.Refused):
             if said.code == "version":
                 raise _other_version(f"it speaks {said.versions}: {said.text}")
             if said.code == "denied":
                 advice = "Mend the keys of that proxy or relay: those in its folder, and those that its servers let in."
-                raise Sick(REFUSED, f"the proxy or relay there is refused itself: {said.text}", advice)
-            raise Sick(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
+                raise StepFailed(REFUSED, f"the proxy or relay there is refused itself: {said.text}", advice)
+            raise StepFailed(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
         return message
 
 
-def _other_version(detail: str) -> Sick:
+def _other_version(detail: str) -> StepFailed:
     advice = f"Give both sides the same release of memoire-rl; here is {VERSION}."
-    return Sick(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
+    return StepFailed(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
 
 
 def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> messages.Endpoints:
@@ -337,25 +339,25 @@ def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys:
 
 
 @contextlib.contextmanager
-def asking(endpoint: str, timeout: float, keys: Keys | None) -> "Iterator[_Asker]":
+def asking(endpoint: str, timeout: float, keys: Keys | None) -> "Iterator[_RequestSocket]":
     """What asks an address, and waits for each answer at most `timeout` seconds. Raises Sick."""
     try:
-        asker = _Asker(endpoint, timeout, keys)
+        asker = _RequestSocket(endpoint, timeout, keys)
     except EndpointError as error:
-        raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
+        raise StepFailed(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
     try:
         yield asker
     finally:
         asker.close()
 
 
-def _greet(asker: _Asker, say: Callable[[str], object]) -> messages.Welcome:
+def _greet(asker: _RequestSocket, say: Callable[[str], object]) -> messages.Welcome:
     hello = messages.Hello(role="doctor", software=SOFTWARE, host=socket.gethostname()[:256], pid=os.getpid())
     message, seconds = asker.ask(hello)
     welcome = message.body
     if not isinstance(welcome, messages.Welcome):
         advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
-        raise Sick(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", advice)
+        raise StepFailed(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", advice)
     say(
         f"ok   HELLO is answered within {1e3 * seconds:.1f} ms: run {welcome.run_name!r}, home {welcome.home_name!r}, "
         f"{max(1, len(welcome.servers))} server(s){', finished' if welcome.finished else ''}"
@@ -367,7 +369,7 @@ def _greet(asker: _Asker, say: Callable[[str], object]) -> messages.Welcome:
         Parameters.from_wire(welcome.parameters).check_for(schema)
     except MemoireError as error:
         advice = "The server was started without a schema, or by another release: look at its --schema and version."
-        raise Sick(NO_SCHEMA, f"it answers, but gives no schema that can be used: {error}", advice) from error
+        raise StepFailed(NO_SCHEMA, f"it answers, but gives no schema that can be used: {error}", advice) from error
     say(f"ok   schema: {', '.join(f'{name} {column}' for name, column in schema.items())}")
     header = message.header
     asker.facts = {"run": header.run, "home": header.home, "fingerprint": header.fingerprint, "table": welcome.table}
@@ -381,12 +383,14 @@ def _travel(endpoint: str, timeout: float, say: Callable[[str], object], keys: K
     try:
         travel(endpoint, timeout=timeout, keys=keys, say=say)
     except Stuck as stuck:
-        raise Sick(STUCK, stuck.found, stuck.advice) from stuck
+        raise StepFailed(STUCK, stuck.found, stuck.advice) from stuck
     except Refused as refused:
         advice = "Is a server behind it older than this release?" if refused.code == "table" else "Its log says more."
-        raise Sick(REFUSED, str(refused), advice) from refused
+        raise StepFailed(REFUSED, str(refused), advice) from refused
     except MemoireError as error:
-        raise Sick(STUCK, f"a cache did not come back: {error}", "Look at the servers behind this address.") from error
+        raise StepFailed(
+            STUCK, f"a cache did not come back: {error}", "Look at the servers behind this address."
+        ) from error
 
 
 def _compare_clocks(answer: messages.Body, here: float, say: Callable[[str], object]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.net.resolver import Found, Names, shared_names
+from memoire.net.resolver import LookupResult, NameResolver, shared_names
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.reader import Reader
 from memoire.wire import messages
@@ -79,7 +79,7 @@ def drain_above(
     *,
     timeout: float = 60.0,
     say: Callable[[str], object] = print,
-    known: Names | None = None,
+    known: NameResolver | None = None,
     **options: Any,
 ) -> int:
     """Drain every server whose number is `keep` or above to those below, before a StatefulSet is made smaller; how many
@@ -111,7 +111,7 @@ def drain_above(
     return len(there)
 
 
-def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -> list[int]:
+def _with_address(hosts: dict[int, str], known: NameResolver | None, deadline: float) -> list[int]:
     """Numbers of those hosts whose name has an address, ascending.
 
     Raises:
@@ -119,7 +119,7 @@ def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -
     """
     found: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
-    def note(number: int, said: Found) -> None:
+    def note(number: int, said: LookupResult) -> None:
         found.put((number, bool(said.addresses)))
 
     for number, host in hosts.items():

@@ -14,7 +14,7 @@ from memoire.errors import KeyFileError, ParameterError, Refused
 from memoire.security import provision
 from memoire.security.keypairs import Key
 from memoire.security.permissions import ROLES
-from memoire.security.provision import TOKENS, Change
+from memoire.security.provision import TOKENS, SecretChange
 
 from .api_server import ApiServer, Secret, ServiceAccount
 
@@ -134,10 +134,10 @@ def _make_tokens(name: str, api: ApiServer, say: Say) -> bool:
     if not files:
         say(f"secret/{name}: is there")
         return True
-    return _write(name, Change(name, files, is_new=found is None), found, api, say)
+    return _write(name, SecretChange(name, files, is_new=found is None), found, api, say)
 
 
-def _write(name: str, change: Change, former: Secret | None, api: ApiServer, say: Say) -> bool:
+def _write(name: str, change: SecretChange, former: Secret | None, api: ApiServer, say: Say) -> bool:
     """Write one Secret; False where it is no longer as it was."""
     written = api.create(name, change.files) if former is None else api.patch(name, former, change.files)
     if written:

@@ -217,7 +217,7 @@ def _plan(given: argparse.Namespace) -> int:
     from . import plan
 
     by_state = given.schema is None and given.env is None
-    load = plan.Load(
+    load = plan.Workload(
         plan.schema_of_state(given.state) if by_state else roles.schema_of(given.schema, given.env),
         roles.read_parameters(given.set),
         actors=given.actors,

@@ -18,8 +18,8 @@ from memoire.limits import GiB, Limits, MiB
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire.layout import Layout, layout_of
-from memoire.wire.parts import EPISODE_FACTS, Extent, Kind, Part
+from memoire.wire.layout import ContainerLayout, layout_of
+from memoire.wire.parts import EPISODE_FACTS, ContainerKind, Part, RowCount
 
 ENTRY_MEMORY = 112
 """Bytes that a memory needs for an entry beside its columns: weights, trees, where its episode lies."""
@@ -34,7 +34,7 @@ USED = 0.6
 
 
 @dataclass(frozen=True)
-class Costs:
+class NodeCosts:
     """What things cost a node, on the machine where that was measured."""
 
     server_cache: float
@@ -71,7 +71,7 @@ class Costs:
         return astuple(self)
 
 
-COSTS = Costs(
+COSTS = NodeCosts(
     server_cache=120e-6,
     server_byte=0.6e-9,
     proxy_cache=150e-6,
@@ -86,7 +86,7 @@ COSTS = Costs(
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What actors and learners do."""
 
     schema: Schema
@@ -150,9 +150,11 @@ def schema_of_state(state: str) -> Schema:
     return Schema({"state": column, "action": Column("int32"), "reward": Column("float32", (), "reward")})
 
 
-def sample_bytes(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, compressed: float = 1.0) -> float:
-    """Bytes of one sample of a cache, or of a batch for a learner far away (`Kind.DRAWN`), where no other sample has
-    the same frames.
+def sample_bytes(
+    schema: Schema, parameters: Parameters, kind: ContainerKind = ContainerKind.CACHE, *, compressed: float = 1.0
+) -> float:
+    """Bytes of one sample of a cache, or of a batch for a learner far away (`ContainerKind.DRAWN`), where no other
+    sample has the same frames.
 
     Raises:
         ParameterError: a column has no fixed shape, so that nobody can say how many bytes it has.
@@ -160,11 +162,11 @@ def sample_bytes(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE
     _refuse_ragged(schema)
     layout = layout_of(schema, parameters, kind)
     frames = _frames(layout, parameters)
-    rows = {Extent.PER_SAMPLE: 1.0, Extent.PER_FRAME: frames * compressed, Extent.PER_ENTRY: float(layout.length)}
+    rows = {RowCount.PER_SAMPLE: 1.0, RowCount.PER_FRAME: frames * compressed, RowCount.PER_ENTRY: float(layout.length)}
     return sum(form.row_bytes * rows.get(form.extent, 0.0) for form in layout.blocks)
 
 
-def _frames(layout: Layout, parameters: Parameters) -> int:
+def _frames(layout: ContainerLayout, parameters: Parameters) -> int:
     """Different frames of one sample: those of both windows, or of all of a sequence."""
     stack = parameters.frame_stack
     if layout.length:
@@ -190,7 +192,7 @@ def _refuse_ragged(schema: Schema) -> None:
 class LoadPlan:
     """What a load takes; bytes, seconds, processor seconds in each second (cores)."""
 
-    load: Load
+    load: Workload
     sample: float
     """Bytes of a sample, or of a step of an episode, on the way to a server."""
     messages: float
@@ -219,7 +221,7 @@ class LoadPlan:
     """For each server's setting of that name."""
 
 
-def plan(load: Load, costs: Costs = COSTS) -> LoadPlan:
+def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     """The cluster for a load, if `costs` are what things cost on its machines."""
     schema, p, by_caches = load.schema, load.parameters, load.storage == "caches"
     if by_caches:
@@ -231,9 +233,9 @@ def plan(load: Load, costs: Costs = COSTS) -> LoadPlan:
         number, message = load.actors * load.steps, EPISODE_STEPS
         held = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY)
     messages, inward = number / message, number * sample
-    whole_batches = load.samples * sample_bytes(schema, p, Kind.DRAWN)
+    whole_batches = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN)
     share = load.compressed if p.compression == "lz4" else 1.0
-    drawn = load.samples * sample_bytes(schema, p, Kind.DRAWN, compressed=share)
+    drawn = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN, compressed=share)
     models = load.model_bytes / load.model_every
     core = messages * costs.server_cache + number * whole * costs.server_byte + load.actors * costs.server_client
     core += whole_batches * costs.draw_byte
@@ -252,7 +254,7 @@ def plan(load: Load, costs: Costs = COSTS) -> LoadPlan:
     )  # fmt: skip
 
 
-def _servers(load: Load, core: float, inward: float, outward: float) -> tuple[int, str]:
+def _servers(load: Workload, core: float, inward: float, outward: float) -> tuple[int, str]:
     """How many, and why."""
     wanted = {
         "processor time": math.ceil(core / USED),

@@ -41,7 +41,7 @@ from memoire.suggestions import checked_names
 from . import io, unreported
 from .episodes import OpenEpisodes
 from .io import Connection
-from .io_waiting import Waiting
+from .io_client_lock import ClientLock
 from .lines import LogLines
 from .local_memory import LocalMemory
 from .models import ModelHandle, Receiver
@@ -196,7 +196,7 @@ class Client(Node):
         limits, rng, numbers = self._limits, random.Random(secrets.randbits(64)), itertools.count(1)
         facts: dict[str, Any] = {"table": table, "name": self.name, "label": self.uuid, "limits": limits, "rng": rng}
         self._session = Session(self.client_id, self.endpoint, now=time.monotonic(), **facts)
-        self._waiting = Waiting(limits.request_timeout)
+        self._waiting = ClientLock(limits.request_timeout)
         self._pusher = Pusher(
             self._session, self._waiting, numbers, when_full=when_full, block_timeout=limits.block_timeout, clock=clock
         )

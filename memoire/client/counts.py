@@ -50,7 +50,7 @@ class ClientCounts:
 
 
 @dataclass(slots=True)
-class Boundary:
+class RunBoundary:
     """The end of a run as this client met it: what came before belongs to the run that is over."""
 
     counts: ClientCounts
@@ -80,7 +80,7 @@ class RunCounts:
         """Episodes that count, but whose return is not told."""
         self.acknowledged = ClientCounts()
         """What of it a home has acknowledged."""
-        self.boundary: Boundary | None = None
+        self.boundary: RunBoundary | None = None
         """While another run has begun and the one before has not been told everything."""
         self._run: int | None = None  # hash of the present run's name; None before the first WELCOME
         self._entered = ClientCounts()  # when the present run was met
@@ -148,7 +148,7 @@ class RunCounts:
 
     # Runs
 
-    def end_run(self, line: int, asked: int) -> Boundary:
+    def end_run(self, line: int, asked: int) -> RunBoundary:
         """Another run has begun: the boundary, made now unless there is one.
 
         Args:
@@ -156,10 +156,10 @@ class RunCounts:
             asked: Calls of update() until now.
         """
         if self.boundary is None:
-            self.boundary = Boundary(self.sums, line, self._ended_number, asked)
+            self.boundary = RunBoundary(self.sums, line, self._ended_number, asked)
         return self.boundary
 
-    def acknowledge_run(self, boundary: Boundary, oldest_line: float) -> None:
+    def acknowledge_run(self, boundary: RunBoundary, oldest_line: float) -> None:
         """An UPDATE up to this boundary was answered; `oldest_line` is the oldest log line that still waits."""
         has_episodes = bool(self._ended) and self._ended[0].number <= boundary.ended
         boundary.is_told = oldest_line > boundary.line and not has_episodes

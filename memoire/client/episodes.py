@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from memoire.replay.dataset import open_rows
-from memoire.replay.entry_values import ending, init_weights
+from memoire.replay.entry_conversion import ending, init_weights
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
-from memoire.replay.values import exact, finite
+from memoire.replay.value_conversion import exact, finite
 from memoire.wire import messages
 from memoire.wire.parts import Payload
 

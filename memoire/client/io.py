@@ -32,12 +32,12 @@ from memoire.wire.layout import usual_bytes
 
 from . import unreported
 from .home_watch import Change
+from .io_client_lock import ClientLock
 from .io_data import DataSockets
 from .io_unreported import FormerClient
-from .io_waiting import Waiting
 from .local_memory import LocalMemory
 from .reports import report_of
-from .session import BUSY_TIMEOUT, OUTDATED, SentUpdate, Session, Step, Welcomed
+from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, SentUpdate, Session, Step
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Connection:
     def __init__(
         self,
         session: Session,
-        waiting: Waiting,
+        waiting: ClientLock,
         local: LocalMemory,
         pushes: deque[list[Any]],
         *,
@@ -242,7 +242,7 @@ class Connection:
                 self._session.end()
             self._waiting.changed.notify_all()
 
-    def _learn(self, welcomed: Welcomed) -> None:
+    def _learn(self, welcomed: AcceptedWelcome) -> None:
         session, told = self._session, welcomed.told
         with self._waiting.changed:
             if session.remains(welcomed):
@@ -267,7 +267,7 @@ class Connection:
         self.topics.announced(models)
         self._local.saw_models(models)
 
-    def _follow_endpoints(self, welcomed: Welcomed) -> None:
+    def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
         """Open the sockets for caches and notices anew where the home names others, or its address has changed."""
         former, told = self._session.welcome, welcomed.told
         if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:

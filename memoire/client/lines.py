@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from .io_waiting import Waiting
+from .io_client_lock import ClientLock
 from .session import Session
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class LogLines:
     def __init__(
         self,
         session: Session,
-        waiting: Waiting,
+        waiting: ClientLock,
         timeout: float,
         clock: Callable[[], float],
         is_inside: Callable[[], bool],

@@ -14,7 +14,7 @@ from memoire.replay.episode_store import Observer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
-from memoire.replay.writers import Writers
+from memoire.replay.writers import WriterRegistry
 from memoire.wire.parts import EPISODE_FACTS, Payload
 
 from .episodes import OpenEpisodes, Shipment
@@ -29,7 +29,7 @@ DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 class LocalMemory:
     """The memory of a client and its writers. Thread-safe.
 
-    Never while holding the lock of `Waiting`: a caller that holds the memory may be waiting for that.
+    Never while holding the lock of `ClientLock`: a caller that holds the memory may be waiting for that.
 
     Args:
         capacity: Entries that it has room for; None leaves it to the server, or to what fits.
@@ -54,7 +54,7 @@ class LocalMemory:
         self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
         self._pack, self._ship, self._check_open = pack, ship, check_open
         self._memory: Memory | None = None
-        self._writers: Writers | None = None
+        self._writers: WriterRegistry | None = None
 
     @property
     def memory(self) -> Memory:
@@ -107,7 +107,7 @@ class LocalMemory:
         """A writer with lanes of its own; see `Client.writer`."""
         with self.lock:
             if self._writers is None or self._writers.memory is not self.memory:
-                self._writers = Writers(self.memory)
+                self._writers = WriterRegistry(self.memory)
             if self._session.told.storage == "rollouts":
                 options |= {"cuts_at_once": True, "longest": self._longest(options.get("longest"))}
             return self._writers.make(*layout(envs, num_envs, autoreset), observer, **options)

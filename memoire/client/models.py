@@ -7,7 +7,7 @@ from memoire.models.model import Model
 from memoire.models.received import Subscription
 from memoire.models.topics import Topics
 
-from .io_waiting import Waiting
+from .io_client_lock import ClientLock
 
 
 class ModelHandle:
@@ -17,7 +17,7 @@ class ModelHandle:
         endpoint: Where models come from, for errors.
     """
 
-    def __init__(self, topic: str, topics: Topics, waiting: Waiting, endpoint: str) -> None:
+    def __init__(self, topic: str, topics: Topics, waiting: ClientLock, endpoint: str) -> None:
         self.topic = topic
         self._topics, self._waiting, self._endpoint = topics, waiting, endpoint
 
@@ -59,7 +59,7 @@ class Receiver:
         endpoint: Where models come from, for errors.
     """
 
-    def __init__(self, subscription: Subscription, topics: Topics, waiting: Waiting, endpoint: str) -> None:
+    def __init__(self, subscription: Subscription, topics: Topics, waiting: ClientLock, endpoint: str) -> None:
         self.topic = subscription.topic
         self._subscription, self._topics, self._waiting, self._endpoint = subscription, topics, waiting, endpoint
 

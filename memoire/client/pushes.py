@@ -4,7 +4,7 @@
                   │          └ full: skipped
                   └ held back: passed steps
 
-Calls of any thread come here. Waiting is left to `Waiting`, which has the lock and the clock.
+Calls of any thread come here. Waiting is left to `ClientLock`, which has the lock and the clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import Pausing
+from memoire.replay.episode_store import PausedWriter
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -24,7 +24,7 @@ from memoire.wire.frames import encode
 from memoire.wire.parts import Payload
 
 from .episodes import Shipment
-from .io_waiting import Waiting
+from .io_client_lock import ClientLock
 from .local_memory import LocalMemory
 from .session import Session
 
@@ -55,7 +55,7 @@ class Pusher:
     def __init__(
         self,
         session: Session,
-        waiting: Waiting,
+        waiting: ClientLock,
         numbers: Iterator[int],
         *,
         when_full: WhenFull,
@@ -301,7 +301,7 @@ class Pusher:
 class WriterObserver:
     """Hears of a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for."""
 
-    def __init__(self, session: Session, waiting: Waiting, pusher: Pusher, local: LocalMemory) -> None:
+    def __init__(self, session: Session, waiting: ClientLock, pusher: Pusher, local: LocalMemory) -> None:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
         self._owed = 0.0  # samples that are to be pushed
         self._is_beyond = False  # whether the newest entries of rollouts were recorded without room
@@ -318,7 +318,7 @@ class WriterObserver:
         self._insert(count)
         return False
 
-    def pause(self, writer: Pausing) -> None:
+    def pause(self, writer: PausedWriter) -> None:
         """Ship what is open, so that a learner has it, and wait for room; what was recorded without room is dropped."""
         if self._is_beyond:
             writer.discard()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from .inserts import Inserts
-from .outbox import Outbox
-from .window import Window
+from .insert_grant import InsertGrant
+from .line_outbox import LineOutbox
+from .push_window import PushWindow
 
 HEARTBEAT_INTERVAL = 5.0
 """Seconds between two UPDATE messages of a client that has no news."""
@@ -66,7 +66,7 @@ class UpdateSchedule:
         """When to send the next one to whoever waits for it: at once, unless the newest one was refused."""
         return self._sent_at
 
-    def due(self, outbox: Outbox, window: Window, inserts: Inserts) -> float:
+    def due(self, outbox: LineOutbox, window: PushWindow, inserts: InsertGrant) -> float:
         """When the next one is due, provided that none is open."""
         # Lines wait that somebody waits for and that did not fit the last one, or so many that log() soon waits.
         has_backlog = outbox.oldest <= self.asked_line or outbox.is_half_full

@@ -20,16 +20,16 @@ from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.compression import codecs
-from memoire.wire.frames import Answer, Header
+from memoire.wire.frames import Answer, MessageHeader
 from memoire.wire.hello import HelloAnswer, HelloSchedule, welcome_of
 from memoire.wire.refusals import PASSING
 
-from .counts import Boundary, ClientCounts, RunCounts
+from .counts import ClientCounts, RunBoundary, RunCounts
 from .home_watch import Change, HomeWatch
-from .inserts import Inserts
-from .outbox import Outbox
+from .insert_grant import InsertGrant
+from .line_outbox import LineOutbox
+from .push_window import AccountWindows, PushWindow
 from .schedule import UpdateSchedule
-from .window import AccountWindows, Window
 
 MOVE_INTERVAL = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
@@ -43,16 +43,16 @@ Step = Literal["update", "hello", "move"]
 """What comes after an answer: the next UPDATE, or HELLO to the same home, or HELLO for another home."""
 
 
-class Welcomed(NamedTuple):
+class AcceptedWelcome(NamedTuple):
     """A WELCOME that was read and fits this client."""
 
-    header: Header
+    header: MessageHeader
     told: messages.Welcome
     schema: Schema
     parameters: Parameters
 
 
-class Entered(NamedTuple):
+class WelcomeChanges(NamedTuple):
     """What is new with a WELCOME."""
 
     change: Change
@@ -68,7 +68,7 @@ class SentUpdate(NamedTuple):
     """Newest call of update() that it answers."""
     counts: ClientCounts
     at: float
-    boundary: Boundary | None
+    boundary: RunBoundary | None
 
 
 class Session:
@@ -98,9 +98,9 @@ class Session:
         self.shown = name or client.hex()[:8]
         """What people call it: its name, or else the beginning of its id."""
         self.counts = RunCounts()
-        self.inserts = Inserts(self.counts, limits.update_every)
+        self.inserts = InsertGrant(self.counts, limits.update_every)
         self.windows = AccountWindows(limits.credit)
-        self.outbox = Outbox(
+        self.outbox = LineOutbox(
             most_lines=limits.log_lines, most_bytes=limits.log_buffer_bytes, line_bytes=limits.log_line_bytes
         )
         self.schedule = UpdateSchedule(limits.update_every, rng)
@@ -148,7 +148,7 @@ class Session:
         return self.welcome
 
     @property
-    def window(self) -> Window:
+    def window(self) -> PushWindow:
         """What is on the way to the present home."""
         return self.windows.now
 
@@ -221,7 +221,7 @@ class Session:
             codecs=codecs(),
         )
 
-    def welcomed(self, answer: Answer, now: float) -> Welcomed | None:
+    def welcomed(self, answer: Answer, now: float) -> AcceptedWelcome | None:
         """HELLO was answered; None if the home had no time. Changes nothing that other threads use.
 
         Raises:
@@ -236,16 +236,16 @@ class Session:
         self.put_off = None
         return self._read(welcome_of(answer, self.endpoint))
 
-    def _read(self, answer: HelloAnswer) -> Welcomed:
+    def _read(self, answer: HelloAnswer) -> AcceptedWelcome:
         told, who = answer.told, self.shown
         schema = Schema.from_json(told.schema)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(who, "schema", str(schema), f"memory of {self._schema}")
         if self.welcome is not None and told.storage != self.welcome.storage:
             raise SchemaMismatch(who, "storage", told.storage, self.welcome.storage)
-        return Welcomed(answer.header, told, schema, Parameters.from_wire(told.parameters))
+        return AcceptedWelcome(answer.header, told, schema, Parameters.from_wire(told.parameters))
 
-    def remains(self, welcomed: Welcomed) -> bool:
+    def remains(self, welcomed: AcceptedWelcome) -> bool:
         """Whether it stays in its former run for now, since that has not been told everything; HELLO comes again."""
         if self.welcome is None or welcomed.told.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
@@ -253,7 +253,7 @@ class Session:
         self.is_between = True
         return True
 
-    def enter(self, welcomed: Welcomed, now: float) -> Entered:
+    def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
         """Belong to this home and run from now on."""
         header, told, former = welcomed.header, welcomed.told, self.welcome
         self._schema, self.is_between = welcomed.schema, False
@@ -266,7 +266,7 @@ class Session:
         change = self.watch.acknowledged(now)
         if former is None:
             self.feedback_through = 0
-            return Entered(change, False, False)
+            return WelcomeChanges(change, False, False)
         if (told.epoch, told.home_name) != (former.epoch, former.home_name):
             self.feedback_through = 0  # pieces are numbered from 1 at each start of each home
         if told.home_name != former.home_name:
@@ -274,7 +274,7 @@ class Session:
         self.schedule.hurry()  # a home that is new, or was away, is told at once
         is_other_life = told.epoch != former.epoch and told.home_name == former.home_name
         has_forgotten = not told.durable or told.since > former.epoch  # the latter: its state folder is a new one
-        return Entered(change, told.run_name != former.run_name, is_other_life and has_forgotten)
+        return WelcomeChanges(change, told.run_name != former.run_name, is_other_life and has_forgotten)
 
     # UPDATE and its answer
 
@@ -341,6 +341,6 @@ class Session:
             self.trouble = answer.text  # said when the home has acknowledged nothing for a while, and where it matters
         return "hello" if answer.code in OUTDATED else "update"
 
-    def end_run(self) -> Boundary:
+    def end_run(self) -> RunBoundary:
         """Another run has begun: what comes from now on does not belong to the former one."""
         return self.counts.end_run(self.outbox.newest, self.schedule.asked)

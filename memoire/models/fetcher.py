@@ -22,7 +22,7 @@ from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import Answer
 
-from .model import Assembly, Model, model_of
+from .model import Model, ModelAssembly, model_of
 
 MAX_MISSED = 64
 """Versions that are fetched after a gap in what was heard."""
@@ -39,7 +39,7 @@ LARGE_BODY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _WantedVersion:
     """A version that was announced, 0 for the newest; its hash where a notice said it."""
 
     version: int
@@ -52,7 +52,7 @@ class _Fetching:
     def __init__(self, version: int, now: float) -> None:
         self.version = version
         self.heard_at = now  # when the newest chunk came
-        self.assembly: Assembly | None = None
+        self.assembly: ModelAssembly | None = None
         self.asked = 0  # everything before this offset was asked for
         self.open = 0  # chunks that were asked for and have not come
         self.stride = 0  # bytes of a chunk, as the first one came
@@ -73,7 +73,7 @@ class ChunkRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class CompleteModel:
     """A model is complete."""
 
     model: Model
@@ -85,7 +85,7 @@ class Delivery:
     """Versions between this one and the one before."""
 
 
-Step: TypeAlias = ChunkRequest | Delivery
+Step: TypeAlias = ChunkRequest | CompleteModel
 
 
 class TopicFetcher:
@@ -109,7 +109,7 @@ class TopicFetcher:
         self._epochs: OrderedDict[int, int] = OrderedDict()  # newest one of a notice, by the hash of its server's name
         self._source = (0, 0)  # of the newest notice: hash of the server's name, epoch
         self._heard = 0  # newest version that was announced, fetched or not
-        self._queue: deque[Model | _Wanted] = deque()  # in order: a body that is here, or a version to fetch
+        self._queue: deque[Model | _WantedVersion] = deque()  # in order: a body that is here, or a version to fetch
         self._fetching: _Fetching | None = None
         self._asked_newest = False
         self._is_renewed = False  # the publisher began anew: a version that we know may name another model
@@ -127,7 +127,7 @@ class TopicFetcher:
         """Ask for the newest model, once."""
         if not self._asked_newest:
             self._asked_newest = True
-            self._queue.append(_Wanted(0))
+            self._queue.append(_WantedVersion(0))
             self._advance(now)
         return self._taken()
 
@@ -139,7 +139,7 @@ class TopicFetcher:
     def announced(self, version: int, now: float) -> list[Step]:
         """The server says what its newest version is: a notice may have been missed."""
         if version > self._heard:
-            self._enqueue(_Wanted(version), version)
+            self._enqueue(_WantedVersion(version), version)
             self._advance(now)
         return self._taken()
 
@@ -152,20 +152,20 @@ class TopicFetcher:
         if notice.version <= self._heard:
             return []
         if payload is None and notice.size:
-            item: Model | _Wanted = _Wanted(notice.version, notice.sha256)
+            item: Model | _WantedVersion = _WantedVersion(notice.version, notice.sha256)
         else:
             item = model_of(notice, b"" if payload is None else bytes(payload))
         self._enqueue(item, notice.version)
         self._advance(now)
         return self._taken()
 
-    def _enqueue(self, item: Model | _Wanted, version: int) -> None:
+    def _enqueue(self, item: Model | _WantedVersion, version: int) -> None:
         """Put a version behind those that were heard of; who receives every one gets those in between too, as far as
         the node still has them.
         """
         if self._has_receivers() and self._heard:
             between = range(max(self._heard + 1, version - MAX_MISSED), version)
-            self._queue.extend(_Wanted(missed) for missed in between)
+            self._queue.extend(_WantedVersion(missed) for missed in between)
         self._queue.append(item)
         self._heard = version
         while len(self._queue) > MAX_QUEUED:
@@ -270,7 +270,7 @@ class TopicFetcher:
         is_renewed, self._is_renewed = self._is_renewed, False
         skipped = 0 if newest is None else max(0, model.version - newest.version - 1)
         self._newest = model
-        self._steps.append(Delivery(model, is_renewed, self._source, skipped))
+        self._steps.append(CompleteModel(model, is_renewed, self._source, skipped))
 
     # Chunks
 
@@ -356,7 +356,7 @@ class TopicFetcher:
         """The first chunk says what is coming. Many clients hear of a model at once: each takes the rest a little
         later, at random.
         """
-        fetching.assembly = Assembly(
+        fetching.assembly = ModelAssembly(
             chunk.topic,
             chunk.version,
             chunk.size,

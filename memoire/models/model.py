@@ -274,7 +274,7 @@ class ModelStore:
             assert all(len(versions) == 1 for versions in self._topics.values())
 
 
-class Assembly:
+class ModelAssembly:
     """A body on its way, chunk by chunk; checked against its size and SHA-256 before anybody sees it.
 
     It is hashed as it comes, and handed out without another copy: a body is in memory once.

@@ -43,7 +43,7 @@ class Array(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
 
-class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+class _ArrayFacts(msgspec.Struct, forbid_unknown_fields=True):
     """What the header says of an array."""
 
     dtype: str
@@ -63,7 +63,7 @@ def pack(arrays: Mapping[Any, Array]) -> bytes:
     for name, array in arrays.items():
         if not isinstance(name, str) or name == _METADATA:
             raise ParameterError("net", name, f"arrays whose names are text, and not {_METADATA!r}")
-        facts[name] = _Facts(array.dtype, list(array.shape), (offset, offset + array.data.nbytes))
+        facts[name] = _ArrayFacts(array.dtype, list(array.shape), (offset, offset + array.data.nbytes))
         offset += array.data.nbytes
     header = msgspec.json.encode(facts)
     header += b" " * (-(8 + len(header)) % _ALIGNMENT)
@@ -88,13 +88,13 @@ def unpack(body: bytes, what: str = "this model") -> dict[str, Array]:
         )
     try:
         rows = msgspec.json.decode(body[8 : 8 + size], type=dict[str, msgspec.Raw])
-        facts = {name: msgspec.json.decode(row, type=_Facts) for name, row in rows.items() if name != _METADATA}
+        facts = {name: msgspec.json.decode(row, type=_ArrayFacts) for name, row in rows.items() if name != _METADATA}
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _damaged(what, f"its header cannot be read: {error}") from error
     return _arrays(what, facts, memoryview(body)[8 + size :])
 
 
-def _arrays(what: str, facts: Mapping[str, _Facts], data: memoryview) -> dict[str, Array]:
+def _arrays(what: str, facts: Mapping[str, _ArrayFacts], data: memoryview) -> dict[str, Array]:
     """Each array's part of the data: one after the other, to the last byte."""
     if not 0 < len(facts) <= MAX_ARRAYS:
         raise _damaged(what, f"it has {len(facts)} arrays")

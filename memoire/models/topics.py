@@ -19,7 +19,7 @@ from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import Answer
 
-from .fetcher import ChunkRequest, Delivery, Step, TopicFetcher
+from .fetcher import ChunkRequest, CompleteModel, Step, TopicFetcher
 from .model import Model
 from .received import ReceivedModels, Subscription
 from .subscription_watch import SubscriptionWatch
@@ -237,7 +237,7 @@ class Topics:
     def _perform(self, topic: _Topic, steps: Iterable[Step]) -> None:
         """Ask for what is to be fetched, and hand out what is complete."""
         for step in steps:
-            if isinstance(step, Delivery):
+            if isinstance(step, CompleteModel):
                 self.skipped += step.skipped
                 self.received.put(topic.name, step.model, is_renewed=step.is_renewed)
                 self._on_model(step.model, step.is_renewed, step.source)

@@ -19,7 +19,7 @@ from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
-from memoire.wire.frames import Header, Message, parse, parse_header, refusal
+from memoire.wire.frames import Message, MessageHeader, parse, parse_header, refusal
 
 from .context import Socket
 from .curve_server import Gate
@@ -86,7 +86,7 @@ class Admission:
         self._check_connection(request, message.header.client, now)
         return message
 
-    def parse_header(self, request: EnvelopedRequest, now: float) -> Header:
+    def parse_header(self, request: EnvelopedRequest, now: float) -> MessageHeader:
         """What a proxy was asked; as `parse`, for those that leave body and client's owner to the server behind."""
         header, _ = parse_header(request.message, self._limits)
         request.peer.check(header.type, header.table)
@@ -120,7 +120,9 @@ class Admission:
             return None
         return message
 
-    def receive_push_header(self, made: Socket, frames: list[zmq.Frame]) -> tuple[Header, Peer, list[zmq.Frame]] | None:
+    def receive_push_header(
+        self, made: Socket, frames: list[zmq.Frame]
+    ) -> tuple[MessageHeader, Peer, list[zmq.Frame]] | None:
         """As `receive_push`, for proxies: what the message says of itself, whose it is, and all of its frames."""
         try:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)

@@ -19,12 +19,12 @@ from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolErro
 from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Header, encode, parse, peek
+from memoire.wire.frames import Answer, MessageHeader, encode, parse, peek
 
 from . import sockets
-from .calls import Call, Calls
 from .context import Context, Socket
 from .link import dial
+from .pending_requests import PendingRequest, PendingRequests
 from .poller import Poller
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Channel:
         self._context = context
         self._rng = rng
         self._numbers = numbers or itertools.count(1)
-        self._calls = Calls(limits.resend_after, limits.resend_most, rng)
+        self._calls = PendingRequests(limits.resend_after, limits.resend_most, rng)
         self._renewed_at = float("-inf")
         self._denied_since = float("inf")
         self._socket = self._open()
@@ -192,7 +192,7 @@ class Channel:
         self.pump()
         return number
 
-    def learned(self, header: Header, told: messages.Welcome) -> None:
+    def learned(self, header: MessageHeader, told: messages.Welcome) -> None:
         """A WELCOME came: requests carry its facts from now on, and are no longer than the other side takes."""
         self.run, self.home = header.run, header.home
         self.fingerprint, self.table = header.fingerprint, told.table
@@ -289,7 +289,7 @@ class Channel:
             if call is not None:
                 call.finish(Refused(self.endpoint, error.code, error.detail))
 
-    def _timeout(self, call: Call, now: float) -> MemoireTimeout:
+    def _timeout(self, call: PendingRequest, now: float) -> MemoireTimeout:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
         advice = f"{tries} {self._link.explain(probe=False)}"
         return MemoireTimeout("reply", self.endpoint, now - call.started, advice)

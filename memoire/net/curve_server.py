@@ -125,7 +125,7 @@ class Gate:
         bound = sockets.bind(made, endpoint)
         self._guarded.add(made)
         self._ports.add(int(bound.rpartition(":")[2]))
-        return bound, _Front(self, made)
+        return bound, _GuardedAddress(self, made)
 
     def _enter(self) -> None:
         """Be asked who may come in, from now on."""
@@ -278,7 +278,7 @@ _WANTED: Final = (
 )
 
 
-class _Front:
+class _GuardedAddress:
     """One guarded address: counts who failed to get in, and follows its own key. Belongs to the socket's thread."""
 
     def __init__(self, gate: Gate, made: Socket) -> None:

@@ -41,7 +41,7 @@ MAX_DESCRIPTORS = 1 << 20
 """Nobody is given more: some programs look at each one that they may have."""
 
 
-class _Listening(Protocol):
+class _ListeningSocket(Protocol):
     @property
     def closed(self) -> bool:
         """Whether it has been."""
@@ -70,7 +70,7 @@ class System:
         process.filter_packets(fd, on)
 
 
-class Guard:
+class DescriptorGuard:
     """Closes this process's TCP addresses to new connections while it has no descriptors for them.
 
     May be called from any thread; whoever comes by calls `turn`.
@@ -85,7 +85,7 @@ class Guard:
         self.times = 0
         """How often that began."""
         self._lock = threading.Lock()
-        self._listening: dict[int, _Listening] = {}  # by descriptor
+        self._listening: dict[int, _ListeningSocket] = {}  # by descriptor
         self.reserved = 0
         """By how many the soft limit is lower than it was."""
         self._said_at = float("-inf")
@@ -130,7 +130,7 @@ class Guard:
             f"--ulimit nofile={needed} for a container), or put more proxies in front."
         )
 
-    def add(self, fd: int, made: _Listening) -> None:
+    def add(self, fd: int, made: _ListeningSocket) -> None:
         """Guard the listening socket of this descriptor, for as long as `made` is open."""
         with self._lock:
             self._listening[fd] = made
@@ -140,7 +140,7 @@ class Guard:
                 self._reserve()
             self.look_at = min(self.look_at, time.monotonic())
 
-    def forget(self, made: _Listening) -> None:
+    def forget(self, made: _ListeningSocket) -> None:
         """Guard it no more: it is about to be closed."""
         with self._lock:
             for fd in [fd for fd, listening in self._listening.items() if listening is made]:
@@ -212,11 +212,11 @@ class Guard:
             self.reserved = count
 
 
-_guard = Guard()
+_guard = DescriptorGuard()
 os.register_at_fork(after_in_child=_guard.forget_all)
 
 
-def shared_guard() -> Guard:
+def shared_guard() -> DescriptorGuard:
     """The one of this process."""
     return _guard
 
@@ -227,7 +227,7 @@ def limit() -> int:
 
 
 def used() -> int:
-    """How many it has open now: see `Guard.used`."""
+    """How many it has open now: see `DescriptorGuard.used`."""
     return _guard.used()
 
 
@@ -237,7 +237,7 @@ def backlog() -> int:
 
 
 def raise_limit() -> int:
-    """Let this process open as many as it may: see `Guard.raise_limit`."""
+    """Let this process open as many as it may: see `DescriptorGuard.raise_limit`."""
     return _guard.raise_limit()
 
 
@@ -246,7 +246,7 @@ def too_few(clients: int) -> str:
     return _guard.too_few(clients)
 
 
-def guard_listener(fd: int, made: _Listening) -> None:
+def guard_listener(fd: int, made: _ListeningSocket) -> None:
     """Guard what listens at this descriptor, if this process is tuned (`process`)."""
     if process.is_tuned():
         _guard.add(fd, made)

@@ -25,7 +25,7 @@ from . import addresses, monitor, reachability, resolver, sockets
 from .context import Socket
 from .curve_client import Shown
 from .poller import Poller
-from .resolver import Found, Names
+from .resolver import LookupResult, NameResolver
 
 PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
@@ -51,7 +51,9 @@ _REFUSED = (
 class Link:
     """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
 
-    def __init__(self, doors: Poller, made: Socket, endpoint: str, known: Names, keys: Keys | None = None) -> None:
+    def __init__(
+        self, doors: Poller, made: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.address = ""
         """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
@@ -77,7 +79,7 @@ class Link:
         self._name_at = float("inf")  # when the name is to be looked up again
         self._refusal = ""  # why the newest handshake failed
         self._doors, self._made, self._names = doors, made, known
-        self._followers: dict[Socket, _Follower | None] = {}
+        self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or resolver.is_numeric(named["host"]) else named.groups()
         self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
@@ -97,7 +99,9 @@ class Link:
 
     def join(self, made: Socket) -> Socket:
         """Connect another socket to wherever this link leads, from now on."""
-        follower = self._followers[made] = None if self._shown is None else _Follower(self._shown.keys, made, self)
+        follower = self._followers[made] = (
+            None if self._shown is None else _FollowingSocket(self._shown.keys, made, self)
+        )
         if follower is not None:
             self._doors.follow(made, follower)
         if self.address:
@@ -231,7 +235,7 @@ class Link:
             self._is_asking = True
             self._names.ask(self._host, lambda found: self._doors.post(lambda: self._found(found)))
 
-    def _found(self, found: Found) -> None:
+    def _found(self, found: LookupResult) -> None:
         self._is_asking = False
         if self._made.closed:
             return
@@ -294,7 +298,7 @@ def _refusal(event: int, value: int) -> str:
     return "does not speak ZeroMQ. Is it memoire's address?"
 
 
-class _Follower:
+class _FollowingSocket:
     """A socket beside a link's own, which may be denied by itself."""
 
     def __init__(self, keys: Keys, made: Socket, link: Link) -> None:
@@ -354,7 +358,7 @@ def dial(
     *,
     watch: bool = False,
     follow: bool = True,
-    known: Names | None = None,
+    known: NameResolver | None = None,
     keys: Keys | None = None,
 ) -> Link:
     """Connect a socket that these doors are to own; returns at once, whether anybody is there or not.

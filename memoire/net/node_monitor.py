@@ -12,7 +12,7 @@ WAIT_INTERVAL = 0.1
 """Seconds after which a call that waits looks again, should nobody have told it: some conditions are times."""
 
 
-class Monitor:
+class NodeLock:
     """The lock of a node, and waiting at it: every wait ends when the node is closed or fails.
 
     Args:

@@ -16,8 +16,8 @@ import zmq
 from . import sockets
 from .connection_watcher import ConnectionWatcher
 from .context import Socket
-from .lanes import Lanes
 from .poller import Poller
+from .send_queues import SendQueues
 
 MAX_FRAMES = 16
 MESSAGES_PER_TURN = 100
@@ -32,7 +32,7 @@ Change = Callable[[list[zmq.Frame]], Sequence[Any]]
 class _Direction:
     """Messages from one socket to another."""
 
-    def __init__(self, source: Socket, sink: Socket, change: Change, lanes: Lanes | None = None) -> None:
+    def __init__(self, source: Socket, sink: Socket, change: Change, lanes: SendQueues | None = None) -> None:
         self.source, self.sink, self.change, self._lanes = source, sink, change, lanes
         self.kept: Sequence[Any] | None = None
 
@@ -64,7 +64,7 @@ def forward(
     back: Socket,
     pass_on: Change,
     *,
-    replies: Lanes | None,
+    replies: SendQueues | None,
     until: threading.Event,
     ways: Mapping[Socket, ConnectionWatcher | None],
 ) -> None:

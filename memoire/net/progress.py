@@ -23,7 +23,7 @@ SLOW_TIMEOUT = 300.0
 """Seconds without a turn after which it is stuck however busy the machine is."""
 
 
-class _Sight(NamedTuple):
+class _LateThread(NamedTuple):
     """The first look at a thread that is late."""
 
     turned: float
@@ -68,7 +68,7 @@ class ProgressMonitor:
         waited: Callable[[], float] = waited_for_cores,
     ) -> None:
         self._timeout, self._clock, self._waited = timeout, clock, waited
-        self._first: _Sight | None = None  # replaced as a whole: several threads may look
+        self._first: _LateThread | None = None  # replaced as a whole: several threads may look
 
     def silence(self, turned: float) -> float:
         """Seconds since the thread's last turn began, at `turned`, if it is stuck; else 0."""
@@ -77,7 +77,7 @@ class ProgressMonitor:
             return 0.0
         first = self._first
         if first is None or first.turned != turned:
-            first = self._first = _Sight(turned, now, self._waited())
+            first = self._first = _LateThread(turned, now, self._waited())
         could_run = now - first.at - max(0.0, self._waited() - first.waited)
         is_stuck = could_run >= RUNNABLE_TIMEOUT or now - turned > SLOW_TIMEOUT
         return now - turned if is_stuck else 0.0

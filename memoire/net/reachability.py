@@ -12,7 +12,7 @@ PROBE = 0.2
 
 
 def why_unreachable(
-    endpoint: str, address: str = "", *, known: resolver.Names | None = None, probe: bool = True
+    endpoint: str, address: str = "", *, known: resolver.NameResolver | None = None, probe: bool = True
 ) -> str:
     """What a person can do about an address that did not answer.
 

@@ -25,7 +25,7 @@ MAX_KNOWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupResult:
     """What a look-up brought."""
 
     addresses: tuple[str, ...]
@@ -51,7 +51,7 @@ def look_up(host: str) -> list[str]:
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
-class Names:
+class NameResolver:
     """Look-ups of one process: one thread for each name that is asked for now, none in between.
 
     All methods may be called from any thread, and none waits for a name server.
@@ -63,10 +63,10 @@ class Names:
         self._lookup = lookup or look_up
         self._fresh, self._max_known = fresh, max_known
         self._lock = threading.Lock()  # guards the two below
-        self._known: dict[str, Found] = {}  # newest answers, oldest asked first
-        self._asked: dict[str, tuple[float, list[Callable[[Found], None]]]] = {}  # since when, and who waits
+        self._known: dict[str, LookupResult] = {}  # newest answers, oldest asked first
+        self._asked: dict[str, tuple[float, list[Callable[[LookupResult], None]]]] = {}  # since when, and who waits
 
-    def ask(self, host: str, done: Callable[[Found], None]) -> None:
+    def ask(self, host: str, done: Callable[[LookupResult], None]) -> None:
         """Have `done` called with what the name is: at once where that is known, else soon, in another thread."""
         with self._lock:
             known = self._known.get(host)
@@ -98,7 +98,7 @@ class Names:
             addresses, trouble = tuple(self._lookup(host)), ""
         except (OSError, UnicodeError) as error:  # the latter: it cannot be a name at all
             addresses, trouble = (), str(getattr(error, "strerror", None) or error)
-        found = Found(addresses, trouble or ("" if addresses else "it has no address"), time.monotonic())
+        found = LookupResult(addresses, trouble or ("" if addresses else "it has no address"), time.monotonic())
         with self._lock:
             self._known.pop(host, None)
             self._known[host] = found
@@ -114,10 +114,10 @@ class Names:
         self._known, self._asked = {}, {}
 
 
-_names = Names()
+_names = NameResolver()
 os.register_at_fork(after_in_child=_names.forget)
 
 
-def shared_names() -> Names:
+def shared_names() -> NameResolver:
     """The one of this process."""
     return _names

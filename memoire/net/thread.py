@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from memoire.errors import Closed, ForkedError
-from memoire.replay.guarded import Guarded
+from memoire.replay.strict_attributes import StrictAttributes
 
 from . import process
 from .poller import Poller
@@ -36,7 +36,7 @@ IDLE_INTERVAL = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
 
-class Node(Guarded, ABC):
+class Node(StrictAttributes, ABC):
     """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
 
     A process forked from its own finds a `Forked` in its place.

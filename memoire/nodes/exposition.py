@@ -22,7 +22,7 @@ REASONS = ("http_guessing", "http_name", "http_token", *PEERS)
 HUNG_UP = "memoire_hung_up_connections"
 
 
-class Look(NamedTuple):
+class ScrapedNode(NamedTuple):
     """A node at the moment of a scrape: stats are None before it is there."""
 
     role: str
@@ -37,7 +37,7 @@ class Look(NamedTuple):
 class NodeCollector(Collector):
     """The metrics of one node, as its role has them."""
 
-    def __init__(self, look: Callable[[], Look]) -> None:
+    def __init__(self, look: Callable[[], ScrapedNode]) -> None:
         self._look = look
 
     def collect(self) -> Iterator[Metric]:

@@ -43,10 +43,10 @@ from typing import Self
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
 from memoire.proxy.proxy import Proxy
 from memoire.security.exposure import is_loopback, warn
-from memoire.security.tokens import Guesses, Tokens
+from memoire.security.tokens import Tokens, WrongTokens
 from memoire.server.server import Server
 
-from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, PageRequest, as_error
+from .pages import OPEN, PAGES, PROBES, EarlyAnswer, Handler, Node, Page, PageRequest, as_error
 from .supervision import LINE
 
 _log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class NodePages:
         pages: All that there are, by path.
         request_timeout: Seconds that a connection has in all: to send its request, and to take the answer.
 
-    Whoever gives wrong tokens has to wait, by address (`Guesses`). On a loopback address only requests for a loopback
-    name are answered: a page of a browser on this machine that has its own name point here learns nothing.
+    Whoever gives wrong tokens has to wait, by address (`WrongTokens`). On a loopback address only requests for a
+    loopback name are answered: a page of a browser on this machine that has its own name point here learns nothing.
 
     Raises:
         EndpointError: an address is taken, or none.
@@ -103,7 +103,7 @@ class NodePages:
         self.refused: Counter[str] = Counter()
         """Requests that were refused for who asked, by reason."""
         self._node, self._pages = node, pages
-        self._tokens, self._guesses = Tokens.of(token), Guesses()
+        self._tokens, self._guesses = Tokens.of(token), WrongTokens()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._connections: dict[_Connection, None] = {}  # the thread's, oldest first
@@ -142,13 +142,15 @@ class NodePages:
         token = None if said["HTTP_TOKEN_FILE"] is None else Tokens(said["HTTP_TOKEN_FILE"])
         return cls(said["HTTP"], node, token=token, probes=said["PROBES"])
 
-    def _open_doors(self, address: str | None, probes: str | None) -> list[_Door]:
-        made: list[_Door] = []
+    def _open_doors(self, address: str | None, probes: str | None) -> list[_HttpAddress]:
+        made: list[_HttpAddress] = []
         try:
             if address is not None:
-                made.append(_Door(listen(address), frozenset(self._pages), OPEN if probes is None else ("/", *PROBES)))
+                made.append(
+                    _HttpAddress(listen(address), frozenset(self._pages), OPEN if probes is None else ("/", *PROBES))
+                )
             if probes is not None:
-                made.append(_Door(listen(probes), frozenset(OPEN), OPEN))
+                made.append(_HttpAddress(listen(probes), frozenset(OPEN), OPEN))
         except BaseException:
             for door in made:
                 door.listener.close()
@@ -258,14 +260,14 @@ class NodePages:
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
                     self._loop.call_soon_threadsafe(connection.send, response)
 
-    def answer(self, request: bytes, door: _Door, peer: str) -> bytes:
+    def answer(self, request: bytes, door: _HttpAddress, peer: str) -> bytes:
         """The whole response to a whole request that came in by this door, of somebody at this address."""
         try:
             asked = self._read(request, door)
             if self._tokens is not None and asked.path not in door.unguarded:
                 self._guard(self._tokens, asked.headers.get("authorization", ""), peer)
             page = self._pages[asked.path](self._node, asked)
-        except Asked as answer:
+        except EarlyAnswer as answer:
             page = answer.page
         except ParameterError as error:
             page = as_error(http.HTTPStatus.BAD_REQUEST, str(error))
@@ -274,7 +276,7 @@ class NodePages:
             page = as_error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
         return _response(page, is_head=request.startswith(b"HEAD "))
 
-    def _read(self, request: bytes, door: _Door) -> PageRequest:
+    def _read(self, request: bytes, door: _HttpAddress) -> PageRequest:
         """A request that may be answered."""
         try:
             first, *lines = request.decode("ascii").split("\r\n")
@@ -286,19 +288,19 @@ class NodePages:
             query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=16))
             asked_for = urllib.parse.urlsplit(f"//{headers['host']}").hostname if "host" in headers else None
         except ValueError:
-            raise Asked(as_error(http.HTTPStatus.BAD_REQUEST, "this is not an HTTP request")) from None
+            raise EarlyAnswer(as_error(http.HTTPStatus.BAD_REQUEST, "this is not an HTTP request")) from None
         if not version.startswith("HTTP/1."):
-            raise Asked(as_error(http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+            raise EarlyAnswer(as_error(http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
         if door.is_local and asked_for is not None and not is_loopback(asked_for):
             text = f"these pages are for this machine only, and {asked_for!r} is not its name: ask for localhost"
             self.refused["http_name"] += 1
-            raise Asked(as_error(http.HTTPStatus.MISDIRECTED_REQUEST, text))
+            raise EarlyAnswer(as_error(http.HTTPStatus.MISDIRECTED_REQUEST, text))
         if method not in ("GET", "HEAD"):
             page = as_error(http.HTTPStatus.METHOD_NOT_ALLOWED, "only GET: nothing can be changed here")
-            raise Asked(page._replace(headers=(("Allow", "GET, HEAD"),)))
+            raise EarlyAnswer(page._replace(headers=(("Allow", "GET, HEAD"),)))
         if parts.path not in door.paths:
             text = f"there is no page {parts.path!r}; there are {', '.join(sorted(door.paths))}"
-            raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
+            raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, text))
         return PageRequest(parts.path, query, headers, self.open, dict(self.refused))
 
     def _guard(self, tokens: Tokens, given: str, peer: str) -> None:
@@ -306,17 +308,19 @@ class NodePages:
         if given and (left := self._guesses.wait(peer)):
             self.refused["http_guessing"] += 1
             page = as_error(http.HTTPStatus.TOO_MANY_REQUESTS, f"too many wrong tokens came from {peer}: wait")
-            raise Asked(page._replace(headers=(("Retry-After", f"{math.ceil(left)}"),)))
+            raise EarlyAnswer(page._replace(headers=(("Retry-After", f"{math.ceil(left)}"),)))
         if tokens.holds(bearer(given)):
             return
         if given:
             self._guesses.wrong(peer)
             self.refused["http_token"] += 1
         text = "this page takes the node's token: Authorization: Bearer TOKEN"
-        raise Asked(as_error(http.HTTPStatus.UNAUTHORIZED, text)._replace(headers=(("WWW-Authenticate", "Bearer"),)))
+        raise EarlyAnswer(
+            as_error(http.HTTPStatus.UNAUTHORIZED, text)._replace(headers=(("WWW-Authenticate", "Bearer"),))
+        )
 
 
-class _Door:
+class _HttpAddress:
     """An address where requests come in: which pages it has, and which of them nobody is asked a token for."""
 
     def __init__(self, listener: socket.socket, paths: frozenset[str], unguarded: Collection[str]) -> None:
@@ -346,7 +350,7 @@ os.register_at_fork(after_in_child=_forget_all)
 class _Connection(asyncio.Protocol):
     """One request and its answer. Everything here belongs to the pages' thread."""
 
-    def __init__(self, pages: NodePages, door: _Door) -> None:
+    def __init__(self, pages: NodePages, door: _HttpAddress) -> None:
         self._pages, self.door = pages, door
         self._request = b""
         self._is_asked = False

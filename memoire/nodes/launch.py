@@ -30,7 +30,7 @@ from .child import ONE_THREAD, Child
 from .launcher import READY_TIMEOUT, Launcher
 from .local_cluster import Nodes
 from .local_run import LocalRun, note
-from .output import Output
+from .output import ProcessOutput
 
 TURN = 0.2
 """Seconds between two looks at the programs."""
@@ -135,14 +135,14 @@ def launch(options: Options) -> int:
         EndpointError: the ports are in use.
         MemoireTimeout: the learner did not open its address.
     """
-    shown = Output(options.names, options.logs, None if options.quiet else sys.stdout)
+    shown = ProcessOutput(options.names, options.logs, None if options.quiet else sys.stdout)
     with shown, Launcher(shown, say=note) as launcher:
-        launched = Launched(launcher, options)
+        launched = LaunchedRun(launcher, options)
         launched.run()
         return 0 if launched.is_over else 128 + (launcher.stop_signal or signal.SIGTERM)
 
 
-class Launched:
+class LaunchedRun:
     """A learner and its actors, from the first start to the end of the run.
 
     Attributes:

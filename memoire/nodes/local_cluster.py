@@ -17,7 +17,7 @@ DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalCluster:
     """A running cluster: its processes, and the addresses that actors and learners connect to (any of them)."""
 
     servers: tuple[Child, ...]
@@ -81,7 +81,7 @@ class Nodes:
         )
 
 
-def start(launcher: Launcher, nodes: Nodes) -> Local | None:
+def start(launcher: Launcher, nodes: Nodes) -> LocalCluster | None:
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
     Raises:
@@ -101,11 +101,11 @@ def start(launcher: Launcher, nodes: Nodes) -> Local | None:
         ],
     )
     if servers is None or not nodes.proxies:
-        return None if servers is None else Local(servers, ())
+        return None if servers is None else LocalCluster(servers, ())
     behind = (*with_keys(nodes.keys, "proxy"), *(str((child.facts or {})["endpoint"]) for child in servers))
     made = [_node(launcher, "proxy", number, each, nodes, behind) for number, each in enumerate(fronts)]
     proxies = _ready(launcher, made)
-    return None if proxies is None else Local(servers, proxies)
+    return None if proxies is None else LocalCluster(servers, proxies)
 
 
 def _make_folder(state_dir: str | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from . import local_cluster
 from .child import Child
 from .launcher import Launcher
-from .local_cluster import Local, Nodes
+from .local_cluster import LocalCluster, Nodes
 
 IDLE = 60.0
 """Seconds between two looks at a run that shows nothing."""
@@ -32,7 +32,7 @@ class LocalRun:
     """
 
     def __init__(self, launcher: Launcher, nodes: Nodes | None, *, dashboard: bool = True) -> None:
-        self.cluster: Local | None = None
+        self.cluster: LocalCluster | None = None
         self.dashboard: str | None = None
         self._launcher, self._nodes, self._wants_dashboard = launcher, nodes, dashboard
         self._board: Child | None = None  # until its address was printed
@@ -98,7 +98,7 @@ def up(nodes: Nodes, *, dashboard: bool = True) -> int:
     return 0
 
 
-def _announce_nodes(cluster: Local) -> None:
+def _announce_nodes(cluster: LocalCluster) -> None:
     for endpoint in cluster.endpoints:
         print(f"memoire: actors and learners connect to {endpoint}", flush=True)
     for child, page in zip((*cluster.servers, *cluster.proxies), cluster.pages, strict=True):

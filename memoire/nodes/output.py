@@ -14,7 +14,7 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 """ANSI colours of the names, one process after the other."""
 
 
-class Output:
+class ProcessOutput:
     """Takes the lines of all processes.
 
     Args:

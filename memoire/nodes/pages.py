@@ -43,7 +43,7 @@ Node: TypeAlias = Server | Proxy | Client | Reader
 Query: TypeAlias = Mapping[str, str]
 
 
-class Asked(Exception):
+class EarlyAnswer(Exception):
     """A page to answer with at once."""
 
     def __init__(self, page: Page) -> None:
@@ -142,14 +142,16 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
 def metrics(node: Node | None, request: PageRequest) -> Page:
     """The same for Prometheus."""
     try:
-        from .exposition import Exposition, Look, NodeCollector
+        from .exposition import Exposition, NodeCollector, ScrapedNode
     except ModuleNotFoundError as error:
-        raise Asked(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
+        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
 
-    def look() -> Look:
+    def look() -> ScrapedNode:
         stats = None if node is None else node.stats()
         known = security(stats, request.open, request.refused)
-        return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused, known.hung_up)
+        return ScrapedNode(
+            role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused, known.hung_up
+        )
 
     exposition = Exposition(NodeCollector(look))
     body, kind = exposition.text(request.headers.get("accept", ""))
@@ -237,7 +239,7 @@ def sample(node: Node | None, request: PageRequest) -> Page:
     if found is None:
         what = "no sample now that could be shown" if of is None else f"no sample of entry {of[1]} any more"
         text = f"table {table.name!r} holds {what} (or it is larger than 4 MiB)"
-        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
+        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, text))
     arrays = {
         name: {
             "dtype": array.dtype.str,
@@ -265,7 +267,7 @@ def _table(node: Node | None, request: PageRequest, what: str) -> TableHandle:
 
 def _server(node: Node | None, what: str) -> Server:
     if not isinstance(node, Server):
-        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
+        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
     return node
 
 
@@ -331,7 +333,7 @@ def client_page(server: Countable, query: Query) -> dict[str, Any]:
 def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise Asked(
+        raise EarlyAnswer(
             as_error(http.HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, got {text!r}")
         )
     return int(text)
@@ -344,7 +346,7 @@ def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -
         return read(query[name])
     except ValueError:
         text = f"{name} must be {expected}, got {query[name]!r}"
-        raise Asked(as_error(http.HTTPStatus.BAD_REQUEST, text)) from None
+        raise EarlyAnswer(as_error(http.HTTPStatus.BAD_REQUEST, text)) from None
 
 
 def _label(text: str) -> int:

@@ -25,7 +25,7 @@ from memoire.server.server import Server
 from memoire.suggestions import refuse_unknown
 
 from . import snapshots
-from .environments import env_schema
+from .gym_environments import env_schema
 from .http import NodePages
 from .pages import security
 from .sizes import NotASize, size

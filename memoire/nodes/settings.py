@@ -35,7 +35,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 @dataclass(frozen=True)
-class Said:
+class GivenSetting:
     """A setting that was said: its value as the command takes it, where, and how strong that is."""
 
     value: Any
@@ -153,7 +153,7 @@ def _all(
     path: str | None,
     content: Mapping[str, Any],
     environment: Mapping[str, str],
-) -> Iterator[tuple[argparse.Action, Said]]:
+) -> Iterator[tuple[argparse.Action, GivenSetting]]:
     """Everything that file and environment say about a command, the weakest first."""
     common = {key: value for key, value in content.items() if key not in COMMANDS}
     own = content.get(name, {})
@@ -161,23 +161,26 @@ def _all(
         for key, value in values.items():
             action = next((each for each in _settings(command) if _key(each) == _spelled(key)), None)
             if action is not None and value is not None:
-                yield action, Said(_taken(action, value, place + key), place + key, strength)
+                yield action, GivenSetting(_taken(action, value, place + key), place + key, strength)
     for action in _settings(command):
         variable = PREFIX + action.dest.upper()
         text = environment.get(variable)
         if text:
-            yield action, Said(_taken(action, _split(action, text, f"${variable}"), f"${variable}"), f"${variable}", 2)
+            yield (
+                action,
+                GivenSetting(_taken(action, _split(action, text, f"${variable}"), f"${variable}"), f"${variable}", 2),
+            )
 
 
 def _strongest(
-    command: argparse.ArgumentParser, said: Iterator[tuple[argparse.Action, Said]]
-) -> Iterator[tuple[str, Said]]:
+    command: argparse.ArgumentParser, said: Iterator[tuple[argparse.Action, GivenSetting]]
+) -> Iterator[tuple[str, GivenSetting]]:
     """What holds of all that was said."""
-    found: dict[str, Said] = {}
+    found: dict[str, GivenSetting] = {}
     for action, each in said:
         before = found.get(action.dest)
         if before is not None and isinstance(action, argparse._AppendAction):
-            each = Said(before.value + each.value, f"{before.where}, {each.where}", each.strength)
+            each = GivenSetting(before.value + each.value, f"{before.where}, {each.where}", each.strength)
         found[action.dest] = each
     for group in ALTERNATIVES:
         rivals = {name: found[name] for name in group if name in found}
@@ -265,7 +268,7 @@ def _one(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def _shown(
-    command: argparse.ArgumentParser, said: Mapping[str, Said], defaults: Mapping[str, Any]
+    command: argparse.ArgumentParser, said: Mapping[str, GivenSetting], defaults: Mapping[str, Any]
 ) -> Callable[[argparse.Namespace], int]:
     """What prints the settings that hold, each with its source."""
 

@@ -23,7 +23,7 @@ from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.suggestions import refuse_unknown
 
-from .environments import env_schema
+from .gym_environments import env_schema
 from .sizes import size
 
 ROOM = ("storage", "full", "length", "capacity", "cache_limit", "byte_limit", "client_capacity")

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from memoire.net.resolver import Found, is_numeric, shared_names
+from memoire.net.resolver import LookupResult, is_numeric, shared_names
 
 
 class TimedSocket(socket.socket):
@@ -62,7 +62,7 @@ def connect(host: str, port: int, deadline: float) -> TimedSocket:
 def _addresses(host: str, deadline: float) -> tuple[str, ...]:
     if is_numeric(host):
         return (host,)
-    told: queue.SimpleQueue[Found] = queue.SimpleQueue()
+    told: queue.SimpleQueue[LookupResult] = queue.SimpleQueue()
     shared_names().ask(host, told.put)
     try:
         found = told.get(timeout=_left(deadline))

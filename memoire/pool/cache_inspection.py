@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from memoire.wire import unpack
 from memoire.wire._container import HeldCache
-from memoire.wire.layout import Layout
+from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Part
 
 from . import picked
 from ._draw import HeldClient, HeldPool
-from .inspection import Distribution, Histogram, Peeked, Place
+from .inspection import Distribution, EntryPlace, Histogram, PeekedSample
 from .queues import CacheQueues
 
 MAX_CLIENTS: Final = 512
@@ -97,7 +97,7 @@ def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
     )
 
 
-class _LookedAt(NamedTuple):
+class _SampleView(NamedTuple):
     """What is seen of some caches of a client: of each sample, [n]."""
 
     weights: NDArray[np.float64]
@@ -106,7 +106,7 @@ class _LookedAt(NamedTuple):
     ages: NDArray[np.float64]
 
 
-def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int) -> _LookedAt:
+def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int) -> _SampleView:
     """Of these caches of one client, `most` samples: those of a cache lie in random order, so any will do."""
     found = []
     for held in caches:
@@ -114,7 +114,7 @@ def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int
         weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")[left]
         ages = np.frombuffer(held.part(Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
         found.append((weights, weights / held.total_weight, ages))
-    return _LookedAt(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
+    return _SampleView(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
 
 
 class ChosenSample(NamedTuple):
@@ -124,7 +124,7 @@ class ChosenSample(NamedTuple):
     """All that it has."""
     number: int | None
     """Of the entry that is wanted; None: any."""
-    layout: Layout
+    layout: ContainerLayout
     client: bytes
     sums: tuple[int, float, float, float]
     """The client's newest: sequence, total_weight, positives, minimum."""
@@ -162,7 +162,7 @@ def choose_sample(
     )
 
 
-def copied(chosen: ChosenSample, beta: float) -> Peeked | None:
+def copied(chosen: ChosenSample, beta: float) -> PeekedSample | None:
     """A copy of one sample of the chosen caches: drawn from a pool of its own, with a cache of its own out of the same
     bytes, so that nothing is taken. None where the entry that is wanted is in no cache.
     """
@@ -186,7 +186,7 @@ def copied(chosen: ChosenSample, beta: float) -> Peeked | None:
     chance = chosen.share * min(1.0, float(gathered.weight[0]) / cache.total_weight)
     newest = max(1.0, chosen.sums[2])
     place = _place_of(numbers, int(numbers[where[0]][at]))
-    return Peeked(gathered, chance, chosen.population * cache.positives / newest, beta, place)
+    return PeekedSample(gathered, chance, chosen.population * cache.positives / newest, beta, place)
 
 
 def _where(numbers: Sequence[NDArray[np.int64]], wanted: int | None, rng: random.Random) -> tuple[int, int] | None:
@@ -201,8 +201,8 @@ def _where(numbers: Sequence[NDArray[np.int64]], wanted: int | None, rng: random
     return None
 
 
-def _place_of(numbers: Sequence[NDArray[np.int64]], number: int) -> Place:
+def _place_of(numbers: Sequence[NDArray[np.int64]], number: int) -> EntryPlace:
     """An entry between its client's other held ones; which episode it is of, its client alone knows."""
     before = [int(low.max()) for each in numbers if len(low := each[each < number])]
     after = [int(high.min()) for each in numbers if len(high := each[each > number])]
-    return Place(earlier=max(before, default=None), later=min(after, default=None))
+    return EntryPlace(earlier=max(before, default=None), later=min(after, default=None))

@@ -28,27 +28,27 @@ from numpy.typing import NDArray
 
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.replay.batch import Gathered, place
+from memoire.replay.batch import GatheredSamples, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.wire import messages, unpack
 from memoire.wire._container import HeldCache
-from memoire.wire.layout import Layout
+from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Payload
 
 from . import cache_inspection, picked
 from ._draw import Picks
 from .demand import Demand
-from .draw import MAX_BATCH, Pooled, gathered_from
-from .inspection import MAX_INSPECTED, Distribution, Peeked
+from .draw import MAX_BATCH, PooledBatch, gathered_from
+from .inspection import MAX_INSPECTED, Distribution, PeekedSample
 from .interface import DEFAULTS
+from .pool_lock import PoolLock
 from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
 from .readers import Readers, check_count
 from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient
 from .stats import PoolStats
-from .waiting import Waiter
 
 
 class Pool:
@@ -80,7 +80,7 @@ class Pool:
             expected = "at least 1, at least 0 and above 0"
             raise ParameterError("byte_limit, cache_limit and client_timeout", given, expected)
         self._clock = clock
-        self._waiter = Waiter()
+        self._waiter = PoolLock()
         self._client_timeout = client_timeout
         # Everything below belongs to the waiter's lock.
         self._rng = random.Random()
@@ -98,7 +98,7 @@ class Pool:
         return self._queues.schema
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ContainerLayout:
         """What a cache must be like: for `container.check`."""
         return self._queues.layout
 
@@ -299,8 +299,12 @@ class Pool:
             return self._queues.held.entries()
 
     def get(
-        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
-    ) -> Pooled:
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
         """Draw a batch: all of it or nothing.
 
         Args:
@@ -326,9 +330,11 @@ class Pool:
             ready = self._ready(drawn_by, samples, out)
         return gathered_from(picks, drawn_by, parameters, beta, ready, self._clock())
 
-    def _ready(self, layout: Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
+    def _ready(
+        self, layout: ContainerLayout, samples: int, out: GatheredSamples | Mapping[str, NDArray[Any]] | None
+    ) -> GatheredSamples:
         """Arrays for a batch: the caller's, or new ones."""
-        if isinstance(out, Gathered):
+        if isinstance(out, GatheredSamples):
             layout.check_out(out, samples)
             return out
         made = layout.allocate(samples)
@@ -414,7 +420,7 @@ class Pool:
             chosen = cache_inspection.choose_caches(self._queues, self._clock(), self._rng, most)
         return cache_inspection.distribution_of(chosen, most)
 
-    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """A copy of a random held sample: of a client by its share of the weight, out of any of its caches. Or of the
         sample of this client's entry.
         """

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
-from memoire.replay.batch import Batch, Gathered
+from memoire.replay.batch import Batch, GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache
-from memoire.wire.layout import Layout
+from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
@@ -28,10 +28,10 @@ MAX_BATCH: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledBatch:
     """A batch out of held caches."""
 
-    gathered: Gathered
+    gathered: GatheredSamples
     importance: NDArray[np.float32]
     """[B] in (0, 1]: (N P(i) N_k / N_c) ** -beta over `divisor`."""
     divisor: float
@@ -45,7 +45,7 @@ class Pooled:
         columns = (column for value in values if isinstance(value, dict) for column in value.values())
         return sum(array.nbytes for array in (*values, *columns) if isinstance(array, np.ndarray))
 
-    def parted(self, batch_size: int, is_global: bool) -> "Iterator[Pooled]":
+    def parted(self, batch_size: int, is_global: bool) -> "Iterator[PooledBatch]":
         """Batches of so many samples, side by side in the same arrays; a rest that fills none is left out.
 
         Args:
@@ -57,7 +57,7 @@ class Pooled:
             if not is_global:
                 most = float(importance.max())
                 importance = importance / np.float32(most)
-            yield Pooled(self.gathered.rows(rows), importance, self.divisor * most, self.left_out)
+            yield PooledBatch(self.gathered.rows(rows), importance, self.divisor * most, self.left_out)
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
         """What a learner gets; `update` is its `update_priorities`, given ids (`batch.ID`) and TD errors, both [B]."""
@@ -66,12 +66,12 @@ class Pooled:
 
 def gathered_from(
     picks: Picks,
-    layout: Layout,
+    layout: ContainerLayout,
     parameters: Parameters,
     beta: float,
-    gathered: Gathered,
+    gathered: GatheredSamples,
     clock: float | None = None,
-) -> Pooled:
+) -> PooledBatch:
     """The batch of these samples, copied into the arrays of `gathered` without the GIL, with importance by `beta`.
 
     Args:
@@ -84,7 +84,7 @@ def gathered_from(
         gathered.max_share = parameters.sequence_max_share
     importance = np.empty(picks.size, np.float32)
     divisor = picks.importance(beta, parameters.normalize == "global", importance)
-    return Pooled(gathered, importance, divisor, picks.left_out)
+    return PooledBatch(gathered, importance, divisor, picks.left_out)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
 
 
 @dataclass(frozen=True)
-class _Merged:
+class _MergedClients:
     """The clients of all servers: C of them, in R rows."""
 
     rows: NDArray[np.void]
@@ -155,7 +155,7 @@ class _Merged:
     """[C] D_c over all servers."""
 
 
-def _merged(tables: Sequence[NDArray[np.void]]) -> _Merged | None:
+def _merged(tables: Sequence[NDArray[np.void]]) -> _MergedClients | None:
     """Each client once; None where there are no rows."""
     rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
     server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
@@ -170,7 +170,7 @@ def _merged(tables: Sequence[NDArray[np.void]]) -> _Merged | None:
     between = np.zeros(len(first))
     np.add.at(between, client, rows["drawn_between"])
     unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
-    return _Merged(rows, server, client, able, chosen, unused, between)
+    return _MergedClients(rows, server, client, able, chosen, unused, between)
 
 
 def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -178,7 +178,7 @@ def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
     return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
 
 
-def _split(merged: _Merged, counts: NDArray[np.int64], servers: int) -> list[NDArray[np.void]]:
+def _split(merged: _MergedClients, counts: NDArray[np.int64], servers: int) -> list[NDArray[np.void]]:
     """Each client's count [C] over the servers that hold some of it, first come first served: a table for each."""
     left, asked = counts.copy(), np.zeros(len(merged.rows), np.int64)
     for i in range(servers):
@@ -198,11 +198,11 @@ def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.i
 def finish(
     made: Plan,
     drawn: Sequence[HeldCache],
-    layout: Layout,
+    layout: ContainerLayout,
     parameters: Parameters,
     seed: int,
     beta: float,
-) -> Pooled:
+) -> PooledBatch:
     """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`,
     its importance made with exponent `beta`.
 

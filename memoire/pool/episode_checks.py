@@ -13,10 +13,10 @@ from memoire.limits import Limits
 from memoire.replay import dataset
 from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.schema import Schema
-from memoire.replay.values import is_finite
+from memoire.replay.value_conversion import is_finite
 from memoire.wire import messages, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def checked_episode(
     """
     if not isinstance(body, messages.Episode):
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
-    layout = layout_of(schema, parameters, Kind.EPISODE, final=body.has_final)
+    layout = layout_of(schema, parameters, ContainerKind.EPISODE, final=body.has_final)
     if checksum is None or stays:
         held = unpack.check(payload, layout, limits, checksum=checksum)
     else:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from memoire import _core
 from memoire.errors import EmptyMemory, UsedUp
-from memoire.replay.batch import ID, Gathered
+from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.wire import pack
 from memoire.wire.parts import Payload
 from memoire.wire.rows import CLIENT_SUMS
 
-from .draw import Pooled
+from .draw import PooledBatch
 from .episode_memory import NamedMemory
 from .readers import check_count
 
@@ -35,7 +35,7 @@ ANY_NUMBER: Final = 1
 class Sampled:
     """Samples of a memory, and its sums at that moment."""
 
-    gathered: Gathered
+    gathered: GatheredSamples
     weights: NDArray[np.float64]
     """[B]"""
     total_weight: float
@@ -43,7 +43,7 @@ class Sampled:
     smallest: float
     parameters: Parameters
 
-    def pooled(self, beta: float) -> Pooled:
+    def pooled(self, beta: float) -> PooledBatch:
         """The batch, with importance by this exponent."""
         importance, divisor = _core.importance(
             self.weights,
@@ -53,7 +53,7 @@ class Sampled:
             beta,
             self.parameters.normalize == "global",
         )
-        return Pooled(self.gathered, importance, divisor, 0.0)
+        return PooledBatch(self.gathered, importance, divisor, 0.0)
 
 
 def sampled(named: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> Sampled:

@@ -15,10 +15,10 @@ from memoire.replay.memory import Memory
 
 from .episode_draw import ids_of
 from .episode_memory import NamedMemory
-from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked, Place
+from .inspection import MAX_INSPECTED, Distribution, EntryPlace, Histogram, PeekedSample
 
 
-class _Seen(NamedTuple):
+class _SeenEntries(NamedTuple):
     """Entries of a memory that is held, every n-th row."""
 
     rows: NDArray[np.int64]
@@ -26,7 +26,7 @@ class _Seen(NamedTuple):
     ages: NDArray[np.float32]
 
     @classmethod
-    def of(cls, memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> _Seen:
+    def of(cls, memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> _SeenEntries:
         every = -(-memory.capacity // most)
         rows = np.arange(rng.randrange(every), memory.capacity, every)
         rows = rows[memory.contents()["meta"]["episode"][rows] >= 0]
@@ -38,7 +38,7 @@ class _Seen(NamedTuple):
 def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> Distribution:
     """How entries are spread: all of them, or at most so many that are evenly spaced."""
     with memory.held():
-        seen = _Seen.of(memory, rng, most)
+        seen = _SeenEntries.of(memory, rng, most)
         total, positives, _ = memory.sums()
         entries = memory.num_entries
     is_known = len(seen.rows) > 0 and 0.0 < total < math.inf
@@ -54,7 +54,7 @@ def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTE
     )
 
 
-def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | None = None) -> Peeked | None:
+def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | None = None) -> PeekedSample | None:
     """A copy of the sample of an entry: of this number, or a random one, by weight among evenly spaced ones. None where
     there is none of that number, or it has no weight.
     """
@@ -68,12 +68,12 @@ def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | No
         place = _place_of(memory, chosen)
         gathered = memory.gather([chosen])
     gathered.ids = ids_of(named, [chosen])
-    return Peeked(gathered, weight / total, float(positives), beta, place)
+    return PeekedSample(gathered, weight / total, float(positives), beta, place)
 
 
 def _drawn(memory: Memory, rng: random.Random) -> int | None:
     """Number of a random entry of a memory that is held; None where none has a weight."""
-    seen = _Seen.of(memory, rng)
+    seen = _SeenEntries.of(memory, rng)
     most = float(seen.weights.max(initial=0.0))
     if not most > 0.0:
         return None
@@ -88,7 +88,7 @@ def _weight_of(memory: Memory, number: int) -> float:
         return 0.0
 
 
-def _place_of(memory: Memory, number: int) -> Place:
+def _place_of(memory: Memory, number: int) -> EntryPlace:
     """Where an entry of a memory that is held stands in its episode, and what a learner said of it."""
     inside = memory.contents()
     meta = inside["meta"]
@@ -100,7 +100,7 @@ def _place_of(memory: Memory, number: int) -> Place:
     able = np.sort(meta["number"][rows[weights > 0.0]])
     at = int(np.searchsorted(able, number))
     error = max(0.0, float(one["priority"]) - memory.parameters.priority_epsilon) if one["learned"] else None
-    return Place(
+    return EntryPlace(
         earlier=int(able[at - 1]) if at else None,
         later=int(able[at + 1]) if at + 1 < len(able) else None,
         step=1 + int(np.searchsorted(numbers, number)),

@@ -38,7 +38,7 @@ class NamedMemory(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ByteRoom:
     """What fits into a limit of bytes.
 
     Args:
@@ -80,7 +80,7 @@ class EpisodeMemory:
         ParameterError: not one entry fits into `byte_limit`, or the room's capacity does not.
     """
 
-    def __init__(self, room: Room, parameters: Parameters | None, byte_limit: int, seed: int | None) -> None:
+    def __init__(self, room: ByteRoom, parameters: Parameters | None, byte_limit: int, seed: int | None) -> None:
         self.room, self._seed = room, seed
         self.byte_limit = byte_limit
         self.now = self._make(room.entries(byte_limit), byte_limit, parameters)

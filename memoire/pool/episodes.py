@@ -27,7 +27,7 @@ from memoire.arguments import whole
 from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
 from memoire.limits import Limits
 from memoire.replay import dataset
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
 from memoire.replay.memory import MAX_ROWS, Memory
@@ -38,11 +38,11 @@ from memoire.wire import messages
 from memoire.wire.parts import Payload
 
 from . import episode_inspection
-from .draw import MAX_BATCH, Pooled
+from .draw import MAX_BATCH, PooledBatch
 from .episode_checks import CheckedEpisode, checked_episode
 from .episode_draw import drawn_for, sampled, sums_of, why_nothing
-from .episode_memory import EpisodeMemory, NamedMemory, Room
-from .inspection import MAX_INSPECTED, Distribution, Peeked
+from .episode_memory import ByteRoom, EpisodeMemory, NamedMemory
+from .inspection import MAX_INSPECTED, Distribution, PeekedSample
 from .interface import DEFAULTS
 from .lasting import LastingPool
 from .stats import PoolCounts, PoolStats
@@ -79,7 +79,7 @@ class EpisodePool(LastingPool):
         seed: int | None = None,
     ) -> None:
         super().__init__(client_timeout, clock)
-        room = Room(schema, whole("capacity", capacity, 0, MAX_ROWS))
+        room = ByteRoom(schema, whole("capacity", capacity, 0, MAX_ROWS))
         self._rng = random.Random()  # of looks; any thread may draw a number
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
         self._stored = EpisodeMemory(room, parameters, byte_limit, seed)
@@ -238,8 +238,12 @@ class EpisodePool(LastingPool):
         return self.memory.num_positive
 
     def get(
-        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
-    ) -> Pooled:
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
         """Draw a batch, with replacement, as `Buffer.sample` does.
 
         Args:
@@ -253,12 +257,12 @@ class EpisodePool(LastingPool):
             Closed: `close` was called, also from another thread while waiting.
         """
         samples = whole("batch_size", samples, 1, MAX_BATCH)
-        if isinstance(out, Gathered):
-            raise WrongType("out", "arrays by their names in a batch", "Gathered")
+        if isinstance(out, GatheredSamples):
+            raise WrongType("out", "arrays by their names in a batch", "GatheredSamples")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
         return self._when_there(samples, timeout, lambda now: self._pooled(now, samples, places))
 
-    def _pooled(self, now: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> Pooled:
+    def _pooled(self, now: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> PooledBatch:
         drawn = sampled(now, samples, places)
         with self._waiter.lock:
             beta = self._annealing.next(drawn.parameters)
@@ -361,7 +365,7 @@ class EpisodePool(LastingPool):
         """How entries are spread: all of them, or evenly spaced ones."""
         return episode_inspection.distribution_of(self.memory, self._rng, most)
 
-    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """A copy of a random entry's sample, by weight among evenly spaced ones, or of this owner's entry."""
         with self._waiter.lock:
             now = self._stored.now

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at how fresh a batch is."""
@@ -59,7 +59,7 @@ class FreshnessMonitor:
         finally:
             self._lock.release()
 
-    def saw(self, drawn: Gathered, importance: NDArray[Any], left_out: float, newest: int) -> None:
+    def saw(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
         """Keep what this batch shows: its importance is [B]; `newest` is the newest version of a model."""
         if not (len(drawn.age) and np.isfinite(drawn.age).all()):
             return

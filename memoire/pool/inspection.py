@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.replay.batch import Batch, Gathered, PriorityUpdate
+from memoire.replay.batch import Batch, GatheredSamples, PriorityUpdate
 from memoire.replay.schema import Schema
 
 MAX_INSPECTED = 65_536
@@ -80,7 +80,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryPlace:
     """Where an entry stands among those that can be looked at, and what a learner said of it."""
 
     earlier: int | None = None
@@ -96,7 +96,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Specimen:
+class InspectedSample:
     """One sample, to be looked at."""
 
     arrays: dict[str, NDArray[Any]]
@@ -118,24 +118,24 @@ class Specimen:
     """Of the model that acted; 0: nobody said."""
     model_lag: int | None
     """Versions between that one and the newest; None where no model was published, or nobody said."""
-    place: Place
+    place: EntryPlace
     """Among its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Peeked:
+class PeekedSample:
     """A sample that was copied and not taken."""
 
-    gathered: Gathered
+    gathered: GatheredSamples
     """It alone."""
     probability: float
     population: float
     """N: entries of positive weight."""
     beta: float
-    place: Place = Place()
+    place: EntryPlace = EntryPlace()
     """Among its neighbours."""
 
-    def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> Specimen | None:
+    def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> InspectedSample | None:
         """What there is to see of it; None if it has more than `byte_limit` bytes.
 
         Args:
@@ -147,7 +147,7 @@ class Peeked:
         if sum(array.nbytes for array in arrays.values()) > byte_limit:
             return None
         version = int(gathered.model_version[0])
-        return Specimen(
+        return InspectedSample(
             arrays=arrays,
             axes={name: _axes(array, name, schema) for name, array in arrays.items()},
             client=one["client"].tobytes().hex(),

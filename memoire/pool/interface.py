@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.limits import Limits
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.parts import Payload
 
-from .draw import Pooled
-from .inspection import MAX_INSPECTED, Distribution, Peeked
+from .draw import PooledBatch
+from .inspection import MAX_INSPECTED, Distribution, PeekedSample
 from .stats import PoolStats
 
 DEFAULTS: Final = Limits()
@@ -99,8 +99,12 @@ class Drawable(Protocol):
         """Entries that can be drawn, or whose samples can come."""
 
     def get(
-        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
-    ) -> Pooled:
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
         """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 
     def reserve(
@@ -131,7 +135,7 @@ class Inspectable(Protocol):
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
 
-    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
         taken by that; None where nothing is held, or that entry is not.
         """

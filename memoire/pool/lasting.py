@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .pool_lock import PoolLock
 from .presence import Presence
-from .waiting import Waiter
 
 
 class LastingPool:
@@ -18,7 +18,7 @@ class LastingPool:
 
     def __init__(self, client_timeout: float, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiter = Waiter()
+        self._waiter = PoolLock()
         self._clients = Presence(client_timeout, clock())  # under the waiter's lock
 
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.wire.compression import codec_of, may_pack, pack_block
-from memoire.wire.layout import Layout
-from memoire.wire.pack import Container, Head
-from memoire.wire.parts import BOOKKEEPING, OF_DRAWN, BlockForm, Extent, Part, Payload
+from memoire.wire.layout import ContainerLayout
+from memoire.wire.pack import Container, ContainerHead
+from memoire.wire.parts import BOOKKEEPING, OF_DRAWN, BlockSpec, Part, Payload, RowCount
 
 from ._draw import Frames, Picks
 
@@ -27,8 +27,8 @@ def waits_of(picks: Picks, clock: float, *, in_order: bool = False) -> NDArray[n
 
 def pack_drawn(
     picks: Picks,
-    layout: Layout,
-    drawn: Layout,
+    layout: ContainerLayout,
+    drawn: ContainerLayout,
     *,
     now: float,
     clock: float | None = None,
@@ -51,8 +51,12 @@ def pack_drawn(
     entries = picks.distinct({part: index for part, index in indices.items() if part is Part.ENTRY_INDEX})
     owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
     owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
-    head = Head(picks.multi_step, made_at=now)
-    of_extent: dict[Extent, Any] = {Extent.PER_SAMPLE: picks, Extent.PER_FRAME: frames, Extent.PER_ENTRY: entries}
+    head = ContainerHead(picks.multi_step, made_at=now)
+    of_extent: dict[RowCount, Any] = {
+        RowCount.PER_SAMPLE: picks,
+        RowCount.PER_FRAME: frames,
+        RowCount.PER_ENTRY: entries,
+    }
     forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
     elements = {
         i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
@@ -67,7 +71,7 @@ def pack_drawn(
         made.fill(part, values)
     for i, form in enumerate(drawn.blocks):
         if form.part not in OF_DRAWN and form.part not in layout.indices and i not in packed:
-            distinct = entries if form.extent is Extent.PER_ENTRY else frames
+            distinct = entries if form.extent is RowCount.PER_ENTRY else frames
             _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
     ages = made.array(Part.AGE, "<f4")
     if clock is not None and ages is not None:
@@ -76,7 +80,7 @@ def pack_drawn(
 
 
 def _pack_picked(
-    frames: Frames, layout: Layout, drawn: Layout, elements: dict[int, int], codec: int
+    frames: Frames, layout: ContainerLayout, drawn: ContainerLayout, elements: dict[int, int], codec: int
 ) -> dict[int, tuple[int, bytes]]:
     """The state columns of picked samples, compressed: block -> (codec, bytes)."""
     packed: dict[int, tuple[int, bytes]] = {}
@@ -89,15 +93,15 @@ def _pack_picked(
     return packed
 
 
-def _same_block(layout: Layout, drawn: Layout, form: BlockForm) -> int:
+def _same_block(layout: ContainerLayout, drawn: ContainerLayout, form: BlockSpec) -> int:
     """Number in caches of a block of drawn containers."""
     block = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
     assert block is not None
     return block
 
 
-def _fill_drawn(target: Payload, picks: Picks, distinct: Frames, source: int, form: BlockForm) -> None:
-    if form.extent is Extent.PER_SAMPLE:
+def _fill_drawn(target: Payload, picks: Picks, distinct: Frames, source: int, form: BlockSpec) -> None:
+    if form.extent is RowCount.PER_SAMPLE:
         picks.pack_rows(source, target)
     elif distinct.size:
         distinct.pack_frames(source, target)

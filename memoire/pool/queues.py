@@ -16,7 +16,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 
 from ._draw import HeldClient, HeldPool, Picks
 from .stats import PoolCounts
@@ -51,7 +51,7 @@ class CacheQueues:
         """Whether clients' entries are used up as they are drawn into caches."""
         self.layout = layout_of(self.schema, parameters)
         """What a cache must be like."""
-        self.drawn_layout = layout_of(self.schema, parameters, Kind.DRAWN)
+        self.drawn_layout = layout_of(self.schema, parameters, ContainerKind.DRAWN)
 
     def configure(self, parameters: Parameters) -> int:
         """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many.

@@ -27,7 +27,7 @@ RELEASES: Final = ("now", "publish")
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class TakeRequest:
     """What a learner asks for.
 
     Args:
@@ -147,7 +147,7 @@ class RolloutQueue:
         self._newest_stale = max(fragment.oldest_model for fragment in stale), self.newest_model
         return lost
 
-    def take(self, wanted: Take) -> tuple[list[Fragment], int]:
+    def take(self, wanted: TakeRequest) -> tuple[list[Fragment], int]:
         """The oldest fragments, which are not held from now on, or none while there are too few; and the entries whose
         room is given back at once.
         """
@@ -183,7 +183,7 @@ class RolloutQueue:
         self.entries = self.bytes = self._until_publish = 0
         return room
 
-    def why_not(self, wanted: Take) -> str:
+    def why_not(self, wanted: TakeRequest) -> str:
         """What a take waits for; "" where it need not."""
         clients, steps, min_clients = self.clients, wanted.steps, wanted.min_clients
         if self.entries >= steps:

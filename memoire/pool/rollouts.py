@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import Limits
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
@@ -30,13 +30,13 @@ from memoire.wire import messages
 from memoire.wire.parts import Payload
 from memoire.wire.rows import CLIENT_SUMS
 
-from .draw import Pooled
+from .draw import PooledBatch
 from .episode_checks import CheckedEpisode, checked_episode
-from .inspection import MAX_INSPECTED, Distribution, Peeked
+from .inspection import MAX_INSPECTED, Distribution, PeekedSample
 from .interface import DEFAULTS
 from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
-from .rollout_queue import RolloutCounts, RolloutQueue, Take
+from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
 from .stats import PoolStats
 
 DEFAULT_ENTRIES: Final = 65_536
@@ -213,7 +213,7 @@ class RolloutPool(LastingPool):
         with self._waiter.lock:
             return self._queue.entries
 
-    def take(self, wanted: Take, timeout: float = 0.0) -> Rollouts:
+    def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
         """The oldest entries, which nobody else gets; all of them or none. See `TableHandle.take`.
 
         Raises:
@@ -229,7 +229,7 @@ class RolloutPool(LastingPool):
             self._await_more(wanted, began, timeout)
         return Rollouts.of(self.schema, taken, self._clock())
 
-    def take_now(self, wanted: Take) -> list[Fragment]:
+    def take_now(self, wanted: TakeRequest) -> list[Fragment]:
         """The fragments of a take, if they are there; else none. What is too old leaves first."""
         with self._waiter.lock:
             self._waiter.check_open()
@@ -239,7 +239,7 @@ class RolloutPool(LastingPool):
             self.on_room(passed + room)
         return taken
 
-    def _await_more(self, wanted: Take, began: float, timeout: float) -> None:
+    def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:
         """Wait until something has come, or say what is missing."""
         with self._waiter.lock:
             why = self._queue.why_not(wanted)
@@ -249,8 +249,12 @@ class RolloutPool(LastingPool):
                 raise NotEnoughSamples(wanted.steps, *facts, time.monotonic() - began if timeout else 0.0, why)
 
     def get(
-        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
-    ) -> Pooled:
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
         """Refused, a batch [B, ...]: entries are handed out once, by `take`. Raises ParameterError."""
         raise ParameterError("storage", "rollouts", "'caches' or 'episodes' for a batch; here use take(steps)")
 
@@ -274,7 +278,7 @@ class RolloutPool(LastingPool):
             held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
         return distribution_of(held, entries, now, most)
 
-    def peek(self, of: tuple[bytes, int] | None = None) -> Peeked | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """None: what is held is no sample yet."""
         return None
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memoire.errors import Refused
 from memoire.models.topics import Topics
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Header
+from memoire.wire.frames import Answer, MessageHeader
 from memoire.wire.hello import HelloSchedule
 from memoire.wire.identity import name_hash
 
@@ -75,7 +75,7 @@ class Backend(ABC):
         self.hello.answered()
         self.refusal = answer.text if isinstance(answer, Refused) and answer.code in NOT_LET_IN else ""
 
-    def learn(self, header: Header, told: messages.Welcome) -> BackendChange:
+    def learn(self, header: MessageHeader, told: messages.Welcome) -> BackendChange:
         """Take what a WELCOME says."""
         # Behind another proxy a different server may answer each time: only the same one can have begun again.
         has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
@@ -98,7 +98,7 @@ class Backend(ABC):
         """NEWS came from there. It may be about more than clients: another run, or a server that leaves."""
         self.hello.hurry()
 
-    def hears(self, header: Header) -> bool:
+    def hears(self, header: MessageHeader) -> bool:
         """Whether a notice is about the run that is counted there; if not, HELLO asks which run that is now."""
         is_same = header.run in (0, self.run)
         if not is_same:

@@ -25,15 +25,15 @@ from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import Peer
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, Header, encode
+from memoire.wire.frames import Buffer, MessageHeader, encode
 from memoire.wire.identity import NEWS_FRAME
 
 from .backend import BackendChange
-from .io_backend import BackendLink, Common
+from .io_backend import BackendLink, BackendSettings
 from .io_front import Front
 from .model_cache import ModelCache
 from .replies import Replies
-from .requests import Forward, Requests, Respond
+from .requests import AnswerRequest, ForwardRequest, Requests
 from .router import Router
 from .stats import ProxyCounts
 
@@ -82,7 +82,7 @@ class ProxyThread:
                 self.worker.doors, gate, given, name=name, context=context, limits=limits, counts=self.counts
             )
             self._replies = Replies(self.router, self.front.endpoints, self.cache.store, limits, self.counts)
-            self._common = Common(self.worker, context, limits, gate.keys, rng, client, name, queue_bytes)
+            self._common = BackendSettings(self.worker, context, limits, gate.keys, rng, client, name, queue_bytes)
             self.router.backs += [self._open(endpoint) for endpoint in servers]
         except BaseException:
             self.worker.stop(0.0)
@@ -183,13 +183,13 @@ class ProxyThread:
             except ProtocolError as error:
                 self.front.refuse(request, error)
 
-    def _carry_out(self, step: Forward[BackendLink] | Respond | None) -> None:
-        if isinstance(step, Respond):
+    def _carry_out(self, step: ForwardRequest[BackendLink] | AnswerRequest | None) -> None:
+        if isinstance(step, AnswerRequest):
             self.front.reply(step.frames)
         elif step is not None:
             step.back.forward_request([*self._gate.passport(step.request.peer), *step.request.frames])
 
-    def _take_cache(self, header: Header, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def _take_cache(self, header: MessageHeader, peer: Peer, frames: Sequence[Buffer]) -> None:
         back = self.router.homes.get(header.home)
         if back is None:
             self.counts.homeless += 1

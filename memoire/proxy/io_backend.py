@@ -26,7 +26,7 @@ from memoire.net.addresses import page_seen_from, seen_from
 from memoire.net.channel import Channel
 from memoire.net.context import Context
 from memoire.net.feed import Feed
-from memoire.net.lanes import Lane
+from memoire.net.send_queues import SendQueue
 from memoire.net.sender import Sender
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
@@ -46,7 +46,7 @@ AWAY_TIMEOUT = 7.0
 """Seconds without a reply after which new clients are given to other servers."""
 
 
-class Owner(Protocol):
+class BackendOwner(Protocol):
     """What a proxy wants to hear of the addresses behind it."""
 
     def replied(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
@@ -69,7 +69,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class BackendSettings:
     """What all addresses behind a proxy have in common."""
 
     worker: Worker
@@ -88,11 +88,11 @@ class Common:
 class BackendLink(Backend):
     """One address behind a proxy, with its sockets."""
 
-    def __init__(self, owner: Owner, endpoint: str, common: Common) -> None:
+    def __init__(self, owner: BackendOwner, endpoint: str, common: BackendSettings) -> None:
         super().__init__(endpoint)
         self._owner, self._common = owner, common
         limits, doors = common.limits, common.worker.doors
-        self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(common.queue_bytes)
+        self.requests, self.caches = SendQueue(limits.request_bytes * 64), SendQueue(common.queue_bytes)
         """Messages of clients on their way there."""
         self.channel = Channel(
             doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys

@@ -16,13 +16,13 @@ from memoire.net.addresses import beside
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.lanes import Lanes
 from memoire.net.poller import Poller
+from memoire.net.send_queues import SendQueues
 from memoire.security import exposure
 from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import Peer
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, Header
+from memoire.wire.frames import Buffer, MessageHeader
 
 from .stats import ProxyCounts
 
@@ -53,7 +53,7 @@ class Front:
     ) -> None:
         self._doors, self._gate = doors, gate
         self.admission = Admission(gate, limits, count=lambda error: counts.refuse(error.code))
-        self.lanes = Lanes()
+        self.lanes = SendQueues()
         """Replies that wait until their connection has room."""
         request, push, publish = given
         near = beside(request)
@@ -106,7 +106,9 @@ class Front:
 
     # Caches
 
-    def take_caches(self, ready: dict[object, int], take: Callable[[Header, Peer, Sequence[Buffer]], None]) -> None:
+    def take_caches(
+        self, ready: dict[object, int], take: Callable[[MessageHeader, Peer, Sequence[Buffer]], None]
+    ) -> None:
         """Hand over the caches and episodes that came and may come in."""
         if self._pull not in ready:
             return

@@ -16,7 +16,7 @@ from memoire.models.model import Model, ModelStore, chunk_of
 from memoire.models.notices import notice_of
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import frames, messages
-from memoire.wire.frames import Buffer, Header
+from memoire.wire.frames import Buffer, MessageHeader
 
 from .backend import Backend
 from .router import Router
@@ -38,7 +38,7 @@ class ModelSource(NamedTuple):
     """Hash of the run that was counted there."""
 
 
-class Held(NamedTuple):
+class HeldRequest(NamedTuple):
     """A request for a chunk of a model that is on its way here."""
 
     until: float
@@ -58,7 +58,7 @@ class ModelCache:
         self.store = ModelStore(limits.model_bytes)
         self._router, self._limits = router, limits
         self._sources: dict[str, ModelSource] = {}  # of the newest model of each topic
-        self._held: dict[tuple[bytes, int], Held] = {}  # by client and number
+        self._held: dict[tuple[bytes, int], HeldRequest] = {}  # by client and number
 
     def next_time(self) -> float:
         """When `overdue` has something."""
@@ -71,7 +71,7 @@ class ModelCache:
         source = self._sources.get(topic)
         return source is None or run in (0, source.run)
 
-    def reply(self, header: Header, asked: messages.Fetch) -> list[Buffer] | None:
+    def reply(self, header: MessageHeader, asked: messages.Fetch) -> list[Buffer] | None:
         """The stretch that was asked for, as a message; None if the model is not here.
 
         Raises:
@@ -85,7 +85,7 @@ class ModelCache:
         chunk, payload = chunk_of(model, asked, self._limits, home=home, epoch=epoch)
         return frames.reply(header, chunk, payload=payload)
 
-    def hold(self, request: EnvelopedRequest, header: Header, asked: messages.Fetch, now: float) -> bool:
+    def hold(self, request: EnvelopedRequest, header: MessageHeader, asked: messages.Fetch, now: float) -> bool:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
         home = self._router.homes.get(header.home)
         if home is not None and asked.version > self.store.version(asked.topic):
@@ -95,7 +95,7 @@ class ModelCache:
             return True  # sent again: it is answered once
         if len(self._held) >= MAX_HELD or not self._is_coming(asked.topic, asked.version):
             return False
-        self._held[key] = Held(now + HELD_FETCH_TIMEOUT, asked.topic, asked.version, request)
+        self._held[key] = HeldRequest(now + HELD_FETCH_TIMEOUT, asked.topic, asked.version, request)
         return True
 
     def _is_coming(self, topic: str, version: int) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
-from memoire.security.envelope import Opened, opened
+from memoire.security.envelope import RoutedMessage, opened
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, parse, peek
 from memoire.wire.frames import reply as encode_reply
@@ -56,7 +56,7 @@ class Replies(Generic[B]):
             self._counts.refuse(error.code)
             return None
 
-    def _changed(self, back: B, reply: Opened) -> list[Buffer]:
+    def _changed(self, back: B, reply: RoutedMessage) -> list[Buffer]:
         message = parse(reply.message, self._limits)
         if isinstance(message.body, messages.Updated):
             told = msgspec.structs.replace(message.body, leaving=True)

@@ -15,7 +15,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, Header, parse, parse_header
+from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header
 
 from .backend import Backend
 from .model_cache import ModelCache
@@ -28,7 +28,7 @@ MAX_PENDING = 1024
 B = TypeVar("B", bound=Backend)
 
 
-class Forward(NamedTuple, Generic[B]):
+class ForwardRequest(NamedTuple, Generic[B]):
     """Send a request to a server."""
 
     back: B
@@ -36,7 +36,7 @@ class Forward(NamedTuple, Generic[B]):
     request: EnvelopedRequest
 
 
-class Respond(NamedTuple):
+class AnswerRequest(NamedTuple):
     """Answer a request."""
 
     frames: list[Buffer]
@@ -64,7 +64,9 @@ class Requests(Generic[B]):
         while self.pending and self._router.is_ready(now):
             yield self.pending.popleft()
 
-    def take(self, request: EnvelopedRequest, header: Header, now: float) -> Forward[B] | Respond | None:
+    def take(
+        self, request: EnvelopedRequest, header: MessageHeader, now: float
+    ) -> ForwardRequest[B] | AnswerRequest | None:
         """A request came in, or waited for servers."""
         if header.type is messages.Type.FETCH:
             asked = self._fetch_of(request)
@@ -76,7 +78,7 @@ class Requests(Generic[B]):
                     return None
         return self._route(request, header, now)
 
-    def release(self, request: EnvelopedRequest, now: float) -> Forward[B] | Respond | None:
+    def release(self, request: EnvelopedRequest, now: float) -> ForwardRequest[B] | AnswerRequest | None:
         """A request for a model was held for long enough, or the model is here: it is held no longer."""
         header, asked = parse_header(request.message, self._limits)[0], self._fetch_of(request)
         reply = self._cache.reply(header, asked) if self._cache.has_run(asked.topic, header.run) else None
@@ -87,11 +89,11 @@ class Requests(Generic[B]):
         assert isinstance(body, messages.Fetch)
         return body
 
-    def _answer(self, request: EnvelopedRequest, reply: list[Buffer]) -> Respond:
+    def _answer(self, request: EnvelopedRequest, reply: list[Buffer]) -> AnswerRequest:
         self._counts.requests += 1
-        return Respond([*request.envelope, *reply])
+        return AnswerRequest([*request.envelope, *reply])
 
-    def _route(self, request: EnvelopedRequest, header: Header, now: float) -> Forward[B] | None:
+    def _route(self, request: EnvelopedRequest, header: MessageHeader, now: float) -> ForwardRequest[B] | None:
         back = self._router.homes.get(header.home)
         is_unknown = self._router.is_unknown(header.home, now)
         if back is None and header.type is messages.Type.HELLO:
@@ -107,7 +109,7 @@ class Requests(Generic[B]):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return None  # its server may answer soon, and the request comes again
         self._counts.requests += 1
-        return Forward(back, request)
+        return ForwardRequest(back, request)
 
     def _check_let_in(self) -> None:
         if why := self._router.denied:

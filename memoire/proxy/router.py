@@ -33,7 +33,7 @@ MAX_REMOVED = 4096
 """Homes that are known to be removed. A client of an older one is told so later, after `START_GRACE`."""
 
 
-class Behind(Protocol):
+class BackendState(Protocol):
     """What is known of an address behind a proxy."""
 
     endpoint: str
@@ -55,7 +55,7 @@ class Behind(Protocol):
         """Why this proxy is not let in there; "" while nobody says so."""
 
 
-B = TypeVar("B", bound=Behind)
+B = TypeVar("B", bound=BackendState)
 
 
 class Router(Generic[B]):

@@ -16,7 +16,7 @@ from memoire.errors import SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from memoire.wire.hello import HelloSchedule
 from memoire.wire.identity import name_hash
 
@@ -59,7 +59,7 @@ class RemoteServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TableTerms:
     """What servers say of the table. Replaced as a whole, so that any thread may read it."""
 
     schema: Schema
@@ -83,7 +83,7 @@ class RunChange:
 class DirectoryChange:
     """What a WELCOME has changed."""
 
-    terms: Terms
+    terms: TableTerms
     """What holds from now on; see `Directory.agree`."""
     run: RunChange | None
     dropped: tuple[RemoteServer, ...]
@@ -108,7 +108,7 @@ class Directory:
     def __init__(self, endpoints: Sequence[str], reader: str, now: float) -> None:
         self.addresses = [Address(endpoint) for endpoint in endpoints]
         self.servers: dict[str, RemoteServer] = {}
-        self.terms: Terms | None = None
+        self.terms: TableTerms | None = None
         """None until the first server has answered."""
         self.run = 0
         """Hash of the run that was named last."""
@@ -166,7 +166,9 @@ class Directory:
 
     # What was answered
 
-    def learn(self, address: Address, header: Header, told: messages.Welcome, now: float) -> DirectoryChange | None:
+    def learn(
+        self, address: Address, header: MessageHeader, told: messages.Welcome, now: float
+    ) -> DirectoryChange | None:
         """Take what a WELCOME says; None where it is about another table.
 
         Raises:
@@ -183,16 +185,16 @@ class Directory:
         home = self.servers.get(told.home_name)
         return DirectoryChange(terms, run, dropped, told.models, home, told.epoch)
 
-    def _terms_of(self, told: messages.Welcome) -> Terms:
+    def _terms_of(self, told: messages.Welcome) -> TableTerms:
         schema = Schema.from_json(told.schema)
-        terms = Terms(
+        terms = TableTerms(
             schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
         )
         if self.terms is not None and schema != self.terms.schema:
             raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
         return terms
 
-    def agree(self, terms: Terms) -> bool:
+    def agree(self, terms: TableTerms) -> bool:
         """From now on these terms hold; whether batches that are ready or on their way were drawn by other ones."""
         former, self.terms = self.terms, terms
         return former is not None and former.parameters != terms.parameters

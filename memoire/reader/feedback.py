@@ -19,14 +19,14 @@ from memoire.wire.frames import Answer, Message
 from memoire.wire.parts import Payload
 
 from .directory import RemoteServer
-from .stock import clients_of
+from .server_stock import clients_of
 
 MAX_FEEDBACK_SAMPLES = 1 << 14
 """Samples in one FEEDBACK message: below the longest request, whatever the size of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FeedbackPiece:
     """One FEEDBACK message; what ends it goes to `FeedbackRouter.answered`."""
 
     server: RemoteServer
@@ -47,7 +47,7 @@ class FeedbackRouter:
         errors: NDArray[np.float32],
         schema: Schema | None,
         clients: Iterable[tuple[RemoteServer, NDArray[np.uint64]]],
-    ) -> list[Piece]:
+    ) -> list[FeedbackPiece]:
         """The messages to send.
 
         Args:
@@ -67,11 +67,11 @@ class FeedbackRouter:
             assert schema is not None  # it came with the first clients
             for piece in np.array_split(mine, -(-len(mine) // MAX_FEEDBACK_SAMPLES)):
                 payload = pack.pack_feedback(schema, ids[piece], errors[piece])
-                pieces.append(Piece(server, payload, len(piece)))
+                pieces.append(FeedbackPiece(server, payload, len(piece)))
         self.lost += int(left.sum())
         return pieces
 
-    def answered(self, piece: Piece, answer: Answer) -> None:
+    def answered(self, piece: FeedbackPiece, answer: Answer) -> None:
         """A message has ended by a reply or an error."""
         said = answer.body if isinstance(answer, Message) else None
         self.lost += said.lost if isinstance(said, messages.Taken) else piece.samples

@@ -24,22 +24,22 @@ from numpy.typing import NDArray
 from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
 from memoire.net.context import Context
-from memoire.net.node_monitor import Monitor
+from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
-from memoire.pool.draw import Pooled
+from memoire.pool.draw import PooledBatch
 from memoire.replay.limiter import check_batch
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Header, Message
+from memoire.wire.frames import Answer, Message, MessageHeader
 from memoire.wire.hello import welcome_of
 
 from .directory import Address, Directory, RemoteServer, RunChange
 from .feedback import FeedbackRouter
 from .io_channels import Channels, Finish
 from .io_publisher import Publisher
-from .prefetch import Prefetch
+from .prefetch import BatchQueue
 from .publishing import Publishing
-from .rounds import Ask, Partition, Rounds
+from .rounds import ClientPartition, DrawRequest, Rounds
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +60,15 @@ class ReaderThread:
         *,
         reader_id: bytes,
         hello: Callable[[], messages.Hello],
-        prefetch: Prefetch,
-        partition: Partition,
+        prefetch: BatchQueue,
+        partition: ClientPartition,
         rng: random.Random,
         limits: Limits,
         keys: Keys | None,
         context: Context | None,
     ) -> None:
         numbers = itertools.count(1)
-        self.monitor, self.prefetch = Monitor("this reader"), prefetch
+        self.monitor, self.prefetch = NodeLock("this reader"), prefetch
         self.directory = Directory(urls, reader_id.hex()[:8], self.monitor.now())
         self.rounds = Rounds(self.directory, prefetch, partition, limits=limits, numbers=numbers, rng=rng)
         self.publishing = Publishing(self.directory, limits.model_chunk)
@@ -100,7 +100,7 @@ class ReaderThread:
             channels = self.channels
             raise channels.denied or MemoireTimeout(what, channels.where, patience, channels.trouble())
 
-    def await_batch(self, batch_size: int, patience: float) -> Pooled:
+    def await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
         self.monitor.check_open()
         if not len(self.prefetch):
@@ -195,7 +195,7 @@ class ReaderThread:
             else:
                 _log.warning("reader %s: %s", self._name, error)
 
-    def _learn(self, address: Address, header: Header, told: messages.Welcome) -> None:
+    def _learn(self, address: Address, header: MessageHeader, told: messages.Welcome) -> None:
         news = self.directory.learn(address, header, told, self.monitor.now())
         if news is None:
             return
@@ -237,7 +237,7 @@ class ReaderThread:
         for ask in self.rounds.begin(now):
             self.channels.ask(ask.server, ask.body, functools.partial(self._answered, ask), sequence=ask.number)
 
-    def _answered(self, ask: Ask, answer: Answer) -> None:
+    def _answered(self, ask: DrawRequest, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
         was_away, now = ask.server.is_away, self.monitor.now()

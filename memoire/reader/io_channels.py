@@ -12,7 +12,7 @@ from memoire.net.context import Context, shared_context
 from memoire.net.poller import Poller
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Buffer, Header
+from memoire.wire.frames import Answer, Buffer, MessageHeader
 
 from .directory import Address, RemoteServer
 
@@ -110,7 +110,7 @@ class Channels:
         """Send HELLO to any server there: behind a proxy another one answers where the former one is away."""
         self.of[address].ask(hello, finish, deadline, home=0)
 
-    def learn(self, address: Address, header: Header, told: messages.Welcome) -> None:
+    def learn(self, address: Address, header: MessageHeader, told: messages.Welcome) -> None:
         """Take the facts that stand in the headers of all requests there."""
         self.of[address].learned(header, told)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from memoire.errors import MemoireTimeout
 from memoire.models.model import Model
-from memoire.net.node_monitor import Monitor
+from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
 from memoire.wire.frames import Answer
 
 from .directory import RemoteServer
 from .io_channels import Channels
-from .publishing import Order, Publishing, Send
+from .publishing import Publishing, PublishOrder, Send
 
 
 class Publisher:
@@ -28,7 +28,7 @@ class Publisher:
         publishing: Publishing,
         worker: Worker,
         channels: Channels,
-        monitor: Monitor,
+        monitor: NodeLock,
         leave_out: Callable[[RemoteServer], None],
     ) -> None:
         self._publishing, self._worker, self._channels = publishing, worker, channels
@@ -36,7 +36,7 @@ class Publisher:
 
     def publish(self, made: Model, patience: float) -> int:
         """Publish a model at every server; its version when all that answer have it. See `Reader.publish`."""
-        began, orders = self._monitor.now(), list[Order]()
+        began, orders = self._monitor.now(), list[PublishOrder]()
         self._worker.post(lambda: self._start(made, began, orders))
         is_taken = self._monitor.wait(
             lambda: bool(orders) and self._publishing.is_taken(orders[0], self._monitor.now()), patience
@@ -50,7 +50,7 @@ class Publisher:
             raise refusal
         return orders[0].model.version
 
-    def _give_up(self, orders: list[Order], topic: str) -> list[RemoteServer]:
+    def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:
         """Servers that do not have it. The next model does not wait for those that said nothing at all about this
         one.
         """
@@ -75,7 +75,7 @@ class Publisher:
             sends = self._publishing.met(server, has_restarted)
         self._send(sends)
 
-    def _start(self, made: Model, began: float, orders: list[Order]) -> None:
+    def _start(self, made: Model, began: float, orders: list[PublishOrder]) -> None:
         with self._monitor.changed:
             order, sends = self._publishing.publish(made, began)
             orders.append(order)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from memoire.limits import MiB
-from memoire.pool.draw import Pooled
+from memoire.pool.draw import PooledBatch
 
 MAX_AHEAD = 16
 """Batches ahead for a learner that waits, at most."""
@@ -23,7 +23,7 @@ CALM_TAKES = 64
 """Batches that are taken while more are ready, before there are fewer ahead."""
 
 
-class Prefetch:
+class BatchQueue:
     """The queue between the reader's thread, which puts batches in, and the calls that take them. The owner locks.
 
     Args:
@@ -43,7 +43,7 @@ class Prefetch:
         self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
         self._is_starved = False  # a call found none ready since the newest round began
         self._batch_bytes = 0  # of a batch of this size; 0 before there was one
-        self._ready: deque[Pooled] = deque()
+        self._ready: deque[PooledBatch] = deque()
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -89,14 +89,14 @@ class Prefetch:
         self._ready.clear()
         return True
 
-    def put(self, drawn: Pooled) -> None:
+    def put(self, drawn: PooledBatch) -> None:
         """Keep a batch; one of a former size is dropped."""
         if len(drawn.importance) == self.batch_size:
             self._ready.append(drawn)
             self.samples += self.batch_size
             self._batch_bytes = self._batch_bytes or drawn.nbytes
 
-    def first(self) -> Pooled:
+    def first(self) -> PooledBatch:
         """The next batch, which there has to be; it stays the next one until `take`."""
         return self._ready[0]
 

@@ -78,7 +78,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PublishOrder:
     """One call of `publish`: the model with its version, and the servers that were there then."""
 
     model: Model
@@ -114,7 +114,7 @@ class Publishing:
 
     # What the reader's thread does; under the lock
 
-    def publish(self, made: Model, now: float) -> tuple[Order, list[Send]]:
+    def publish(self, made: Model, now: float) -> tuple[PublishOrder, list[Send]]:
         """Give a model its version, and begin to send it to every server."""
         topic = made.topic
         self.versions[topic] = self.versions.get(topic, 0) + 1
@@ -123,7 +123,7 @@ class Publishing:
         for server in self._directory.known:
             self._delivery(server).wrong.pop(topic, None)
             sends += self._offer(server, topic)
-        return Order(model, tuple(self._directory.there), now), sends
+        return PublishOrder(model, tuple(self._directory.there), now), sends
 
     def observe(self, models: Mapping[str, int]) -> None:
         """A server names the newest version of each topic that it has."""
@@ -177,7 +177,7 @@ class Publishing:
 
     # What the call of `publish` asks while it waits; under the lock
 
-    def is_taken(self, order: Order, now: float) -> bool:
+    def is_taken(self, order: PublishOrder, now: float) -> bool:
         """Whether all servers that answer have it: a host that is gone says no goodbye."""
         if not order.there:  # nobody was: the first server that comes
             return any(self._has(server, order) for server in self._directory.known)
@@ -186,7 +186,7 @@ class Publishing:
             return missing == self.silent(missing, order.model.topic)
         return not missing
 
-    def missing(self, order: Order) -> list[RemoteServer]:
+    def missing(self, order: PublishOrder) -> list[RemoteServer]:
         """Servers that were there, are still listed, and have neither taken nor refused it."""
         topic = order.model.topic
         listed = [server for server in order.there if server.is_listed]
@@ -201,13 +201,13 @@ class Publishing:
                 found.append(server)
         return found
 
-    def refusal(self, order: Order) -> MemoireError | None:
+    def refusal(self, order: PublishOrder) -> MemoireError | None:
         """Why a server did not take it; None if none said so."""
         servers = order.there or self._directory.known
         reasons = (self._wrong(server).get(order.model.topic) for server in servers)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _has(self, server: RemoteServer, order: Order) -> bool:
+    def _has(self, server: RemoteServer, order: PublishOrder) -> bool:
         return self._delivery(server).taken.get(order.model.topic, 0) >= order.model.version
 
     def _wrong(self, server: RemoteServer) -> dict[str, MemoireError]:

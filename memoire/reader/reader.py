@@ -39,7 +39,7 @@ from memoire.models.model import check_topic, make
 from memoire.net import process
 from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool.draw import MAX_BATCH, Pooled
+from memoire.pool.draw import MAX_BATCH, PooledBatch
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters
@@ -54,9 +54,9 @@ from memoire.wire.compression import codecs
 
 from .admin import ClusterAdmin
 from .io import ReaderThread
-from .prefetch import Prefetch
-from .rounds import Partition
-from .stats import HandedOut, ReaderStats, stats_of
+from .prefetch import BatchQueue
+from .rounds import ClientPartition
+from .stats import DeliveredBatches, ReaderStats, stats_of
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,8 @@ class Reader(Node):
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
-        self._handed_out, self._prefetch = HandedOut(), Prefetch(ahead or BATCHES_AHEAD, may_grow=ahead is None)
+        self._handed_out = DeliveredBatches()
+        self._prefetch = BatchQueue(ahead or BATCHES_AHEAD, may_grow=ahead is None)
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
         self._thread = ReaderThread(
@@ -132,7 +133,7 @@ class Reader(Node):
             reader_id=self.reader_id,
             hello=lambda: _hello(self),
             prefetch=self._prefetch,
-            partition=Partition(partition),
+            partition=ClientPartition(partition),
             rng=random.Random(seed),
             limits=self._limits,
             keys=self._keys,
@@ -207,14 +208,14 @@ class Reader(Node):
         self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
         return batch
 
-    def _await_batch(self, batch_size: int, patience: float) -> Pooled:
+    def _await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         began = time.monotonic()
         try:
             return self._thread.await_batch(batch_size, patience)
         finally:
             self._handed_out.waited += time.monotonic() - began
 
-    def _hand_out(self, drawn: Pooled, out: Mapping[str, Any] | Batch | None) -> Batch:
+    def _hand_out(self, drawn: PooledBatch, out: Mapping[str, Any] | Batch | None) -> Batch:
         """The next batch, which is given away by that unless it does not fit into `out`."""
         batch = drawn.batch(self.schema, self.update_priorities)
         if out is not None:

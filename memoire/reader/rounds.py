@@ -26,14 +26,14 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Buffer, Message
-from memoire.wire.layout import Layout, layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.layout import ContainerLayout, layout_of
+from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import unpack_sums
 
-from .balance import Balance
-from .directory import Address, Directory, RemoteServer, Terms
-from .prefetch import Prefetch
-from .stock import NOTHING, Stock
+from .directory import Address, Directory, RemoteServer, TableTerms
+from .prefetch import BatchQueue
+from .rate_tracker import RateTracker
+from .server_stock import NOTHING, ServerStock
 
 RETRY_INTERVAL = 0.02
 """Seconds before servers that had too few samples are asked again."""
@@ -44,10 +44,10 @@ MAX_SUMS_AGE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DrawRequest:
     """A request to send to a server; what ends it goes to `Rounds.answered`."""
 
-    stock: Stock
+    stock: ServerStock
     number: int
     body: messages.Sums | messages.Draw
 
@@ -58,13 +58,13 @@ class Ask:
 
 
 @dataclass(slots=True)
-class _Round:
+class _DrawRound:
     """Batches on their way: what was planned for all of them together, and what came of it."""
 
     plan: draw.Plan
     batches: int
     batch_size: int
-    layout: Layout
+    layout: ContainerLayout
     parameters: Parameters
     open: set[int] = field(default_factory=set)
     """Numbers of the draws that are awaited."""
@@ -72,7 +72,7 @@ class _Round:
     """Containers that came."""
 
 
-class Partition:
+class ClientPartition:
     """Which part of the clients a reader draws from: of `of` learners it is number `part`, from 0.
 
     Raises:
@@ -111,14 +111,14 @@ class Rounds:
     def __init__(
         self,
         directory: Directory,
-        prefetch: Prefetch,
-        partition: Partition,
+        prefetch: BatchQueue,
+        partition: ClientPartition,
         *,
         limits: Limits,
         numbers: Iterator[int],
         rng: random.Random,
     ) -> None:
-        self.balance = Balance()
+        self.balance = RateTracker()
         self.waits_for = ""
         """Why the next batch waits for entries; "" when it does not."""
         self.shortage = (0, 0)
@@ -130,8 +130,8 @@ class Rounds:
         self._directory, self._prefetch, self._partition = directory, prefetch, partition
         self._limits, self._numbers, self._rng = limits, numbers, rng
         self._annealing = Annealing()
-        self._stocks: dict[RemoteServer, Stock] = {}
-        self._rounds: list[_Round] = []  # oldest first; their batches come in this order
+        self._stocks: dict[RemoteServer, ServerStock] = {}
+        self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._drawn = 0  # samples that all servers were asked for
         self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
 
@@ -152,10 +152,10 @@ class Rounds:
         """Whether another round is to be drawn, and may be on its way."""
         return len(self._rounds) < messages.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
-    def stock(self, server: RemoteServer) -> Stock:
+    def stock(self, server: RemoteServer) -> ServerStock:
         """What a server has."""
         if server not in self._stocks:
-            self._stocks[server] = Stock(server)
+            self._stocks[server] = ServerStock(server)
         return self._stocks[server]
 
     def clients(self) -> list[tuple[RemoteServer, NDArray[np.uint64]]]:
@@ -193,9 +193,9 @@ class Rounds:
 
     # Drawing
 
-    def begin(self, now: float) -> list[Ask]:
+    def begin(self, now: float) -> list[DrawRequest]:
         """Plan the batches that are wanted over the servers that are there; the requests to send for it."""
-        asks: list[Ask] = []
+        asks: list[DrawRequest] = []
         while self.is_hungry and not self._directory.is_meeting(now):
             asks += self._refresh(now)
             planned = self._plan(now)
@@ -204,7 +204,7 @@ class Rounds:
             asks += planned
         return asks
 
-    def _refresh(self, now: float) -> list[Ask]:
+    def _refresh(self, now: float) -> list[DrawRequest]:
         """Ask the servers what they have that have not said so, or not lately."""
         asks = []
         for server in self._directory.known:
@@ -215,7 +215,7 @@ class Rounds:
                     asks.append(self._ask(stock, self._sums_of(stock), now))
         return asks
 
-    def _plan(self, now: float) -> list[Ask] | None:
+    def _plan(self, now: float) -> list[DrawRequest] | None:
         """The draws of the next batch; None while a server has not said what it has, or there is too little."""
         terms = self._directory.terms
         there = [self.stock(server) for server in self._directory.there]
@@ -233,7 +233,7 @@ class Rounds:
             return None
         return self._draw(plan, batches, there, terms, now)
 
-    def _batches_of(self, terms: Terms, tables: list[NDArray[np.void]]) -> int:
+    def _batches_of(self, terms: TableTerms, tables: list[NDArray[np.void]]) -> int:
         """How many batches the next round is to draw: several are one draw, whose samples are dealt out at random."""
         parameters = terms.parameters
         # A band counts each batch by itself, and ragged values are padded to the longest one of their batch.
@@ -244,16 +244,18 @@ class Rounds:
             available = MAX_DRAWN
         return self._prefetch.begin(min(available, MAX_DRAWN))
 
-    def _wait_for_more(self, there: list[Stock], tables: list[NDArray[np.void]], now: float) -> None:
+    def _wait_for_more(self, there: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
         self.shortage = samples, sum(len(table) for table in tables)
         for stock in there:
             stock.table, stock.again_at = None, now + RETRY_INTERVAL
 
-    def _draw(self, plan: draw.Plan, batches: int, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
+    def _draw(
+        self, plan: draw.Plan, batches: int, there: list[ServerStock], terms: TableTerms, now: float
+    ) -> list[DrawRequest]:
         """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
-        layout = layout_of(terms.schema, terms.parameters, Kind.DRAWN)
-        made = _Round(plan, batches, self._prefetch.batch_size, layout, terms.parameters)
+        layout = layout_of(terms.schema, terms.parameters, ContainerKind.DRAWN)
+        made = _DrawRound(plan, batches, self._prefetch.batch_size, layout, terms.parameters)
         self._rounds.append(made)
         self._prefetch.drawing += batches
         asks = []
@@ -267,7 +269,7 @@ class Rounds:
                 asks.append(self._ask(stock, self._sums_of(stock), now))
         return asks
 
-    def _draw_from(self, stock: Stock, counts: NDArray[np.void], now: float) -> Ask:
+    def _draw_from(self, stock: ServerStock, counts: NDArray[np.void], now: float) -> DrawRequest:
         samples = int(counts["count"].sum())
         self._drawn += samples
         stock.drawn += samples
@@ -282,7 +284,7 @@ class Rounds:
         )
         return self._ask(stock, request, now, counts)
 
-    def _sums_of(self, stock: Stock) -> messages.Sums:
+    def _sums_of(self, stock: ServerStock) -> messages.Sums:
         """What this reader says of itself to a server when it asks what the server has."""
         names = sorted(self._directory.servers)
         there = [server.name for server in self._directory.there]
@@ -296,15 +298,15 @@ class Rounds:
         )
 
     def _ask(
-        self, stock: Stock, body: messages.Sums | messages.Draw, now: float, counts: NDArray[np.void] = NOTHING
-    ) -> Ask:
+        self, stock: ServerStock, body: messages.Sums | messages.Draw, now: float, counts: NDArray[np.void] = NOTHING
+    ) -> DrawRequest:
         number = next(self._numbers)
         stock.ask(number, counts, now)
-        return Ask(stock, number, body)
+        return DrawRequest(stock, number, body)
 
     # What came of it
 
-    def answered(self, ask: Ask, answer: Answer, now: float) -> None:
+    def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
         """A request has ended by a reply or an error. Batches may be whole by it, and others may be begun."""
         ask.stock.answered(ask.number, now)
         ask.server.is_away = False
@@ -322,13 +324,13 @@ class Rounds:
                 if isinstance(said, messages.Drawn) and payload is not None:
                     made.parts.append(payload)
 
-    def _take_sums(self, stock: Stock, said: messages.Summed | messages.Drawn, now: float) -> None:
+    def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, now: float) -> None:
         table = unpack_sums(said.clients)
         entries = stock.report(table, now)
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)
 
-    def finished(self) -> list[draw.Pooled]:
+    def finished(self) -> list[draw.PooledBatch]:
         """Batches that are whole now, in the order in which they were planned."""
         found = []
         while self._rounds and not self._rounds[0].open:
@@ -337,7 +339,7 @@ class Rounds:
             found += self._finish(made)
         return found
 
-    def _finish(self, made: _Round) -> list[draw.Pooled]:
+    def _finish(self, made: _DrawRound) -> list[draw.PooledBatch]:
         """Weigh and shuffle what came; nothing if that is less than a batch."""
         try:
             held = [unpack.check(payload, made.layout, self._limits) for payload in made.parts]

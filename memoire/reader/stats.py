@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memoire.pool.draw import Pooled
+from memoire.pool.draw import PooledBatch
 from memoire.pool.freshness import Freshness, FreshnessMonitor
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ReaderStats:
     faults: int
 
 
-class HandedOut:
+class DeliveredBatches:
     """The batches that calls took, and how long these waited. The owner locks."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class HandedOut:
         """Of a recent batch; None before the first one."""
         return self._looks.newest
 
-    def look(self, drawn: Pooled, versions: Mapping[str, int], now: float) -> None:
+    def look(self, drawn: PooledBatch, versions: Mapping[str, int], now: float) -> None:
         """Look how fresh a batch is, now and then; `versions` are the newest models'. Takes no lock of the owner's."""
         if self._looks.is_due(now):
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, max(versions.values(), default=0))
@@ -77,7 +77,7 @@ class HandedOut:
 
 
 def stats_of(
-    reader: str, name: str, thread: ReaderThread, handed_out: HandedOut, scalars: Mapping[str, float]
+    reader: str, name: str, thread: ReaderThread, handed_out: DeliveredBatches, scalars: Mapping[str, float]
 ) -> ReaderStats:
     """All figures at this moment. From any thread."""
     directory, rounds, channels = thread.directory, thread.rounds, thread.channels

@@ -1,7 +1,7 @@
 """What a draw returns: the rows as the engine gathered them, and the batch that a learner trains on.
 
-`Gathered` is the engine's side: both ends of each window, column by column, with the stack axis always there. `Batch`
-is the modern door's side: a mapping from names to arrays whose targets need no further thought.
+`GatheredSamples` is the engine's side: both ends of each window, column by column, with the stack axis always there.
+`Batch` is the modern door's side: a mapping from names to arrays whose targets need no further thought.
 """
 
 import copy
@@ -42,7 +42,7 @@ class PriorityUpdate(NamedTuple):
 
 
 @dataclass
-class Gathered:
+class GatheredSamples:
     """Samples as the engine returns them; every array belongs to the caller.
 
     Shapes: B samples, K frame_stack, F the column's own shape, R the reward's shape.
@@ -78,7 +78,7 @@ class Gathered:
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """The same for next."""
 
-    def rows(self, rows: slice) -> "Gathered":
+    def rows(self, rows: slice) -> "GatheredSamples":
         """Some of the samples, in the same arrays."""
 
         def part(value: Any) -> Any:
@@ -86,7 +86,7 @@ class Gathered:
                 return {name: array[rows] for name, array in value.items()}
             return value[rows] if isinstance(value, np.ndarray) else value
 
-        return Gathered(**{name: part(value) for name, value in vars(self).items()})
+        return GatheredSamples(**{name: part(value) for name, value in vars(self).items()})
 
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
         """A state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without its axis K where that is 1."""
@@ -117,7 +117,7 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
 _FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
 
 
-def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -> None:
+def place(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[Any]]) -> None:
     """Put the caller's arrays into `gathered` under their names in a batch, so that rows are copied straight into them.
 
     One that is not C-contiguous is left to `Batch.copy_into`, which makes them the batch's in any case.
@@ -141,7 +141,7 @@ def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -
             side[key] = out[name].reshape(side[key].shape)
 
 
-def _place_of(schema: Schema, gathered: Gathered, name: str) -> tuple[dict[str, Any], str]:
+def _place_of(schema: Schema, gathered: GatheredSamples, name: str) -> tuple[dict[str, Any], str]:
     """Where an array of a batch stands among the gathered ones, or would if there were one."""
     if name == "importance" or (name in _FACTS and (name != "reward" or schema.reward is not None)):
         return vars(gathered), name
@@ -206,7 +206,7 @@ class Batch(Attributes[NDArray[Any]]):
 
     # Made by whoever draws: `update` is its own update_priorities(ids, td_errors).
 
-    gathered: Gathered
+    gathered: GatheredSamples
     """The samples as the engine returned them, with the weights and the one-step rewards; the same arrays."""
     divisor: float
     """What importance was divided by; importance * divisor is undivided."""
@@ -216,7 +216,7 @@ class Batch(Attributes[NDArray[Any]]):
     def __init__(
         self,
         schema: Schema,
-        gathered: Gathered,
+        gathered: GatheredSamples,
         importance: NDArray[np.float32],
         update: Callable[[NDArray[Any], Any], PriorityUpdate],
         *,
@@ -359,7 +359,7 @@ def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
 def _side(
     prefix: str,
     schema: Schema,
-    gathered: Gathered,
+    gathered: GatheredSamples,
     columns: Mapping[str, NDArray[Any]],
     lengths: Mapping[str, NDArray[np.int32]],
 ) -> dict[str, NDArray[Any]]:

@@ -19,20 +19,20 @@ from . import dataset_reading, dataset_writing, episodes
 from .autoreset import layout
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
-from .guarded import Guarded
 from .limiter import RateStats, check_batch, check_size
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start
 from .sampling import Annealing, Sampler, chosen
 from .schema import Schema, schema_from
 from .shared_limiter import SharedLimiter
+from .strict_attributes import StrictAttributes
 from .writer import Writer
-from .writers import Writers
+from .writers import WriterRegistry
 
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 
 
-class Buffer(Guarded):
+class Buffer(StrictAttributes):
     """A replay buffer. All methods may be called from several threads.
 
         buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
@@ -91,7 +91,7 @@ class Buffer(Guarded):
         self._annealing = Annealing()  # changes while the memory is held
         self._limiter = SharedLimiter(follows, lambda: self._memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
-        self._writers = Writers(self._memory)
+        self._writers = WriterRegistry(self._memory)
         self._guard()
 
     @property

@@ -24,7 +24,7 @@ from .memory import Memory
 from .parameters import Parameters
 from .ragged import Ragged
 from .schema import Schema
-from .values import is_finite
+from .value_conversion import is_finite
 
 Source: TypeAlias = str | Path | IO[bytes]
 """A file by its path, or open to read bytes, at any place."""
@@ -46,7 +46,7 @@ class About:
 
 def about(path: Source) -> About:
     """What a saved file holds, without reading its entries. Raises as `load`."""
-    with _Opened(path) as file:
+    with _OpenFile(path) as file:
         return file.about
 
 
@@ -57,7 +57,7 @@ def load(path: Source) -> Iterator[Episode]:
         DataError: the file is not one, is damaged, or of a newer form; says what was found.
         OSError: it cannot be read.
     """
-    with _Opened(path) as file:
+    with _OpenFile(path) as file:
         yield from file.episodes()
 
 
@@ -78,7 +78,7 @@ def fill(memory: Memory, path: Source) -> int:
     return count
 
 
-class _Opened:
+class _OpenFile:
     """A saved file while it is read: every array has a stream of its own, so that episodes come together row by row."""
 
     def __init__(self, source: Source) -> None:
@@ -108,7 +108,7 @@ class _Opened:
             self.about = About(schema, parameters, capacity, len(lengths), int(lengths.sum()))
             self._stack = opening.pop_all()
 
-    def __enter__(self) -> _Opened:
+    def __enter__(self) -> _OpenFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,8 +117,8 @@ class _Opened:
     def _wrong(self, problem: str) -> DataError:
         return DataError(str(self._path), problem)
 
-    def _explained(self) -> _Explained:
-        return _Explained(self._path)
+    def _explained(self) -> _NamesTheFile:
+        return _NamesTheFile(self._path)
 
     def _check_members(self) -> None:
         for member in self._archive.infolist():
@@ -261,7 +261,7 @@ def _size(archive: zipfile.ZipFile) -> int:
     return archive.fp.seek(0, 2)
 
 
-class _Explained:
+class _NamesTheFile:
     """Says of whatever goes wrong inside which file it was. NumPy's and Python's readers raise many things."""
 
     def __init__(self, path: Path) -> None:

@@ -46,7 +46,7 @@ class EpisodeStore(Protocol):
         """End it in this state although it goes on: the entries that follow are of the next one."""
 
 
-class Pausing(Protocol):
+class PausedWriter(Protocol):
     """What an observer may do to a writer between two steps."""
 
     def cut(self) -> int:
@@ -62,7 +62,7 @@ class Observer(Protocol):
     def on_entries(self, count: int) -> bool | None:
         """`count` entries were added. Returns whether to call `pause` when the step is done."""
 
-    def pause(self, writer: Pausing) -> None:
+    def pause(self, writer: PausedWriter) -> None:
         """Wait inside of a step until more may be recorded, after `writer.cut` or `writer.discard`."""
 
     def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:

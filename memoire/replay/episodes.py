@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import EmptyMemory, ParameterError
 
-from .batch import ID, Batch, Gathered, PriorityUpdate
+from .batch import ID, Batch, GatheredSamples, PriorityUpdate
 from .memory import Memory
 from .parameters import Parameters
 from .sampling import importance
@@ -36,7 +36,9 @@ class EpisodeBatch(Batch):
                         together, the oldest first. Without groups each episode is one
     """
 
-    def __init__(self, schema: Schema, gathered: Gathered, corrections: Any, group: Int64s, update: Any, divisor: Any):
+    def __init__(
+        self, schema: Schema, gathered: GatheredSamples, corrections: Any, group: Int64s, update: Any, divisor: Any
+    ):
         super().__init__(schema, gathered, corrections, update, divisor=divisor)
         self._arrays["group"] = group
 
@@ -57,7 +59,7 @@ class EpisodeBatch(Batch):
         return self._update(self._arrays["ids"][mask], errors[mask])
 
 
-class _Stored(NamedTuple):
+class _StoredEpisodes(NamedTuple):
     """The closed episodes of a memory that can be drawn, oldest first."""
 
     rows: Int64s
@@ -89,7 +91,7 @@ def sample(
     with memory.held():
         stored = _stored(memory)
         labels = np.arange(len(stored.rows)) if group is None else _labels(memory, stored.rows, group)
-        members = _Members(labels, group_size)
+        members = _LabelMembers(labels, group_size)
         weights = members.weights(stored.weights)
         if not weights.any():
             raise EmptyMemory(memory.num_entries, _reason(memory, group, members))
@@ -135,7 +137,7 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _stored(memory: Memory) -> _Stored:
+def _stored(memory: Memory) -> _StoredEpisodes:
     """What can be drawn of a memory that is held."""
     memory.sums()  # what has become too old weighs nothing from now on
     inside = memory.contents()
@@ -151,7 +153,7 @@ def _stored(memory: Memory) -> _Stored:
     sums = np.bincount(owners, masses, len(episodes))
     means = sums / np.maximum(np.bincount(owners, minlength=len(episodes)), 1)
     slots = slots[means[slots] > 0.0]
-    return _Stored(episodes["first_row"][slots], episodes["length"][slots], means[slots])
+    return _StoredEpisodes(episodes["first_row"][slots], episodes["length"][slots], means[slots])
 
 
 def _labels(memory: Memory, rows: Int64s, group: str) -> Int64s:
@@ -165,7 +167,7 @@ def _labels(memory: Memory, rows: Int64s, group: str) -> Int64s:
     return labels
 
 
-class _Members:
+class _LabelMembers:
     """Which episodes belong to each label; with `size` above 0 the newest `size` of those labels that have as many."""
 
     def __init__(self, labels: Int64s, size: int) -> None:
@@ -221,7 +223,7 @@ def _draw(
     return chosen, weights[chosen]
 
 
-def _reason(memory: Memory, group: str | None, members: _Members) -> str:
+def _reason(memory: Memory, group: str | None, members: _LabelMembers) -> str:
     if not memory.num_episodes:
         return "no episode has ended, and whole ones are drawn"
     if 0 < members.most < members.size:

@@ -10,16 +10,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from memoire import _core
 
-from .batch import Gathered, sequence_mask
+from .batch import GatheredSamples, sequence_mask
 from .parameters import Parameters
 from .schema import Schema
-from .windows import Float64s, Frames, Int64s, WindowCutter, check_stale
+from .windows import Float64s, FrameCopier, Int64s, WindowCutter, check_stale
 
 
 class Sample(NamedTuple):
     """Drawn samples and the sums that their chances come from, all of one moment."""
 
-    gathered: Gathered
+    gathered: GatheredSamples
     weights: Float64s
     """[B] what sampling was proportional to, not rounded: over `total_weight` these are the chances."""
     total_weight: float
@@ -28,13 +28,13 @@ class Sample(NamedTuple):
     """Least weight above 0, which costs a little; 0 unless `Parameters.normalize` is "global" and needs it."""
 
 
-class Gathering:
+class BatchGatherer:
     """Which arrays a batch is of, and how they are filled from a memory. Unchangeable, as its parameters are.
 
     `store` in its methods is a memory of this schema that follows these parameters, and it is held.
     """
 
-    def __init__(self, schema: Schema, parameters: Parameters, frames: Frames, cutter: WindowCutter) -> None:
+    def __init__(self, schema: Schema, parameters: Parameters, frames: FrameCopier, cutter: WindowCutter) -> None:
         self._schema, self._parameters, self._frames, self._cutter = schema, parameters, frames, cutter
         names = (
             schema.names if parameters.prev is None else parameters.prev,
@@ -51,12 +51,12 @@ class Gathering:
         column, stack = self._schema[name], self._parameters.frame_stack
         return name, (stack, *column.shape) if column.role == "state" else column.shape, column.dtype
 
-    def allocate(self, size: int) -> Gathered:
+    def allocate(self, size: int) -> GatheredSamples:
         """Uninitialised arrays for a batch of so many samples."""
         prev, next_ = self._sides
         if self._parameters.sequence_length:
             return self.allocate_sequences(size, self._parameters.sequence_length, self._parameters.sequence_first)
-        return Gathered(
+        return GatheredSamples(
             prev={name: _core.empty((size, *shape), dtype) for name, shape, dtype in prev},
             next={name: _core.empty((size, *shape), dtype) for name, shape, dtype in next_},
             reward=np.empty((size, *self._schema.reward_shape), np.float32),
@@ -68,12 +68,12 @@ class Gathering:
             model_version=np.empty(size, np.int64),
         )
 
-    def allocate_sequences(self, size: int, length: int, first: tuple[str, ...] = ()) -> Gathered:
+    def allocate_sequences(self, size: int, length: int, first: tuple[str, ...] = ()) -> GatheredSamples:
         """Arrays for sequences, of which the columns `first` have no time axis."""
         prev, _ = self._sides
         axes = dict.fromkeys(self._schema.states, (size, length + 1)) | dict.fromkeys(first, (size,))
         reward = (size, length, *self._schema.reward_shape)
-        return Gathered(
+        return GatheredSamples(
             prev={
                 name: _core.empty((*axes.get(name, (size, length)), *shape), dtype)
                 for name, shape, dtype in prev
@@ -91,7 +91,7 @@ class Gathering:
             max_share=self._parameters.sequence_max_share,
         )
 
-    def fill(self, store: _core.EntryStore, numbers: Int64s, made: Gathered) -> Gathered:
+    def fill(self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
         if made.mask is not None:
             self.fill_sequences(store, numbers, made, self._parameters.sequence_first)
@@ -112,7 +112,7 @@ class Gathering:
         check_stale(numbers, bad)
         return self._fill_ragged_windows(store, numbers, made) if self._schema.ragged else made
 
-    def episodes(self, store: _core.EntryStore, rows: Int64s, length: int) -> tuple[Gathered, Int64s]:
+    def episodes(self, store: _core.EntryStore, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
         """`Memory.gather_episodes`: whole episodes that begin in these rows, and the rows of their entries."""
         numbers = store.contents()["meta"]["number"]
         made = self.allocate_sequences(len(rows), length)
@@ -121,7 +121,7 @@ class Gathering:
         return made, codes
 
     def fill_sequences(
-        self, store: _core.EntryStore, numbers: Int64s, made: Gathered, first: tuple[str, ...] = ()
+        self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples, first: tuple[str, ...] = ()
     ) -> Int64s:
         """Fill `made`, allocated with the same `first`, with the sequences that begin with these entries; returns their
         rows. Raises StaleEntry.
@@ -145,7 +145,7 @@ class Gathering:
         sequence_mask(burn_in, made.steps, made.mask)
         return codes
 
-    def _fill_ragged_windows(self, store: _core.EntryStore, numbers: Int64s, made: Gathered) -> Gathered:
+    def _fill_ragged_windows(self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
         """The ragged columns of both ends of these entries' windows."""
         rows = numbers % store.capacity
         prev_codes, next_codes, next_rows = self._cutter.codes(store, rows)
@@ -160,7 +160,9 @@ class Gathering:
             ],
         )
 
-    def _fill_ragged(self, store: _core.EntryStore, made: Gathered, codes: Sequence[Mapping[str, Int64s]]) -> Gathered:
+    def _fill_ragged(
+        self, store: _core.EntryStore, made: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
+    ) -> GatheredSamples:
         """Add the ragged columns of both sides, which have a value for each of these frame codes.
 
         Both sides are as wide as the longest value among them, and at least 1.

@@ -16,9 +16,9 @@ from memoire import _core
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
 
 from . import memory_checks
-from .batch import Gathered, place
+from .batch import GatheredSamples, place
 from .engine_setup import checked_page_rows, cutting_of, limits_of, storage_of
-from .entry_values import (
+from .entry_conversion import (
     check_out,
     check_whole,
     count_of,
@@ -30,12 +30,12 @@ from .entry_values import (
     refuse,
 )
 from .forks import survive_forks
-from .gathering import Gathering, Sample
-from .guarded import Guarded
+from .gathering import BatchGatherer, Sample
 from .parameters import Parameters, reward_size
 from .ragged import Ragged
 from .schema import Schema
-from .windows import Float64s, Frames, Int64s, Sequences, WindowCutter, Windows, check_rows, check_stale
+from .strict_attributes import StrictAttributes
+from .windows import DrawnSequences, DrawnWindows, Float64s, FrameCopier, Int64s, WindowCutter, check_rows, check_stale
 
 MAX_LANES = 1 << 20
 MAX_ROWS = (1 << 31) - 256
@@ -44,7 +44,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-class Memory(_core.EntryStore, Guarded):
+class Memory(_core.EntryStore, StrictAttributes):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
@@ -96,7 +96,7 @@ class Memory(_core.EntryStore, Guarded):
         self.schema = schema
         self.live = live
         self._dimensions = reward_size(schema)
-        self._frames = Frames(schema)
+        self._frames = FrameCopier(schema)
         columns = [storage_of(schema[name], int(capacity)) for name in schema.names]
         seeds = np.random.SeedSequence(seed).generate_state(4, np.uint64).tolist()
         self.generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
@@ -296,7 +296,7 @@ class Memory(_core.EntryStore, Guarded):
         are_limits_new = self._limit(*limits_of(new))
         self._configure(**cutting_of(new, self._dimensions), are_limits_new=are_limits_new)
         self._cutter = WindowCutter(self.schema, new)
-        self._gathering = Gathering(self.schema, new, self._frames, self._cutter)
+        self._gathering = BatchGatherer(self.schema, new, self._frames, self._cutter)
 
     # Drawing
 
@@ -333,7 +333,7 @@ class Memory(_core.EntryStore, Guarded):
         check_stale(wanted, self._weights(wanted, weights))
         return weights
 
-    def gather(self, numbers: ArrayLike) -> Gathered:
+    def gather(self, numbers: ArrayLike) -> GatheredSamples:
         """Copies of samples of entries by number, int64 [B]: both ends of their windows and discounted rewards between.
 
         Raises StaleEntry where an entry has left the memory since it was drawn; `sample` cannot meet that.
@@ -378,7 +378,7 @@ class Memory(_core.EntryStore, Guarded):
                 filled.weight[:] = weights  # some weigh nothing any more
             return Sample(filled, weights, *sums)
 
-    def gather_episodes(self, rows: Int64s, length: int) -> tuple[Gathered, Int64s]:
+    def gather_episodes(self, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
         """Copies of the whole episodes that begin in these rows, as sequences of `length` entries.
 
         Returns:
@@ -412,14 +412,14 @@ class Memory(_core.EntryStore, Guarded):
 
     # What caches are built of
 
-    def draw_windows(self, count: int) -> Windows:
+    def draw_windows(self, count: int) -> DrawnWindows:
         """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
         check_whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.windows(self, self._drawn(count, None, weights), weights, sums)
 
-    def draw_sequences(self, count: int) -> Sequences:
+    def draw_sequences(self, count: int) -> DrawnSequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
         check_whole("count", count, 1, MAX_ROWS)
         with self.held():

@@ -22,7 +22,7 @@ from memoire.arguments import mapping, text, whole
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.suggestions import no_field
 
-from .batch import Batch, Gathered, PriorityUpdate
+from .batch import Batch, GatheredSamples, PriorityUpdate
 from .schema import Schema
 
 MAX_BATCH = (1 << 31) - 1
@@ -56,7 +56,7 @@ class MixedBatch(Mapping[str, Batch]):
         Raises:
             ParameterError: transitions and sequences, or rewards of different shapes, make no batch.
         """
-        return _Joined(self)
+        return _JoinedParts(self)
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
         """Tell each table how surprising its samples were. Returns what became of all of them together.
@@ -102,7 +102,7 @@ class MixedBatch(Mapping[str, Batch]):
         return f"MixedBatch({', '.join(f'{name}: {len(part.ids)} samples' for name, part in self.items())})"
 
 
-class _Joined(Batch):
+class _JoinedParts(Batch):
     """All parts of a mixed batch as one."""
 
     def __init__(self, mixed: MixedBatch) -> None:
@@ -128,7 +128,7 @@ class _Joined(Batch):
         return self._mixed.update_priorities(td_errors)
 
 
-def _joined(parts: list[Gathered]) -> Gathered:
+def _joined(parts: list[GatheredSamples]) -> GatheredSamples:
     """Rows of all parts, with the columns that all have in the same form."""
     if len({part.mask is None for part in parts}) > 1:
         raise ParameterError("batch.joined", "transitions and sequences", "tables with the same sequence_length")
@@ -140,7 +140,7 @@ def _joined(parts: list[Gathered]) -> Gathered:
     longest = _longest(parts)
     prev_lengths, next_lengths = (_lengths(parts, side) for side in ("prev_lengths", "next_lengths"))
     rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
-    return Gathered(
+    return GatheredSamples(
         prev=_columns([_padded(part.prev, part.prev_lengths, longest) for part in parts]),
         next=_columns([_padded(part.next, part.next_lengths, longest) for part in parts]),
         mask=None if parts[0].mask is None else np.concatenate([part.mask for part in parts if part.mask is not None]),
@@ -153,7 +153,7 @@ def _joined(parts: list[Gathered]) -> Gathered:
 _ROWS = ("reward", "discount", "steps", "weight", "ids", "age", "model_version")
 
 
-def _longest(parts: list[Gathered]) -> dict[str, int]:
+def _longest(parts: list[GatheredSamples]) -> dict[str, int]:
     """How wide each ragged column is in the widest part."""
     found: dict[str, int] = {}
     for part in parts:
@@ -175,7 +175,7 @@ def _padded(
     return padded
 
 
-def _lengths(parts: list[Gathered], side: str) -> dict[str, NDArray[np.int32]]:
+def _lengths(parts: list[GatheredSamples], side: str) -> dict[str, NDArray[np.int32]]:
     lengths: dict[str, NDArray[np.int32]] = _columns([getattr(part, side) for part in parts])
     return lengths
 
@@ -191,7 +191,7 @@ def _columns(sides: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     return common
 
 
-def _common(schemas: list[Schema], gathered: Gathered) -> Schema:
+def _common(schemas: list[Schema], gathered: GatheredSamples) -> Schema:
     """The part of the first schema that all have, declared name by declared name; the others leave `gathered`."""
     first = schemas[0]
     kept = [root for root in first.roots if all(_is_alike(root, first, other) for other in schemas[1:])]

@@ -39,10 +39,10 @@ def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: i
     """
     if type(ahead) is not int or not 0 <= ahead <= MAX_PREFETCH:
         raise ParameterError("ahead", ahead, f"a whole number from 0 to {MAX_PREFETCH}")
-    return _taken(_Drawer(make, is_over, ahead), is_over) if ahead else make(is_over)
+    return _taken(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
 
 
-def _taken(drawer: _Drawer[T], is_over: IsOver) -> Iterator[T]:
+def _taken(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
     drawer.start()
     try:
         while (drawn := drawer.take()) is not None and not is_over():
@@ -51,7 +51,7 @@ def _taken(drawer: _Drawer[T], is_over: IsOver) -> Iterator[T]:
         drawer.leave()
 
 
-class _Drawer(Generic[T]):
+class _DrawThread(Generic[T]):
     """The thread, and what it has ready."""
 
     def __init__(self, make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> None:

@@ -23,7 +23,7 @@ Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
 
 
-class Windows(NamedTuple):
+class DrawnWindows(NamedTuple):
     """Drawn entries as places instead of copies, and the sums they were drawn from, all of one moment.
 
     Shapes: n samples, K frame_stack.
@@ -56,7 +56,7 @@ class Windows(NamedTuple):
     min_weight: float
 
 
-class Sequences(NamedTuple):
+class DrawnSequences(NamedTuple):
     """Drawn sequences as places instead of copies, and the sums they were drawn from, all of one moment.
 
     Shapes: n sequences of T entries, K frame_stack. Behind an episode's end frame codes are zeros (-1).
@@ -69,7 +69,7 @@ class Sequences(NamedTuple):
     codes: Int64s
     """[n, T] rows of the entries."""
     weights: Float64s
-    """[n] what sampling was proportional to, as in `Windows`."""
+    """[n] what sampling was proportional to, as in `DrawnWindows`."""
     discount: NDArray[np.float32]
     """[n, T, *R] gamma of each entry; 0 at a terminal one and behind the end."""
     steps: NDArray[np.int32]
@@ -93,7 +93,7 @@ class WindowCutter:
 
     def windows(
         self, store: _core.EntryStore, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]
-    ) -> Windows:
+    ) -> DrawnWindows:
         """Where the samples of entries that were drawn are; `weights` and `sums` are of the draw."""
         count, rows, stack = len(numbers), numbers % store.capacity, self._parameters.frame_stack
         prev, next_ = np.empty((count, stack), np.int64), np.empty((count, stack), np.int64)
@@ -104,10 +104,10 @@ class WindowCutter:
         store._windows(rows, prev, next_, next_rows, steps, *returns)
         store._facts(rows, ages, versions, None)
         facts = (*returns, steps, ages, versions)
-        return Windows(numbers, rows, prev, next_, next_rows, weights, *facts, *sums)
+        return DrawnWindows(numbers, rows, prev, next_, next_rows, weights, *facts, *sums)
 
     def codes(self, store: _core.EntryStore, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """`prev_codes`, `next_codes` and `next_rows` of the `Windows` of these rows."""
+        """`prev_codes`, `next_codes` and `next_rows` of the `DrawnWindows` of these rows."""
         stack = self._parameters.frame_stack
         prev, next_ = np.empty((len(rows), stack), np.int64), np.empty((len(rows), stack), np.int64)
         next_rows = np.empty(len(rows), np.int64)
@@ -116,7 +116,7 @@ class WindowCutter:
 
     def sequences(
         self, store: _core.EntryStore, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]
-    ) -> Sequences:
+    ) -> DrawnSequences:
         """Where the sequences are that begin with entries that were drawn; `weights` and `sums` are of the draw."""
         count = len(numbers)
         steps = np.empty(count, np.int32)
@@ -124,12 +124,12 @@ class WindowCutter:
         frames, codes, burn_in = self.cut(store, numbers, steps, discount)
         ages, versions = np.empty(count, np.float32), np.empty(count, np.int64)
         store._facts(codes[:, 0].copy(), ages, versions, None)
-        return Sequences(numbers, frames, codes, weights, discount, steps, burn_in, ages, versions, *sums)
+        return DrawnSequences(numbers, frames, codes, weights, discount, steps, burn_in, ages, versions, *sums)
 
     def cut(
         self, store: _core.EntryStore, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
     ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
-        """`state_codes`, `codes` and `burn_in` of the `Sequences` that begin with these entries; fills the others,
+        """`state_codes`, `codes` and `burn_in` of the `DrawnSequences` that begin with these entries; fills the others,
         whose shape says how long they are. Raises StaleEntry.
         """
         length, stack = discount.shape[1], self._parameters.frame_stack
@@ -152,7 +152,7 @@ def check_rows(store: _core.EntryStore, rows: Int64s, bad: int) -> None:
         raise NoSuchRow("row", int(rows.flat[bad]), int(bad), where)
 
 
-class Frames:
+class FrameCopier:
     """Copies values of a schema's columns by frame code. Raises NoSuchRow for a code that cannot be."""
 
     def __init__(self, schema: Schema) -> None:

@@ -28,10 +28,10 @@ from memoire.errors import (
 )
 
 from .autoreset import autoreset_mode
-from .episode_starts import Starts, State, digest
 from .episode_store import EpisodeStore, Observer
-from .guarded import never_copied
-from .step_values import StepValues
+from .reset_check import ResetCheck, State, digest
+from .step_converter import StepConverter
+from .strict_attributes import never_copied
 
 
 class Writer:
@@ -98,7 +98,7 @@ class Writer:
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
         self._memory, self._observer, self._check = memory, observer, check
         self._schema = schema = memory.schema
-        self._given = StepValues(schema, None if self._single else count)
+        self._given = StepConverter(schema, None if self._single else count)
         self._extras = self._given.extras  # here, since each step looks at it
         # Lengths are differences of a clock, so that a step costs the same for any number of environments.
         self._clock = 0  # steps recorded
@@ -108,7 +108,7 @@ class Writer:
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
         self._owned = False  # whether that is an array of its own, which a reset does not write over
-        self._starts = Starts() if check and self.autoreset == "disabled" else None
+        self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
         self._refused = (-1, "")  # clock when a step was refused, and why
         self._closed = ""  # what is closed, once no more steps are taken
         self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
@@ -440,7 +440,7 @@ class _End(NamedTuple):
     bootstrap: Any
 
 
-def _add_one(memory: EpisodeStore, lane: int, given: StepValues, values: list[Any], *facts: Any) -> None:
+def _add_one(memory: EpisodeStore, lane: int, given: StepConverter, values: list[Any], *facts: Any) -> None:
     """Add an entry, exactly converted where its values do not fit as they are."""
     try:
         memory.add(lane, tuple(values), *facts)
@@ -448,7 +448,7 @@ def _add_one(memory: EpisodeStore, lane: int, given: StepValues, values: list[An
         memory.add(lane, given.exact_entry(values), *facts)
 
 
-def _left_in(given: StepValues, last: Any, environment: int) -> State | None:
+def _left_in(given: StepConverter, last: Any, environment: int) -> State | None:
     """Where the last step left an environment; None where that is not finite."""
     try:
         return given.member_state(last, environment)
@@ -457,7 +457,7 @@ def _left_in(given: StepValues, last: Any, environment: int) -> State | None:
 
 
 def _ends(
-    given: StepValues,
+    given: StepConverter,
     terminated: Any,
     truncated: Any,
     bootstrap_value: Any,

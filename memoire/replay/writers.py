@@ -17,7 +17,7 @@ from .rollout_writer import RolloutWriter
 from .writer import Writer
 
 
-class Writers:
+class WriterRegistry:
     """The writers of one memory: each has lanes that no other living one has, and together they leave it room.
 
     Thread-safe.

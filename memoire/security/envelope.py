@@ -14,7 +14,7 @@ from memoire.wire.frames import Buffer
 from .permissions import Peer
 
 
-class Opened(NamedTuple):
+class RoutedMessage(NamedTuple):
     """A request or reply whose parts were told apart."""
 
     envelope: list[Buffer]
@@ -23,10 +23,10 @@ class Opened(NamedTuple):
     """The message itself."""
 
 
-def opened(frames: Sequence[Buffer]) -> Opened | None:
+def opened(frames: Sequence[Buffer]) -> RoutedMessage | None:
     """Envelope and message, which the first empty frame parts; None where there is none."""
     empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
-    return None if empty is None else Opened(list(frames[: empty + 1]), list(frames[empty + 1 :]))
+    return None if empty is None else RoutedMessage(list(frames[: empty + 1]), list(frames[empty + 1 :]))
 
 
 class EnvelopedRequest(NamedTuple):

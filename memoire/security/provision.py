@@ -34,7 +34,7 @@ Files = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Change:
+class SecretChange:
     """A Secret that has to be written: with all of its files, or with those that are other than they were."""
 
     name: str
@@ -45,7 +45,7 @@ class Change:
         return f"Change({self.name!r}, {sorted(self.files)}, is_new={self.is_new})"  # never what is in them
 
 
-def missing_keys(found: Mapping[str, Files | None], prefix: str = "") -> list[Change]:
+def missing_keys(found: Mapping[str, Files | None], prefix: str = "") -> list[SecretChange]:
     """What makes the keys whole, in the order in which it has to be written; nothing where none is missing.
 
     Args:
@@ -59,11 +59,11 @@ def missing_keys(found: Mapping[str, Files | None], prefix: str = "") -> list[Ch
     new = {role: make(role) for role in ROLES if role not in own}
     public = {role: key.text() for role, key in (own | new).items()}
     told = [
-        Change(role, added, is_new=False)
+        SecretChange(role, added, is_new=False)
         for role, files in found.items()
         if files is not None and (added := _additions(role, files, new))
     ]
-    return told + [Change(role, _files(key, public), is_new=True) for role, key in new.items()]
+    return told + [SecretChange(role, _files(key, public), is_new=True) for role, key in new.items()]
 
 
 def own_key(role: str, files: Files, where: str, file: str = "own.key") -> Key:

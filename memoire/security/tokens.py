@@ -132,7 +132,7 @@ def _state(path: str | os.PathLike[str]) -> object:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-class Guesses:
+class WrongTokens:
     """Who has given wrong tokens lately: some mistakes are free, and after them each costs time.
 
     An address of IPv6 stands for its network of 64 bits. Safe to use from several threads.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from memoire.accounting.logbook import Entry
-from memoire.accounting.runs import Keeper
+from memoire.accounting.logbook import LogEntry
+from memoire.accounting.runs import StateStore
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
@@ -61,7 +61,7 @@ def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
     )
 
 
-def make_store(options: ServerOptions, name: str) -> Keeper | None:
+def make_store(options: ServerOptions, name: str) -> StateStore | None:
     """The state folder, opened and locked; None if there is to be none. Raises StateError.
 
     Args:
@@ -74,7 +74,7 @@ def make_store(options: ServerOptions, name: str) -> Keeper | None:
 
 def open_store(
     folder: str | Path, name: str | None, default_name: str, limits: Limits, clock: Callable[[], float]
-) -> Keeper:
+) -> StateStore:
     """The files of a server, opened and locked. Raises StateError."""
     from memoire.storage.state_folder import Store  # needs SQLite, which a thin Python may lack
 
@@ -84,13 +84,13 @@ def open_store(
 def make_dispatcher(
     options: ServerOptions,
     tables: Tables,
-    store: Keeper | None,
+    store: StateStore | None,
     announcements: Announcements,
     *,
     name: str,
     epoch: int,
     endpoints: Callable[[], messages.Endpoints],
-    on_lines: Callable[[list[Entry]], None],
+    on_lines: Callable[[list[LogEntry]], None],
 ) -> Dispatcher:
     """What answers requests. If it cannot be made, the state folder is closed again.
 

@@ -19,11 +19,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from memoire import arguments
-from memoire.accounting.journal import Group, Ticket
 from memoire.accounting.ledger import Ledger
-from memoire.accounting.logbook import Entry, Logbook
+from memoire.accounting.logbook import Logbook, LogEntry
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Keeper, Run
+from memoire.accounting.runs import Run, StateStore
+from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import Model
@@ -31,7 +31,7 @@ from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.frames import Header, Message
+from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.refusals import CODES
 
@@ -43,7 +43,7 @@ from .handlers.clients import ClientsHandler
 from .handlers.control import ControlHandler
 from .handlers.draws import DrawsHandler
 from .handlers.feedback import FeedbackHandler, by_client
-from .handlers.folding import Folding
+from .handlers.folding import AccountFolder
 from .handlers.intake import IntakeHandler, Pushed
 from .handlers.models import ModelsHandler, made
 from .once import GivenReplies
@@ -89,10 +89,10 @@ class Dispatcher:
         name: str,
         limits: Limits,
         endpoints: Callable[[], messages.Endpoints] = messages.Endpoints,
-        on_lines: Callable[[list[Entry]], None] = lambda lines: None,
+        on_lines: Callable[[list[LogEntry]], None] = lambda lines: None,
         on_model: Callable[[Model], None] = lambda model: None,
         on_news: Callable[[], None] = lambda: None,
-        store: Keeper | None = None,
+        store: StateStore | None = None,
         clock: Callable[[], float],
         epoch: int,
     ) -> None:
@@ -124,7 +124,7 @@ class Dispatcher:
         self._credits, self._owners = Credits(state), ClientOwners(state)
         self._intake, self._accounts = IntakeHandler(state), AccountsHandler(state)
         self._feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
-        self._folding = Folding(state, self._feedback)
+        self._folding = AccountFolder(state, self._feedback)
         self._models = ModelsHandler(state, on_model=on_model, after=self._after)
         self._control = ControlHandler(state, self._models, self._feedback, on_news)
         self._clients = ClientsHandler(
@@ -246,7 +246,7 @@ class Dispatcher:
                 self._given.keep(message.header, reply, most)
             return reply
 
-    def answer_with(self, body: type[messages.Body], answer: Callable[[Header, Any, Any], Reply]) -> None:
+    def answer_with(self, body: type[messages.Body], answer: Callable[[MessageHeader, Any, Any], Reply]) -> None:
         """Have requests of this kind answered elsewhere, without the lock, by what may raise ProtocolError. Before the
         first request.
         """
@@ -263,7 +263,7 @@ class Dispatcher:
         with self.lock:
             self._owners.check(client, principal)
 
-    def arrived(self, header: Header, body: Pushed, payload: Any) -> int:
+    def arrived(self, header: MessageHeader, body: Pushed, payload: Any) -> int:
         """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.
 
         Raises:
@@ -296,7 +296,7 @@ class Dispatcher:
         if self._store is None:
             return
 
-        def done(group: Group) -> None:
+        def done(group: SavedGroup) -> None:
             self.saved()
             if group.tickets:
                 hand_out(group.tickets)
@@ -304,7 +304,7 @@ class Dispatcher:
         self._store.start(self.collect, done, failed)
         self._store.wake()
 
-    def collect(self) -> Group | None:
+    def collect(self) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is."""
         with self.lock:
             self._models.collected()
@@ -315,7 +315,7 @@ class Dispatcher:
         with self.lock:
             self.committer.saved(self.runs)
 
-    def send(self, header: Header, reply: Reply, send: Callable[[Reply], None]) -> None:
+    def send(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> None:
         """Send a reply: at once, or when what it promises is on disk."""
         now: Reply | None = reply
         if reply.until_saved:
@@ -336,7 +336,7 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------- accounts
 
     def fold(self) -> None:
-        """Let accounts leave memory, and former runs: see `Folding.fold`. Warn if too many new clients come."""
+        """Let accounts leave memory, and former runs: see `AccountFolder.fold`. Warn if too many new clients come."""
         now = self.now
         with self.lock:
             warning = self._folding.warning(now)

@@ -14,13 +14,13 @@ import functools
 from collections.abc import Callable, Sequence
 
 from memoire.accounting.account import Account
-from memoire.accounting.journal import Group, Journal, RunFacts, Ticket
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Keeper, Runs
+from memoire.accounting.runs import Runs, StateStore
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
 from memoire.models.model import Model
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .reply import Reply
 
@@ -32,9 +32,9 @@ class Committer:
         store: The state folder; None saves nothing, and every reply goes at once.
     """
 
-    def __init__(self, store: Keeper | None) -> None:
+    def __init__(self, store: StateStore | None) -> None:
         self._store = store
-        self._journal = None if store is None else Journal()
+        self._journal = None if store is None else UnsavedChanges()
 
     @property
     def is_durable(self) -> bool:
@@ -48,7 +48,7 @@ class Committer:
         if self._journal is not None:
             self._journal.touch(run, account)
 
-    def add_lines(self, run: str, entries: Sequence[Entry]) -> None:
+    def add_lines(self, run: str, entries: Sequence[LogEntry]) -> None:
         """These log lines are to be saved."""
         if self._journal is not None:
             self._journal.lines(run, entries)
@@ -91,7 +91,7 @@ class Committer:
             self._journal.after(ticket)
             self._store.wake()
 
-    def hold(self, header: Header, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
+    def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
         """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
 
         While the disk fails, a client hears why nothing is acknowledged. It reports everything again, so that its
@@ -107,7 +107,7 @@ class Committer:
 
     # What the store asks
 
-    def collect(self, runs: Runs) -> Group | None:
+    def collect(self, runs: Runs) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is."""
         assert self._journal is not None
         for run in runs:

@@ -15,14 +15,14 @@ from os import getpid
 from secrets import token_hex
 from typing import Any
 
-from memoire.accounting.runs import Keeper
+from memoire.accounting.runs import StateStore
 from memoire.net import descriptors, link, sockets
 from memoire.net.addresses import beside
 from memoire.net.admission import Admission
 from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Context
 from memoire.net.curve_server import Gate
-from memoire.net.lanes import Lanes
+from memoire.net.send_queues import SendQueues
 from memoire.net.thread import END_TIMEOUT, Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -34,10 +34,10 @@ from .io_addresses import BoundAddresses
 from .io_intake import IntakeThreads
 from .io_lines import LineFile
 from .io_notices import Announcer
-from .io_plain_proxies import PlainProxies
 from .io_requests import RequestThread
 from .io_restoring import Restorer
 from .io_snapshots import Archive
+from .io_worker_proxies import WorkerProxies
 from .options import ServerOptions
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ServerThreads:
         self,
         options: ServerOptions,
         dispatcher: Dispatcher,
-        store: Keeper | None,
+        store: StateStore | None,
         *,
         gate: Gate,
         addresses: BoundAddresses,
@@ -89,7 +89,7 @@ class ServerThreads:
         announcements.wake = self.requests.worker.wake
         facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
         self.intake = IntakeThreads(dispatcher, admission, addresses, keys=gate.keys, **facts)
-        self.proxies = PlainProxies(gate, admission, addresses, **facts)
+        self.proxies = WorkerProxies(gate, admission, addresses, **facts)
         self.archive = Archive(
             dispatcher,
             store=store,
@@ -152,7 +152,7 @@ class ServerThreads:
         return self.requests.saving.lost
 
     @property
-    def lanes(self) -> Iterator[Lanes]:
+    def lanes(self) -> Iterator[SendQueues]:
         """Replies that wait for room, by thread."""
         yield self.requests.lanes
         yield from self.proxies.lanes

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from memoire.accounting.logbook import Entry, format_line
+from memoire.accounting.logbook import LogEntry, format_line
 from memoire.storage.plain_log import LogFile
 
 LOG_FLUSH_INTERVAL = 1.0
@@ -34,7 +34,7 @@ class LineFile:
         if former is not None:
             former.close()
 
-    def write(self, lines: Iterable[Entry]) -> None:
+    def write(self, lines: Iterable[LogEntry]) -> None:
         """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""
         if self._file is not None:
             self._file.write([format_line(entry.received, entry.line.label, entry.line.text) for entry in lines])

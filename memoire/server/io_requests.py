@@ -14,23 +14,23 @@ import time
 
 import zmq
 
-from memoire.accounting.runs import Keeper
+from memoire.accounting.runs import StateStore
 from memoire.errors import Closed, ProtocolError
 from memoire.net import sockets
 from memoire.net.admission import Admission
 from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Socket
-from memoire.net.lanes import Lanes
+from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
-from memoire.wire.frames import Header, Message
+from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.frames import reply as encode_reply
 
 from .dispatch import Dispatcher
 from .io_lines import LineFile
 from .io_notices import Announcer
-from .io_saving import Saving
+from .io_saving import ReplySaver
 from .reply import Reply
 from .timings import Timings
 
@@ -58,7 +58,7 @@ class RequestThread:
         self,
         dispatcher: Dispatcher,
         admission: Admission,
-        store: Keeper | None,
+        store: StateStore | None,
         announcer: Announcer,
         lines: LineFile,
         owner: object,
@@ -66,8 +66,8 @@ class RequestThread:
         self._owner = owner
         self._dispatcher, self._admission, self._announcer, self._lines = dispatcher, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
-        self.saving = Saving(dispatcher, store, self.worker)
-        self.lanes = Lanes()
+        self.saving = ReplySaver(dispatcher, store, self.worker)
+        self.lanes = SendQueues()
         """Replies that wait for room."""
         self.timings = Timings(kind.name for kind in messages.Type)
         """Seconds that requests took, by type."""
@@ -153,6 +153,6 @@ class RequestThread:
             _log.exception("%s: a %s could not be answered", self._dispatcher.name, message.type.name)
             return self._dispatcher.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
-    def _send(self, made: Socket, envelope: list[zmq.Frame], header: Header, reply: Reply) -> None:
+    def _send(self, made: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
         sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]
         self.lanes.send(made, sent, time.monotonic())

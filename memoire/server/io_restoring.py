@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Keeper
+from memoire.accounting.runs import StateStore
 from memoire.errors import MemoireError, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.storage import snapshot, snapshot_file
-from memoire.storage.restore import Restored, restore
+from memoire.storage.restore import RestoreCounts, restore
 
 from .dispatch import Dispatcher
 from .io_snapshots import MEMORY, ORDERED
@@ -34,7 +34,13 @@ class Restorer:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, store: Keeper | None, *, limits: Limits, stays: bool, clock: Callable[[], float]
+        self,
+        dispatcher: Dispatcher,
+        store: StateStore | None,
+        *,
+        limits: Limits,
+        stays: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._dispatcher, self._store, self._limits, self._stays, self._clock = dispatcher, store, limits, stays, clock
 
@@ -47,13 +53,13 @@ class Restorer:
         skip_damaged: bool = False,
         stays: bool = True,
         once: bool = False,
-    ) -> Restored:
+    ) -> RestoreCounts:
         """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
         heads = snapshot.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
         if configure and wanted:
             self._configure([heads[path].about for path in wanted])
-        done = Restored()
+        done = RestoreCounts()
         if wanted:
             done = restore(
                 wanted,

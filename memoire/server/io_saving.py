@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 
-from memoire.accounting.journal import Ticket
-from memoire.accounting.runs import Keeper
+from memoire.accounting.runs import StateStore
+from memoire.accounting.unsaved_changes import Ticket
 from memoire.net.thread import Worker
 
 from .dispatch import Dispatcher
@@ -17,7 +17,7 @@ from .dispatch import Dispatcher
 _log = logging.getLogger(__name__)
 
 
-class Saving:
+class ReplySaver:
     """Has replies that waited for the disk leave, and notices when the disk is lost.
 
     Args:
@@ -25,7 +25,7 @@ class Saving:
         worker: The requests' thread, which sends what waited.
     """
 
-    def __init__(self, dispatcher: Dispatcher, store: Keeper | None, worker: Worker) -> None:
+    def __init__(self, dispatcher: Dispatcher, store: StateStore | None, worker: Worker) -> None:
         self._dispatcher, self._store, self._worker = dispatcher, store, worker
         self.lost: Exception | None = None
         """Why nothing can be saved any more, ever; None while all is well. From then on nothing is acknowledged."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from memoire.accounting.runs import Keeper
+from memoire.accounting.runs import StateStore
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .dispatch import Dispatcher
 from .orders import SnapshotOrders, failed
@@ -65,7 +65,7 @@ class Archive:
         self,
         dispatcher: Dispatcher,
         *,
-        store: Keeper | None,
+        store: StateStore | None,
         every: float | None,
         is_closing: threading.Event,
         clock: Callable[[], float],
@@ -165,7 +165,7 @@ class Archive:
 
     # ----------------------------------------------------------------------------------------- orders from far away
 
-    def order(self, header: Header, body: messages.TakeSnapshot, _: Any) -> Reply:
+    def order(self, header: MessageHeader, body: messages.TakeSnapshot, _: Any) -> Reply:
         """Begin what is ordered, or say how far it is: whoever ordered it asks until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")
@@ -194,7 +194,7 @@ class Archive:
             self._orders.finish(body, told)
 
 
-def _snapshot(path: Path, end: snapshot_file.End, seconds: float) -> Snapshot:
+def _snapshot(path: Path, end: snapshot_file.EndRecord, seconds: float) -> Snapshot:
     def total(name: str) -> int:
         return sum(getattr(counts, name) for counts in end.tables)
 

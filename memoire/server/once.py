@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from memoire.errors import ProtocolError
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .reply import Reply
 
@@ -28,7 +28,7 @@ class GivenReplies:
     def __init__(self) -> None:
         self._given: OrderedDict[tuple[bytes, messages.Type, int], OrderedDict[int, Reply]] = OrderedDict()
 
-    def find(self, header: Header, most: int) -> Reply | None:
+    def find(self, header: MessageHeader, most: int) -> Reply | None:
         """The reply that this request was given before; None if it has to be granted now.
 
         Args:
@@ -47,7 +47,7 @@ class GivenReplies:
             raise ProtocolError("missing", f"request {number} was overtaken by {min(given)}")
         return given.get(number)
 
-    def keep(self, header: Header, reply: Reply, most: int) -> None:
+    def keep(self, header: MessageHeader, reply: Reply, most: int) -> None:
         """The request that `find` was asked for last was granted."""
         given = self._given[header.client, header.type, header.table]
         given[header.sequence] = reply

@@ -11,10 +11,10 @@ import itertools
 import numpy as np
 
 from memoire.accounting.account import Account, Totals
-from memoire.accounting.journal import RunFacts
-from memoire.accounting.logbook import MAX_FOUND_LINES, Entry, Wanted
+from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter, LogEntry
 from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
-from memoire.accounting.runs import Keeper, Run
+from memoire.accounting.runs import Run, StateStore
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.arguments import whole
 from memoire.errors import ParameterError
 from memoire.wire import messages
@@ -33,7 +33,7 @@ class Queries:
         store: Its state folder; None if it has none.
     """
 
-    def __init__(self, dispatcher: Dispatcher, store: Keeper | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, store: StateStore | None) -> None:
         self._dispatcher, self._store = dispatcher, store
 
     def runs(self) -> list[RunFacts]:
@@ -123,12 +123,12 @@ class Queries:
         run, first, found = self._dispatcher.ended(whole("after", after, 0), whole("most", most, 0))
         return run, first, [(client.hex(), ended) for client, ended in found]
 
-    def lines(self, after: int, most: int, run: str | None) -> list[Entry]:
+    def lines(self, after: int, most: int, run: str | None) -> list[LogEntry]:
         """The newest log lines in memory with an index above `after`, oldest first."""
         with self._dispatcher.lock:
             return self.run(run).logbook.recent(after, most)
 
-    def search(self, wanted: Wanted, run: str | None, *, most: int, newest_first: bool) -> list[Entry]:
+    def search(self, wanted: LineFilter, run: str | None, *, most: int, newest_first: bool) -> list[LogEntry]:
         """Log lines that are wanted: of all that a state folder keeps, or without one of the newest in memory."""
         if not 1 <= most <= MAX_FOUND_LINES:
             raise ParameterError("most", most, f"from 1 to {MAX_FOUND_LINES}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from memoire.accounting.runs import Past
+from memoire.accounting.runs import SavedState
 from memoire.errors import ParameterError
 from memoire.pool.tables import OpenTable
 from memoire.replay.parameters import Parameters
@@ -18,7 +18,7 @@ DEFAULT_RUN = "default"
 """Name of the run of a server that was never given one."""
 
 
-class _Chosen(msgspec.Struct, frozen=True):
+class _FormerStart(msgspec.Struct, frozen=True):
     """What a former life was given, and with what it ended."""
 
     given: dict[str, Any]
@@ -26,7 +26,7 @@ class _Chosen(msgspec.Struct, frozen=True):
     version: int
 
 
-def run_to_count(past: Past | None, given: str | None, committer: Committer) -> str:
+def run_to_count(past: SavedState | None, given: str | None, committer: Committer) -> str:
     """The run that was counted last, unless another one is given now than was given then."""
     if past is None:
         return DEFAULT_RUN if given is None else given
@@ -39,7 +39,7 @@ def run_to_count(past: Past | None, given: str | None, committer: Committer) -> 
     return given
 
 
-def recover(state: ServerState, past: Past) -> None:
+def recover(state: ServerState, past: SavedState) -> None:
     """Take over models and parameters of the former life; what is new in this one is to be saved.
 
     Raises:
@@ -59,7 +59,7 @@ def recover(state: ServerState, past: Past) -> None:
 
 def _recover_parameters(table: OpenTable, saved: str | None) -> None:
     given = table.settings.parameters.to_wire()
-    chosen = _Chosen(given, given, 1) if saved is None else _chosen(table.key, saved)
+    chosen = _FormerStart(given, given, 1) if saved is None else _chosen(table.key, saved)
     if chosen.given == given:
         table.take_parameters(Parameters.from_wire(chosen.now), chosen.version)
     else:
@@ -70,12 +70,12 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
     """Have a table's parameters saved as they are now, beside those that it was given."""
     if committer.is_durable:
         given = table.settings.parameters.to_wire()
-        chosen = _Chosen(given, table.parameters.to_wire(), table.parameters_version)
+        chosen = _FormerStart(given, table.parameters.to_wire(), table.parameters_version)
         committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
 
 
-def _chosen(key: str, saved: str) -> _Chosen:
+def _chosen(key: str, saved: str) -> _FormerStart:
     try:
-        return msgspec.json.decode(saved, type=_Chosen)
+        return msgspec.json.decode(saved, type=_FormerStart)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error

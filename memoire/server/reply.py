@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 
 class Reply(NamedTuple):
@@ -19,5 +19,5 @@ class Reply(NamedTuple):
     """Whether it must not leave before what it says is on disk, if the server saves anything."""
 
 
-Handler = Callable[[float, Header, Any, Any], Reply]
+Handler = Callable[[float, MessageHeader, Any, Any], Reply]
 """Called with the time in seconds since 1970, header, body and payload of a request. It may raise ProtocolError."""

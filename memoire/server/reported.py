@@ -13,7 +13,7 @@ NEWEST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentEpisodes:
     """The newest closed episodes: at most `NEWEST`."""
 
     count: int = 0
@@ -23,18 +23,18 @@ class Recent:
     length_mean: float | None = None
 
 
-def recent(ended: Iterable[Ended]) -> Recent:
+def recent(ended: Iterable[Ended]) -> RecentEpisodes:
     """What these episodes show."""
     newest = list(ended)[-NEWEST:]
     if not newest:
-        return Recent()
+        return RecentEpisodes()
     returns, lengths = [each.returned for each in newest], [each.length for each in newest]
     mean = math.fsum(returns) / len(newest)
-    return Recent(len(newest), mean, min(returns), max(returns), sum(lengths) / len(newest))
+    return RecentEpisodes(len(newest), mean, min(returns), max(returns), sum(lengths) / len(newest))
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class FigureSpread:
     """One figure as many clients report it."""
 
     count: int
@@ -43,13 +43,13 @@ class Spread:
     greatest: float
 
 
-def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, Spread]:
+def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, FigureSpread]:
     """Each name's values over all reports; of more than `most` names the first ones in their order."""
     found: dict[str, list[float]] = {}
     for report in reports:
         for name, value in report.items():
             found.setdefault(name, []).append(value)
     return {
-        name: Spread(len(values), math.fsum(values) / len(values), min(values), max(values))
+        name: FigureSpread(len(values), math.fsum(values) / len(values), min(values), max(values))
         for name, values in sorted(found.items())[:most]
     }

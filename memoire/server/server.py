@@ -20,9 +20,9 @@ from typing import Any, overload
 
 from memoire import arguments
 from memoire.accounting.account import Totals
-from memoire.accounting.journal import RunFacts
-from memoire.accounting.logbook import Entry, Wanted
+from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import ServerAccounts
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.arguments import seconds
 from memoire.clock import wall_clock
 from memoire.errors import Closed
@@ -40,7 +40,7 @@ from memoire.replay.parameters import NAMES, Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
-from memoire.storage.restore import Restored
+from memoire.storage.restore import RestoreCounts
 from memoire.suggestions import checked_names
 from memoire.wire import messages
 
@@ -471,7 +471,7 @@ class Server(Node):
         self._check_open()
         self._io.lines.open(logfile_path, mode)
 
-    def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[Entry]:
+    def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[LogEntry]:
         """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory."""
         return self._queries.lines(after, most, run)
 
@@ -488,18 +488,18 @@ class Server(Node):
         before: int | None = None,
         most: int = 100,
         newest_first: bool = False,
-    ) -> list[Entry]:
+    ) -> list[LogEntry]:
         """Log lines of a run that fulfil all conditions: of all that a state folder keeps, or, without one, of the
         newest in memory.
 
         Args:
-            text, client, label, since, until, after, before: See `Wanted`: the last index of a page is where the next
-                one begins.
+            text, client, label, since, until, after, before: See `LineFilter`: the last index of a page is where the
+                next one begins.
             run: None is the one that is counted now.
             most: At most so many, 1 to 10000.
             newest_first: Else the oldest come first.
         """
-        wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
+        wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
         return self._queries.search(wanted, run, most=most, newest_first=newest_first)
 
     # ------------------------------------------------------------------------------------------------- snapshots
@@ -526,7 +526,7 @@ class Server(Node):
         configure: bool = False,
         skip_damaged: bool = False,
         once: bool = False,
-    ) -> Restored:
+    ) -> RestoreCounts:
         """Put what was written by `snapshot`, here or at other servers, into this server's tables, while it goes on.
 
         Caches come with what was drawn of them, episodes with priorities, ages and what learners said; clients with

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from memoire.accounting.folded_sums import SumsAlone
+from memoire.accounting.folded_sums import SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger
-from memoire.accounting.runs import Past, Run, Runs
+from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
@@ -60,7 +60,7 @@ class ServerState:
         limits: Limits,
         run: str,
         committer: Committer,
-        past: Past | None = None,
+        past: SavedState | None = None,
         now: float,
         epoch: int,
     ) -> None:
@@ -79,7 +79,7 @@ class ServerState:
         """Accounts that may be opened now, by the owner of their key."""
         self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)
         self.probes = Ledger(
-            epoch=epoch, store=SumsAlone(), may_open=TokenBuckets(limits.new_clients, limits.new_clients_rate).take
+            epoch=epoch, store=SumsOnlyStore(), may_open=TokenBuckets(limits.new_clients, limits.new_clients_rate).take
         )
         """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
 

@@ -17,7 +17,7 @@ from memoire.security.exposure import Security
 
 from .dispatch import Dispatcher
 from .learners import LearnerStats, merged
-from .reported import NEWEST, Recent, Spread, recent, spread
+from .reported import NEWEST, FigureSpread, RecentEpisodes, recent, spread
 from .timings import Timing
 
 
@@ -141,9 +141,9 @@ class ServerStats:
     """Clients that the key with the fewest left may bring at once (`limits.new_clients`)."""
     presence: dict[str, int]
     """Clients, guests among them: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
-    recent: Recent
+    recent: RecentEpisodes
     """The newest closed episodes."""
-    scalars: dict[str, Spread]
+    scalars: dict[str, FigureSpread]
     """What active clients report by `Client.scalars`, by name."""
     learner_scalars: dict[str, float]
     """What learners report by `Server.scalars` and `Reader.scalars`, by name."""

@@ -13,20 +13,20 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError
 from memoire.pool.draw import MAX_BATCH
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import FreshnessMonitor
-from memoire.pool.inspection import Distribution, Specimen
+from memoire.pool.inspection import Distribution, InspectedSample
 from memoire.pool.interface import Drawable
-from memoire.pool.rollout_queue import Release, Take
+from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
-from memoire.replay.guarded import Guarded
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
+from memoire.replay.strict_attributes import StrictAttributes
 from memoire.suggestions import checked_names
 
 from .dispatch import Dispatcher
@@ -38,7 +38,7 @@ T = TypeVar("T")
 ADVICE = "Are actors running, and do they reach this server?"
 
 
-class TableHandle(Guarded):
+class TableHandle(StrictAttributes):
     """One table of a `Server`: `server.table("demo")`. All methods may be called from any thread.
 
     Args:
@@ -188,7 +188,7 @@ class TableHandle(Guarded):
         pool, limiter, who = self._table.pool, self._table.limiter, object()
         if not isinstance(pool, RolloutPool):
             raise ParameterError("storage", self._table.storage, "'rollouts' where entries are to be taken")
-        wanted = Take(steps, exact, min_clients, release)
+        wanted = TakeRequest(steps, exact, min_clients, release)
         deadline = time.monotonic() + (patience := seconds(timeout, 0.0))
         try:
             while True:  # in stretches: actors that have no room hear that somebody waits for them
@@ -300,13 +300,14 @@ class TableHandle(Guarded):
         """
         return self._table.pool.distribution()
 
-    def peek(self, of: tuple[bytes, int] | None = None) -> Specimen | None:
+    def peek(self, of: tuple[bytes, int] | None = None) -> InspectedSample | None:
         """A copy of one held sample, as likely as in a draw, to be looked at: nothing is taken by that.
 
         None where nothing is held, or the sample is too large to be looked at.
 
         Args:
-            of: Client and number of the entry that is wanted, as `Specimen` names them; None where it is not held.
+            of: Client and number of the entry that is wanted, as `InspectedSample` names them; None if it
+                is not held.
         """
         peeked = self._table.pool.peek(of)
         return None if peeked is None else peeked.specimen(self.schema, self._newest_model())

@@ -18,7 +18,7 @@ from .file_system import sync
 _log = logging.getLogger(__name__)
 
 
-class Backups:
+class DatabaseBackups:
     """`state.db.backup-1` and `-2` of a folder. Thread-safe: one backup is made at a time.
 
     Args:

@@ -22,7 +22,7 @@ from . import private_files
 from .disk_errors import RESTORE, corrupt
 from .file_system import sync
 from .records import META, SEAL, FactRow, add_up, checked_accounts, checked_fact
-from .seal import Seal
+from .seal import RowsChecksum
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
@@ -67,7 +67,7 @@ def create(path: Path, name: str, at: Callable[[str], None]) -> None:
         row = (META, b"name", name.encode())
         check = add_up(*row)
         write_facts(connection, [(*row, check)])
-        write_seal(connection, Seal().with_facts((), (check,)))
+        write_seal(connection, RowsChecksum().with_facts((), (check,)))
     finally:
         connection.close()
     sync(made)
@@ -149,7 +149,7 @@ def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None
         connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
 
 
-def write_seal(connection: sqlite3.Connection, seal: Seal) -> None:
+def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
     """Put this seal in the place of the former one."""
     body = seal.pack()
     write_facts(connection, [(SEAL, b"", body, add_up(SEAL, b"", body))])
@@ -170,7 +170,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
         for row in source.execute("SELECT kind, key, body, sum FROM facts"):
             kind, _, body, _ = checked_fact(row, path)
             if kind == SEAL:
-                seal = Seal.unpack(body)
+                seal = RowsChecksum.unpack(body)
             else:
                 write_facts(copy, [row])
                 facts += 1

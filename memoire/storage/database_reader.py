@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from memoire.accounting.kept_accounts import Packed
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
 
 from . import private_files
 from .database import LINE_COLUMNS, connect, copy_into, read_accounts, read_facts
@@ -71,7 +71,7 @@ class DatabaseReader:
         """At most so many accounts of a run, ascending, from this key on and below `before`."""
         return self._read(lambda connection: list(read_accounts(connection, self._path, run, begin, most, before)))
 
-    def lines(self, where: str, values: list[Any], order: str, most: int) -> list[Entry]:
+    def lines(self, where: str, values: list[Any], order: str, most: int) -> list[LogEntry]:
         """Log lines that fulfil a condition; see `search.condition`."""
         query = f"SELECT {LINE_COLUMNS} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
         return self._read(

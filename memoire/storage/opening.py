@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from memoire.accounting.packing import Packing
+from memoire.accounting.packing import AccountPacker
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.limits import Limits
 from memoire.wire.identity import name_hash
@@ -141,7 +141,7 @@ class OpenFolder:
         self.lines.recover(was_clean=was_clean)
         self.lines.complete()
         self.models.load(file.rows(MODEL))
-        self.packing = Packing(name_hash(self.name), file.contents.words)
+        self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 
     def testify(self) -> None:

@@ -64,7 +64,7 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     """
     if not 1 <= body.length <= len(payload) or not 0.0 <= body.multiplier < math.inf:
         raise ProtocolError("container", f"an episode of {body.length} entries in {len(payload)} bytes")
-    parts = _Parts(payload)
+    parts = _PackedArrays(payload)
     facts = {name: parts.take(dtype, body.length) for name, dtype in dataset.FACTS.items()}
     columns = {name: parts.column(column, body.length) for name, column in schema.items()}
     states = {name: parts.column(schema[name], 1)[0] for name in schema.states} if body.has_final else None
@@ -87,7 +87,7 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     return KeptEpisode(body.owner, body.number, episode)
 
 
-class _Parts:
+class _PackedArrays:
     """Arrays that lie one after the other in a payload."""
 
     def __init__(self, payload: bytes) -> None:

@@ -1,6 +1,6 @@
 """What a state folder says of its runs: which there were, their accounts and their log lines.
 
-Everything is read beside the writer, from any thread; what is asked for often is in memory (`records.Contents`).
+Everything is read beside the writer, from any thread; what is asked for often is in memory (`records.StateContents`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from memoire.accounting.journal import RunFacts
 from memoire.accounting.kept_accounts import Packed, StoredAccounts
-from memoire.accounting.logbook import Entry, Wanted
-from memoire.accounting.packing import Packing
+from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.packing import AccountPacker
+from memoire.accounting.unsaved_changes import RunFacts
 
 from .database_reader import DatabaseReader
 from .disk_errors import as_saved
-from .records import LAST, SETTING, Contents
+from .records import LAST, SETTING, StateContents
 from .search import condition
 
 
@@ -34,9 +34,9 @@ class StoredRuns:
     def __init__(
         self,
         path: Path,
-        contents: Contents,
+        contents: StateContents,
         reader: DatabaseReader,
-        packing: Packing,
+        packing: AccountPacker,
         check_open: Callable[[], None],
     ) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class StoredRuns:
         number = self._contents.runs.get(run)
         return 0 if number is None else self._contents.counts.get(number, 0)
 
-    def search(self, run: str, wanted: Wanted, most: int, newest_first: bool) -> list[Entry]:
+    def search(self, run: str, wanted: LineFilter, most: int, newest_first: bool) -> list[LogEntry]:
         """Log lines of a run, at most so many of those wanted; an unknown run has none."""
         self._check_open()
         number = self._contents.runs.get(run)

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from memoire.accounting.journal import Group, RunFacts
-from memoire.accounting.logbook import Entry, escape
+from memoire.accounting.logbook import LogEntry, escape
 from memoire.accounting.merge import merge
-from memoire.accounting.packing import NumberedTexts, Packing
+from memoire.accounting.packing import AccountPacker, NumberedTexts
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.wire import _bytes
 from memoire.wire.messages import Line
 from memoire.wire.rows import ACCOUNT
@@ -75,7 +75,7 @@ class StoredModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LogSegment:
     """A text file of log lines: which lines of which run are in it."""
 
     number: int
@@ -98,12 +98,12 @@ class Segment:
         return SEGMENT, segment_key(self), msgspec.msgpack.encode(self)
 
 
-def segment_key(segment: Segment) -> bytes:
+def segment_key(segment: LogSegment) -> bytes:
     """Key of a segment's row."""
     return struct.pack(">I", segment.number)
 
 
-class Contents:
+class StateContents:
     """What a state file holds that is asked for often, kept in memory.
 
     Args:
@@ -117,7 +117,7 @@ class Contents:
         self.facts_of: dict[str, RunFacts] = {}
         self.counts: dict[int, int] = {}
         """Index of the newest line of each run, by the run's number."""
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, LogSegment] = {}
         self.words = NumberedTexts()
         """What packed accounts refer to."""
 
@@ -131,7 +131,7 @@ class Contents:
             facts = msgspec.msgpack.decode(body, type=RunFacts)
             self.runs[facts.name], self.facts_of[facts.name] = struct.unpack(">I", key)[0], facts
         elif kind == SEGMENT:
-            segment = msgspec.msgpack.decode(body, type=Segment)
+            segment = msgspec.msgpack.decode(body, type=LogSegment)
             if not _LOG_NAME.fullmatch(segment.name):  # whoever wrote it would have another file written, or removed
                 raise corrupt(self._path, f"a file of log lines cannot be called {segment.name[:80]!r}")
             self.segments[segment.number] = segment
@@ -156,7 +156,7 @@ def last_of_each(facts: Iterable[Fact]) -> list[Fact]:
     return [(kind, key, body) for (kind, key), body in last.items()]
 
 
-def pack_group(group: Group, runs: dict[str, int]) -> list[Fact]:
+def pack_group(group: SavedGroup, runs: dict[str, int]) -> list[Fact]:
     """The facts of a group, but for its models and segments; new runs get the next number in `runs`."""
     facts: list[Fact] = []
     for run in group.runs:
@@ -177,7 +177,7 @@ def count_of(body: bytes) -> int:
 
 
 def pack_accounts(
-    group: Group, runs: Mapping[str, int], packing: Packing, stored: Callable[[int, bytes], bytes | None]
+    group: SavedGroup, runs: Mapping[str, int], packing: AccountPacker, stored: Callable[[int, bytes], bytes | None]
 ) -> dict[tuple[int, bytes], bytes]:
     """The bodies of a group's accounts, by number of the run and key; those of other servers merged with what is
     `stored` of them.
@@ -196,7 +196,7 @@ def pack_accounts(
 # ---------------------------------------------------------------------------------------------------- checks
 
 
-def line_row(run: int, entry: Entry) -> LineRow:
+def line_row(run: int, entry: LogEntry) -> LineRow:
     """The row of a log line of this run, with its checksum."""
     line = entry.line
     number, text = run << INDEX_BITS | entry.index, escape(line.text)
@@ -209,13 +209,13 @@ def _line_sum(row: tuple[Any, ...]) -> int:
     return _bytes.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
 
 
-def entry_of(row: tuple[Any, ...], path: Path) -> Entry:
+def entry_of(row: tuple[Any, ...], path: Path) -> LogEntry:
     """The log line of a row. Raises StateCorrupt: its checksum is wrong; TypeError: a value has another type."""
     number, client, count, received, label, said, text, check = row
     index = number & (1 << INDEX_BITS) - 1
     if _line_sum(row) != check:
         raise corrupt(path, f"log line {index} has a wrong checksum")
-    return Entry(index, client, received, Line(count, said, label, text))
+    return LogEntry(index, client, received, Line(count, said, label, text))
 
 
 def checked_fact(row: FactRow, path: Path) -> FactRow:

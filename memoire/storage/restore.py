@@ -37,8 +37,8 @@ from .snapshot_file import (
     AccountsRecord,
     CacheRecord,
     ClientRecord,
-    Damage,
     EpisodeRecord,
+    FileDamage,
     Record,
     RecordBody,
     SnapshotFile,
@@ -47,7 +47,7 @@ from .snapshot_file import (
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreCounts:
     """What became of the caches and episodes of some files: each is counted once."""
 
     files: int = 0
@@ -94,7 +94,7 @@ def restore(
     limits: Limits,
     now: float = 0.0,
     inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
-) -> Restored:
+) -> RestoreCounts:
     """Put what some files hold into these tables, by their names; one record at a time is in memory.
 
     Args:
@@ -183,12 +183,12 @@ class _Restoring:
         self._clients: set[tuple[str, bytes]] = set()
         self._seen: set[int] = set()  # accounts' clients
 
-    def run(self) -> Restored:
+    def run(self) -> RestoreCounts:
         streams = [self._of_file(file) for file in self._files]
         # Episodes of several files in the order in which they were closed: that is how they leave again.
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
             self._take(table, client, record)
-        return Restored(
+        return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
             refused=dict(self._refused), **self._done,
         )  # fmt: skip
@@ -197,7 +197,7 @@ class _Restoring:
         self, file: SnapshotFile
     ) -> Iterator[tuple[tuple[int, float], HasMemory, ClientRecord | None, Record]]:
         """The file's records, each with its place among those of all files, its table, and the client before it."""
-        client, damage, since = None, Damage(), max(0.0, self._now - file.about.taken)
+        client, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
         for record in file.records(damage):
             name = file.about.tables[record.table].name
             if isinstance(record.body, ClientRecord):

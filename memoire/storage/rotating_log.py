@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from memoire.accounting.logbook import Entry, format_line
+from memoire.accounting.logbook import LogEntry, format_line
 
 from . import private_files
 from .file_system import sync
-from .records import Segment
+from .records import LogSegment
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ SEGMENTS = 16
 _NAME = re.compile(r".*\.(\d{8})\.log")
 
 
-def text_of(entry: Entry) -> bytes:
+def text_of(entry: LogEntry) -> bytes:
     """The line as it is in the file."""
     return format_line(entry.received, entry.line.label, entry.line.text).encode()
 
@@ -52,14 +52,14 @@ def _common(found: bytes, expected: bytes) -> int:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _AppendedLines:
     """What is appended to one file; it is open before the database knows of the lines, so that they cannot go astray
     when it is renamed meanwhile.
     """
 
     opened: int
     """File descriptor; -1 where the file cannot be written just now and is completed later."""
-    segment: Segment
+    segment: LogSegment
     text: bytes
 
 
@@ -76,10 +76,10 @@ class LineLog:
     def __init__(
         self,
         folder: Path,
-        segments: dict[int, Segment],
+        segments: dict[int, LogSegment],
         *,
         byte_limit: int,
-        lines_of: Callable[[Segment], Iterator[Entry]],
+        lines_of: Callable[[LogSegment], Iterator[LogEntry]],
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class LineLog:
         self._byte_limit = byte_limit
         self._lines_of = lines_of
         self._at = at
-        self._open: dict[int, Segment] = {}  # the segment of each run that goes on
+        self._open: dict[int, LogSegment] = {}  # the segment of each run that goes on
         self._behind: set[int] = set()  # numbers of those whose text could not be written, or not completely
         self._touched: set[int] = set()  # numbers of those that were appended to
         self.trouble = ""
@@ -111,35 +111,35 @@ class LineLog:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def plan(self, lines: list[tuple[int, Entry]], name_of: Callable[[int], str]) -> list[_Piece]:
+    def plan(self, lines: list[tuple[int, LogEntry]], name_of: Callable[[int], str]) -> list[_AppendedLines]:
         """Open the files that new lines (number of the run, entry) go to: `segments` says what the database is told.
 
         `finish` or `drop` follows.
         """
-        by_run: dict[int, list[Entry]] = {}
+        by_run: dict[int, list[LogEntry]] = {}
         for run, entry in lines:
             by_run.setdefault(run, []).append(entry)
         return [self._piece(run, entries, name_of) for run, entries in by_run.items()]
 
-    def _piece(self, run: int, entries: list[Entry], name_of: Callable[[int], str]) -> _Piece:
+    def _piece(self, run: int, entries: list[LogEntry], name_of: Callable[[int], str]) -> _AppendedLines:
         text = b"".join(map(text_of, entries))
         segment = self._open.get(run)
         if segment is not None and self._has_room(segment):
             opened = self._reopen(segment)
             if opened is not None:
                 longer = replace(segment, last=entries[-1].index, bytes=segment.bytes + len(text))
-                return _Piece(opened, longer, text)
+                return _AppendedLines(opened, longer, text)
         if segment is not None:
             self._settle(segment)
         name = re.sub(r"[^A-Za-z0-9_-]", "_", name_of(run))[:80]
         number, self._next = self._next, self._next + 1
-        segment = Segment(number, run, f"{name}.{number:08d}.log", entries[0].index, entries[-1].index, len(text))
-        return _Piece(self._create(segment.name), segment, text)
+        segment = LogSegment(number, run, f"{name}.{number:08d}.log", entries[0].index, entries[-1].index, len(text))
+        return _AppendedLines(self._create(segment.name), segment, text)
 
-    def _has_room(self, segment: Segment) -> bool:
+    def _has_room(self, segment: LogSegment) -> bool:
         return segment.bytes < max(1, self._byte_limit // SEGMENTS)
 
-    def _settle(self, segment: Segment) -> None:
+    def _settle(self, segment: LogSegment) -> None:
         """Have a file on disk that nothing is appended to any more: only the newest is completed after a crash."""
         self._touched.discard(segment.number)
         try:
@@ -155,7 +155,7 @@ class LineLog:
         except OSError:
             return -1
 
-    def _reopen(self, segment: Segment) -> int | None:
+    def _reopen(self, segment: LogSegment) -> int | None:
         """The segment's file, open at its end; -1 where it cannot be written now, None where it is not as it was
         left.
         """
@@ -173,7 +173,7 @@ class LineLog:
         os.close(opened)
         return None
 
-    def _complete(self, segment: Segment) -> bool:
+    def _complete(self, segment: LogSegment) -> bool:
         """Write what the file lacks of its lines; False (and nothing done) where it has something else in it."""
         expected = b"".join(text_of(entry) for entry in self._lines_of(segment))
         path = self.folder / segment.name
@@ -191,7 +191,7 @@ class LineLog:
         self._behind.discard(segment.number)
         return True
 
-    def finish(self, pieces: list[_Piece]) -> None:
+    def finish(self, pieces: list[_AppendedLines]) -> None:
         """Append the text: the database has the lines. What cannot be written is completed later."""
         for piece in pieces:
             self._open[piece.segment.run] = piece.segment
@@ -204,7 +204,7 @@ class LineLog:
                 self._lag(piece.segment, error)
         self._at("after text")
 
-    def _append(self, piece: _Piece) -> None:
+    def _append(self, piece: _AppendedLines) -> None:
         if piece.opened < 0:
             raise OSError("it cannot be opened")
         try:
@@ -214,13 +214,13 @@ class LineLog:
         if written != len(piece.text):
             raise OSError(f"{written} of {len(piece.text)} bytes were written")
 
-    def _lag(self, segment: Segment, error: OSError) -> None:
+    def _lag(self, segment: LogSegment, error: OSError) -> None:
         self._behind.add(segment.number)
         if not self.trouble:
             _log.warning("%s could not be written and is completed later: %s", segment.name, error)
         self.trouble = f"{self.folder / segment.name} cannot be written: {error}"
 
-    def drop(self, pieces: Iterable[_Piece]) -> None:
+    def drop(self, pieces: Iterable[_AppendedLines]) -> None:
         """The database could not take the lines: forget the plan."""
         for piece in pieces:
             if piece.opened >= 0:
@@ -251,7 +251,7 @@ class LineLog:
             if segment.number in self._touched:
                 self._settle(segment)
 
-    def oldest(self) -> Segment | None:
+    def oldest(self) -> LogSegment | None:
         """The segment that has to go, when all together are more than they may be."""
         if sum(segment.bytes for segment in self._segments.values()) <= self._byte_limit:
             return None
@@ -262,7 +262,7 @@ class LineLog:
             self._open.pop(oldest.run, None)  # nothing is appended to it any more
         return oldest
 
-    def forget(self, segment: Segment) -> None:
+    def forget(self, segment: LogSegment) -> None:
         """The database has none of its lines any more: remove the file."""
         self._behind.discard(segment.number)
         (self.folder / segment.name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from memoire.accounting.journal import Group
+from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.errors import StateLost
 
 from .disk_errors import is_busy, is_full_at, words
@@ -41,7 +41,7 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        save: Callable[[Group], None],
+        save: Callable[[SavedGroup], None],
         trim: Callable[[], None],
         look_after: Callable[[], None],
     ) -> None:
@@ -60,8 +60,8 @@ class Saver:
     def start(
         self,
         name: str,
-        collect: Callable[[], Group | None],
-        done: Callable[[Group], None],
+        collect: Callable[[], SavedGroup | None],
+        done: Callable[[SavedGroup], None],
         failed: Callable[[StateLost], None],
     ) -> None:
         """Begin, in a thread of this name; see `Store.start`."""
@@ -142,13 +142,13 @@ class Saver:
                     raise
         return True
 
-    def _acknowledge(self, group: Group) -> None:
+    def _acknowledge(self, group: SavedGroup) -> None:
         try:
             self._done(group)
         except Exception:
             _log.exception("%s: what was saved could not be acknowledged; whoever asked asks again", self._folder)
 
-    def _save(self, group: Group) -> bool:
+    def _save(self, group: SavedGroup) -> bool:
         """Have the group on disk; False when there was no room until the store was closed."""
         while True:
             try:

@@ -19,7 +19,7 @@ _FORM: Final = struct.Struct(">QQQQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class RowsChecksum:
     """What all rows together must come to."""
 
     generation: int = 0
@@ -32,33 +32,33 @@ class Seal:
     accounts_sum: int = 0
 
     @staticmethod
-    def unpack(body: bytes) -> Seal:
+    def unpack(body: bytes) -> RowsChecksum:
         """The seal of a row's body. Raises struct.error."""
-        return Seal(*_FORM.unpack(body))
+        return RowsChecksum(*_FORM.unpack(body))
 
     def pack(self) -> bytes:
         """The body of its row."""
         return _FORM.pack(*astuple(self))
 
-    def next(self) -> Seal:
+    def next(self) -> RowsChecksum:
         """Of one more transaction, which has changed nothing yet."""
         return replace(self, generation=self.generation + 1)
 
-    def without_lines(self) -> Seal:
+    def without_lines(self) -> RowsChecksum:
         """Of a copy that has no lines."""
         return replace(self, lines=0, lines_sum=0)
 
-    def with_facts(self, former: Collection[int], new: Collection[int]) -> Seal:
+    def with_facts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Facts of these checksums have gone, and others have come."""
         total = self.facts_sum - sum(former) + sum(new) & SUMS
         return replace(self, facts=self.facts - len(former) + len(new), facts_sum=total)
 
-    def with_lines(self, former: Collection[int], new: Collection[int]) -> Seal:
+    def with_lines(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Lines of these checksums have gone, and others have come."""
         total = self.lines_sum - sum(former) + sum(new) & SUMS
         return replace(self, lines=self.lines - len(former) + len(new), lines_sum=total)
 
-    def with_accounts(self, former: Collection[int], new: Collection[int]) -> Seal:
+    def with_accounts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Accounts of these checksums have gone, and others have come."""
         total = self.accounts_sum - sum(former) + sum(new)
         return replace(self, accounts=self.accounts - len(former) + len(new), accounts_sum=total)

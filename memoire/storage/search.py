@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from memoire.accounting.logbook import Wanted, escape
+from memoire.accounting.logbook import LineFilter, escape
 
 from .records import INDEX_BITS
 
@@ -13,7 +13,7 @@ MAX_TEXT: Final = 4096
 _LAST_INDEX: Final = (1 << INDEX_BITS) - 1
 
 
-def condition(run: int, wanted: Wanted) -> tuple[str, list[Any]] | None:
+def condition(run: int, wanted: LineFilter) -> tuple[str, list[Any]] | None:
     """Which lines of the run of this number are wanted, as a condition and its values; None where no line can be."""
     if len(wanted.text) > MAX_TEXT or not 0 <= (wanted.label or 0) < 1 << 32:
         return None

@@ -162,7 +162,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of caches or episodes."""
 
 
-class End(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What the file has; the last record."""
 
     kind: ClassVar = RecordKind.END
@@ -174,7 +174,7 @@ class End(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
-    body.kind: body for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, End)
+    body.kind: body for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord)
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()}
@@ -196,7 +196,7 @@ def write(
     *,
     at: Callable[[str], None] = lambda point: None,
     is_complete: Callable[[], bool] = lambda: True,
-) -> End:
+) -> EndRecord:
     """Save records under this path; returns what was saved. The former file stays until the new one is whole, and the
     new one is on disk when this returns.
 
@@ -210,7 +210,7 @@ def write(
     made = path.with_name(path.name + ".new")
     try:
         with open(private_files.replace(made), "wb", buffering=1 << 20) as file:
-            tally = _Tally(len(about.tables))
+            tally = _RecordCounts(len(about.tables))
             head = _HEAD.pack(_MAGIC, FORM, secrets.token_bytes(16))
             file.write(head + _SUM.pack(_bytes.checksum(head)))
             _put(file, Record(about))
@@ -252,7 +252,7 @@ def _flush(file: BinaryIO) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class _Tally:
+class _RecordCounts:
     """What was written, or read, so far."""
 
     def __init__(self, tables: int) -> None:
@@ -279,9 +279,9 @@ class _Tally:
             counts["entries"] += body.length
             counts["bytes"] += size
 
-    def end(self, complete: bool = True) -> End:
+    def end(self, complete: bool = True) -> EndRecord:
         tables = [Counts(**counts) for counts in self._tables]
-        return End(tables=tables, accounts=self._accounts, complete=complete)
+        return EndRecord(tables=tables, accounts=self._accounts, complete=complete)
 
 
 class SnapshotFile:
@@ -332,7 +332,7 @@ class SnapshotFile:
             raise self._wrong("is damaged at its beginning")
         return bytes(identity)
 
-    def _read_end(self) -> End | None:
+    def _read_end(self) -> EndRecord | None:
         span = _TAIL.size + _SUM.size
         if self.size < self._begin + span:
             return None
@@ -342,7 +342,7 @@ class SnapshotFile:
             return None
         self._file.seek(_TAIL.unpack(place)[0])
         found = self._next()
-        if not isinstance(found, Record) or not isinstance(found.body, End):
+        if not isinstance(found, Record) or not isinstance(found.body, EndRecord):
             return None
         return found.body if len(found.body.tables) == len(self.about.tables) else None
 
@@ -366,19 +366,19 @@ class SnapshotFile:
         is_whole = len(payload) == payload_size and _bytes.checksum(payload) == payload_sum
         return Record(made, table, payload if is_whole else None)
 
-    def records(self, damage: Damage | None = None) -> Iterator[Record]:
+    def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
         """All records but the first and the last; those with a damaged payload have None there. What is missing is in
         `damage` when the iterator has ended.
         """
-        damage = Damage() if damage is None else damage
-        tally = _Tally(len(self.about.tables))
+        damage = FileDamage() if damage is None else damage
+        tally = _RecordCounts(len(self.about.tables))
         self._file.seek(self._begin)
         while True:
             record = self._next()
             if isinstance(record, str):
                 damage.why = record
                 break
-            if isinstance(record.body, End):
+            if isinstance(record.body, EndRecord):
                 if record.body != tally.end(record.body.complete):
                     damage.why = "it does not have what it says"
                 break
@@ -392,15 +392,15 @@ class SnapshotFile:
         if damage.why:
             damage.unread = _difference(self.end, tally.end())
 
-    def verify(self) -> Damage:
+    def verify(self) -> FileDamage:
         """Read it all and compare every checksum."""
-        damage = Damage()
+        damage = FileDamage()
         for _ in self.records(damage):
             pass
         return damage
 
 
-class Damage:
+class FileDamage:
     """What of a file could not be read."""
 
     def __init__(self) -> None:
@@ -422,7 +422,7 @@ class Damage:
         return " and ".join(words) or "no damage"
 
 
-def _difference(said: End | None, found: End) -> int | None:
+def _difference(said: EndRecord | None, found: EndRecord) -> int | None:
     """Caches and episodes that should be there and were not found."""
     if said is None:
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
 from memoire.errors import StateCorrupt, StateUnusable
 
 from .database import (
@@ -32,11 +32,11 @@ from .records import (
     SEAL,
     SEGMENT,
     WORD,
-    Contents,
     Fact,
     FactRow,
     LineRow,
-    Segment,
+    LogSegment,
+    StateContents,
     account_sum,
     add_up,
     checked_fact,
@@ -45,7 +45,7 @@ from .records import (
     line_row,
     segment_key,
 )
-from .seal import SUMS, Seal
+from .seal import SUMS, RowsChecksum
 
 MAX_TRIMMED_ROWS: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
@@ -64,8 +64,8 @@ class StateFile:
     def __init__(self, path: Path, witnessed: int | None, *, at: Callable[[str], None] = lambda point: None) -> None:
         self.path = path
         self._at = at
-        self.seal = Seal()
-        self.contents = Contents(path)
+        self.seal = RowsChecksum()
+        self.contents = StateContents(path)
         self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
         self._saved_words = 0
         self.was_backup = read_head(path)
@@ -118,14 +118,14 @@ class StateFile:
             "SELECT count(*), coalesce(sum(sum), 0) FROM accounts "
             "WHERE typeof(run) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
         ).fetchone()
-        if seal is None or seal != Seal(seal.generation, *facts, lines, lines_sum, *accounts):
+        if seal is None or seal != RowsChecksum(seal.generation, *facts, lines, lines_sum, *accounts):
             raise corrupt(self.path, "rows are missing, or older than others")
         self.seal = seal
         self._saved_words = len(self.contents.words)
 
-    def _load_facts(self) -> Seal | None:
+    def _load_facts(self) -> RowsChecksum | None:
         """Check all facts and keep what is asked for often; returns the seal."""
-        seal: Seal | None = None
+        seal: RowsChecksum | None = None
         before = (-1, b"")
         for row in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
             if before >= row[:2]:
@@ -133,7 +133,7 @@ class StateFile:
             before = row[:2]
             kind, key, body, check = checked_fact(row, self.path)
             if kind == SEAL:
-                seal = Seal.unpack(body)
+                seal = RowsChecksum.unpack(body)
                 continue
             self._sums[kind, key] = check
             self.contents.apply(kind, key, body)
@@ -173,7 +173,7 @@ class StateFile:
         """One fact that is a number; 0 where there is none."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
 
-    def lines_of(self, segment: Segment) -> Iterator[Entry]:
+    def lines_of(self, segment: LogSegment) -> Iterator[LogEntry]:
         """The lines of a segment in their order."""
         query = f"SELECT {LINE_COLUMNS} FROM lines WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
         try:
@@ -193,7 +193,7 @@ class StateFile:
     def save(
         self,
         facts: Iterable[Fact],
-        lines: list[tuple[int, Entry]],
+        lines: list[tuple[int, LogEntry]],
         accounts: Mapping[tuple[int, bytes], bytes] = _NO_ACCOUNTS,
         *,
         application: int = 0,
@@ -223,7 +223,7 @@ class StateFile:
         self.seal = seal
         self._saved_words = len(self.contents.words)
 
-    def _write_accounts(self, accounts: Mapping[tuple[int, bytes], bytes], seal: Seal) -> Seal:
+    def _write_accounts(self, accounts: Mapping[tuple[int, bytes], bytes], seal: RowsChecksum) -> RowsChecksum:
         """Replace these accounts; returns what the seal comes to."""
         query = "SELECT sum FROM accounts WHERE run = ? AND key = ?"
         found = [self._connection.execute(query, name).fetchone() for name in accounts]
@@ -232,7 +232,7 @@ class StateFile:
         return seal.with_accounts([row[0] for row in found if row is not None], [row[-1] for row in rows])
 
     def _write_all(
-        self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: Seal
+        self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
     ) -> None:
         write_facts(self._connection, rows)
         if gone:
@@ -267,7 +267,7 @@ class StateFile:
             raise
         self._at("after commit")
 
-    def trim(self, segment: Segment) -> bool:
+    def trim(self, segment: LogSegment) -> bool:
         """Take the oldest lines of a segment out, some of them at a time; True when it was the last of it.
 
         The segment's own row goes with its last lines.

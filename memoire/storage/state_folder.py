@@ -23,17 +23,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from memoire.accounting.journal import Group, RunFacts
 from memoire.accounting.kept_accounts import Packed, StoredAccounts
-from memoire.accounting.logbook import Entry, Wanted
+from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.runs import FolderStats
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.clock import wall_clock
 from memoire.errors import Closed, StateLost
 from memoire.limits import Limits
 from memoire.models.model import Model
 
 from . import records
-from .backup import Backups
+from .backup import DatabaseBackups
 from .file_system import bytes_in
 from .opening import OpenFolder
 from .reading import StoredRuns
@@ -46,7 +46,7 @@ DISK_CHECK_INTERVAL: Final = 5.0
 """Seconds between two looks at how large the files are."""
 REPAIR_INTERVAL: Final = 1.0
 """Seconds between two tries to complete the log's text."""
-_EVERY: Final = Wanted()
+_EVERY: Final = LineFilter()
 
 _left_alone: list[object] = []  # in a forked child: never closed there
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -95,7 +95,7 @@ class Store:
         self._file, self._lines, self._models = opened.file, opened.lines, opened.models
         self._stored = StoredRuns(opened.path, self._file.contents, opened.reader, opened.packing, self._check_open)
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
-        self._backups = Backups(
+        self._backups = DatabaseBackups(
             self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.backup_every, at=at
         )
         self._closed = False
@@ -128,11 +128,11 @@ class Store:
     def search(
         self,
         run: str,
-        wanted: Wanted = _EVERY,
+        wanted: LineFilter = _EVERY,
         *,
         most: int = 100,
         newest_first: bool = False,
-    ) -> list[Entry]:
+    ) -> list[LogEntry]:
         """Log lines of a run, at most so many of those wanted, as the log file has them; beside the writer, from any
         thread. An unknown run has none; the oldest come first unless asked otherwise.
         """
@@ -154,8 +154,8 @@ class Store:
 
     def start(
         self,
-        collect: Callable[[], Group | None],
-        done: Callable[[Group], None],
+        collect: Callable[[], SavedGroup | None],
+        done: Callable[[SavedGroup], None],
         failed: Callable[[StateLost], None],
     ) -> None:
         """Save from now on, in a thread of its own.
@@ -172,7 +172,7 @@ class Store:
         """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
         self._saver.wake()
 
-    def save(self, group: Group) -> None:
+    def save(self, group: SavedGroup) -> None:
         """Have a group on disk, in one transaction, when this returns. Only its thread calls it once it was started.
 
         Raises:

@@ -21,7 +21,7 @@ cnp.import_array()
 
 # A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between them, nothing behind.
 # docs/wire.md has every bit of it. Which blocks there are follows from the schema and the parameters alone, so a container is
-# compared with a `Layout`, the list of blocks that must be there, and everything else is refused.
+# compared with a `ContainerLayout`, the list of blocks that must be there, and everything else is refused.
 #
 #     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...
 

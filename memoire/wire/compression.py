@@ -10,18 +10,18 @@ from typing import Any, Final
 
 from memoire.errors import ParameterError, ProtocolError
 
-from .layout import Layout
-from .parts import LENGTHS, BlockForm, Extent, Kind, Payload
+from .layout import ContainerLayout
+from .parts import LENGTHS, BlockSpec, ContainerKind, Payload, RowCount
 
 CODECS: Final = {"none": 0, "zlib": 1, "lz4": 2}
 MAX_PACKED: Final = 1 << 26
 """Bytes of frames that a server packs at most when it answers a draw: other readers wait meanwhile."""
 
 
-def may_pack(layout: Layout, form: BlockForm, size: int) -> bool:
+def may_pack(layout: ContainerLayout, form: BlockSpec, size: int) -> bool:
     """Whether a block holds frames, of a size that whoever makes such a container has the time for."""
-    is_frames = form.extent is Extent.PER_FRAME and form.part not in LENGTHS
-    return is_frames and (layout.kind not in (Kind.DRAWN, Kind.DRAWN_SEQUENCES) or size <= MAX_PACKED)
+    is_frames = form.extent is RowCount.PER_FRAME and form.part not in LENGTHS
+    return is_frames and (layout.kind not in (ContainerKind.DRAWN, ContainerKind.DRAWN_SEQUENCES) or size <= MAX_PACKED)
 
 
 def pack_block(packed: dict[int, tuple[int, bytes]], block: int, raw: Payload, codec: int) -> None:

@@ -15,7 +15,7 @@ from memoire.limits import Limits
 
 from . import _bytes, former
 from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
-from .messages import BODIES, VERSION, Body, News, Notice, Payload, Refused, Type, Update
+from .messages import BODIES, VERSION, Body, News, Notice, PayloadRule, Refused, Type, Update
 
 MAGIC: Final = b"MEMR"
 HEADER_BYTES: Final = 96
@@ -24,7 +24,7 @@ Buffer: TypeAlias = Any
 """Anything with the buffer protocol and contiguous bytes: bytes, memoryview, zmq.Frame, a NumPy array."""
 
 
-class Header(msgspec.Struct, frozen=True, gc=False):
+class MessageHeader(msgspec.Struct, frozen=True, gc=False):
     """What stands in front of every message, in the order of its 96 bytes."""
 
     type: Type
@@ -44,7 +44,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 class Message(msgspec.Struct, frozen=True):
     """A message that `parse` found whole. `payload` is the frame as it was received, or None."""
 
-    header: Header
+    header: MessageHeader
     body: Body
     payload: Buffer | None
 
@@ -86,7 +86,7 @@ def encode(
         payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
     """
     size = 0 if payload is None else memoryview(payload).nbytes
-    if (body.payload is Payload.NEVER and size) or (body.payload is Payload.ALWAYS and not size):
+    if (body.payload is PayloadRule.NEVER and size) or (body.payload is PayloadRule.ALWAYS and not size):
         raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
     if payload_checksum is None:
         payload_checksum = _bytes.checksum(payload) if size else 0
@@ -111,7 +111,7 @@ def encode(
     return [frame, payload] if size else [frame]
 
 
-def reply(request: Header, body: Body, *, payload: Buffer | None = None, **changed: int) -> list[Buffer]:
+def reply(request: MessageHeader, body: Body, *, payload: Buffer | None = None, **changed: int) -> list[Buffer]:
     """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
     facts: dict[str, Any] = {
         "client": request.client, "sequence": request.sequence, "run": request.run, "home": request.home,
@@ -162,7 +162,7 @@ def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Messag
     return message
 
 
-def peek(frames: Sequence[Buffer]) -> Header | None:
+def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
     """Who a refused message says it is from, unchecked: enough to answer that it was refused. None where it says
     nothing.
 
@@ -173,7 +173,9 @@ def peek(frames: Sequence[Buffer]) -> Header | None:
     if frame.nbytes < HEADER_BYTES:
         return None
     magic, _, _, _, table, client, run, home, sequence, fingerprint, *_ = _HEADER.unpack_from(frame)
-    return Header(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
+    return (
+        MessageHeader(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
+    )
 
 
 def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
@@ -186,7 +188,7 @@ def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
     return [former.in_former_version(frames[0])] if version == former.VERSION else frames
 
 
-def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[Header, memoryview]:
+def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[MessageHeader, memoryview]:
     """Header and undecoded tail, both checked against their checksum: all that a proxy needs. Raises ProtocolError."""
     if not 1 <= len(frames) <= 2:
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
@@ -212,14 +214,18 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
         raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
     if flags or reserved:
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
-    header = Header(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
+    header = MessageHeader(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
     _check_payload(header, frames, limits)
     return header, frame[HEADER_BYTES:]
 
 
-def _check_payload(header: Header, frames: Sequence[Buffer], limits: Limits) -> None:
+def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limits) -> None:
     wants, size = _PAYLOADS[header.type], header.payload_bytes
-    if (wants is Payload.NEVER and size) or (wants is Payload.ALWAYS and not size) or bool(size) != (len(frames) == 2):
+    if (
+        (wants is PayloadRule.NEVER and size)
+        or (wants is PayloadRule.ALWAYS and not size)
+        or bool(size) != (len(frames) == 2)
+    ):
         raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
     if not size:
         if header.payload_checksum:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memoire.errors import MemoireError, Refused
 
 from . import messages
-from .frames import Answer, Header
+from .frames import Answer, MessageHeader
 
 
 class HelloSchedule:
@@ -46,7 +46,7 @@ class HelloSchedule:
 class HelloAnswer(NamedTuple):
     """The answer to a HELLO that was taken."""
 
-    header: Header
+    header: MessageHeader
     told: messages.Welcome
 
 

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from memoire import _core
 from memoire.errors import ParameterError
-from memoire.replay.batch import ID, Gathered, sequence_mask
+from memoire.replay.batch import ID, GatheredSamples, sequence_mask
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -29,14 +29,14 @@ from .parts import (
     OF_FEEDBACK,
     OF_WINDOWS,
     WHOLE,
-    BlockForm,
-    Extent,
-    Kind,
+    BlockSpec,
+    ContainerKind,
     Part,
+    RowCount,
 )
 
 
-class _Output(NamedTuple):
+class _BatchArray(NamedTuple):
     """An array of a batch; of a ragged column without the axis of its values' lengths."""
 
     side: str
@@ -50,7 +50,7 @@ class _Output(NamedTuple):
 _Field: TypeAlias = tuple[int, int, int, int, int]
 
 
-class Picked(Protocol):
+class PickedSamples(Protocol):
     """Samples that a draw took from held containers, B of them: what a layout needs of `pool._draw.Picks`."""
 
     @property
@@ -79,7 +79,7 @@ class Picked(Protocol):
         """Copy the values of a ragged field [B, rows, longest, ...], zeros behind each."""
 
 
-class Layout:
+class ContainerLayout:
     """Which blocks the containers of a schema and parameters have, and the arrays their samples become. Unchangeable.
 
     Use `layout_of`, which makes each once. Two caches can be in one batch exactly if they have the same layout.
@@ -102,14 +102,14 @@ class Layout:
         frame_stack: int = 1,
         prev: Iterable[str] = (),
         next: Iterable[str] = (),
-        kind: Kind = Kind.CACHE,
+        kind: ContainerKind = ContainerKind.CACHE,
         final: bool = False,
     ) -> None:
         self.schema, self.frame_stack, self.kind = schema, frame_stack, kind
         self.prev = tuple(name for name in schema.names if name in set(prev))
         self.next = tuple(name for name in schema.names if name in set(next))
         self.reward_shape = () if schema.reward is None else schema[schema.reward].shape
-        self.blocks: tuple[BlockForm, ...] = (*self._bookkeeping(), *self._columns(final))
+        self.blocks: tuple[BlockSpec, ...] = (*self._bookkeeping(), *self._columns(final))
         self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
         outputs, fields = self._fields()
         both = list(zip(outputs, fields, strict=False))
@@ -119,7 +119,7 @@ class Layout:
         fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
         forms = list(enumerate(self.blocks))
         self.facts = [(i, OF_WINDOWS[form.part]) for i, form in forms if form.part in OF_WINDOWS]
-        """Blocks that hold what a memory says of each sample, with its name in `Windows` or `Sequences`."""
+        """Blocks that hold what a memory says of each sample, with its name in `DrawnWindows` or `DrawnSequences`."""
         self.columns = [(i, form.part, schema.names[form.column]) for i, form in forms if form.column != BOOKKEEPING]
         """Blocks that hold a column's values: (block, part, column)."""
         self.indices = tuple(part for part in INDICES if (BOOKKEEPING, part) in self._place)
@@ -137,25 +137,25 @@ class Layout:
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
 
-    def _is_ragged(self, form: BlockForm) -> bool:
+    def _is_ragged(self, form: BlockSpec) -> bool:
         if form.column == BOOKKEEPING or form.part in LENGTHS:
             return False
         return self.schema.names[form.column] in self.schema.ragged
 
-    def _lengths_of(self, form: BlockForm) -> int:
+    def _lengths_of(self, form: BlockSpec) -> int:
         return self._place[form.column, LENGTHS_OF[form.part]] if form.part in LENGTHS_OF else WHOLE
 
     def bookkeeping(self, part: Part) -> int:
         """Number of a block of bookkeeping that is there."""
         return self._place[BOOKKEEPING, part]
 
-    def allocate(self, samples: int) -> Gathered:
+    def allocate(self, samples: int) -> GatheredSamples:
         """Arrays for a batch of `samples`; those of ragged columns are made when it is gathered."""
         sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
         for side, name, shape, dtype, _ in self._outputs:
             sides[side][name] = _core.empty((samples, *shape), dtype)
         reward = np.empty if self.schema.reward is not None else np.zeros
-        return Gathered(
+        return GatheredSamples(
             prev=sides["prev"],
             next=sides["next"],
             reward=reward((samples, *self.reward_shape), np.float32),
@@ -167,7 +167,7 @@ class Layout:
             model_version=np.empty(samples, np.int64),
         )
 
-    def gather(self, picks: Picked, out: Gathered) -> None:
+    def gather(self, picks: PickedSamples, out: GatheredSamples) -> None:
         """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
         picks.gather(
             [(out.prev if output.side == "prev" else out.next)[output.name] for output in self._outputs],
@@ -176,7 +176,7 @@ class Layout:
         )  # fmt: skip
         self._gather_ragged(picks, out)
 
-    def _gather_ragged(self, picks: Picked, out: Gathered) -> None:
+    def _gather_ragged(self, picks: PickedSamples, out: GatheredSamples) -> None:
         """Add the ragged columns to `out`: both sides as wide as the longest value of both, and at least 1."""
         longest: dict[str, int] = {}
         lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
@@ -188,7 +188,7 @@ class Layout:
             picks.gather_padded(i, longest[name], made)
             (out.prev if side == "prev" else out.next)[name] = made
 
-    def check_out(self, out: Gathered, samples: int) -> None:
+    def check_out(self, out: GatheredSamples, samples: int) -> None:
         """Raise ValueError unless every array is what `allocate` would make."""
         for side, name, shape, dtype, _ in self._outputs:
             array = (out.prev if side == "prev" else out.next).get(name)
@@ -206,10 +206,10 @@ class Layout:
         """Shape of what a sample has of the reward and of the discount."""
         return self.reward_shape
 
-    def _bookkeeping(self) -> list[BlockForm]:
+    def _bookkeeping(self) -> list[BlockSpec]:
         own = self._row_bytes()
         facts = [(part, FACTS[part]) for part in sorted(self._parts())]
-        return [BlockForm(BOOKKEEPING, part, fact.extent, own.get(part, fact.row_bytes)) for part, fact in facts]
+        return [BlockSpec(BOOKKEEPING, part, fact.extent, own.get(part, fact.row_bytes)) for part, fact in facts]
 
     def _row_bytes(self) -> dict[Part, int]:
         """Bytes of a row of the bookkeeping that depends on schema and parameters."""
@@ -220,9 +220,9 @@ class Layout:
         }  # fmt: skip
 
     def _parts(self) -> set[Part]:
-        if self.kind is Kind.FEEDBACK:
+        if self.kind is ContainerKind.FEEDBACK:
             return set(OF_FEEDBACK)
-        if self.kind is Kind.EPISODE:
+        if self.kind is ContainerKind.EPISODE:
             return set(OF_EPISODE)
         parts = {Part.NUMBER, Part.WEIGHT, Part.DISCOUNT, Part.STEPS, Part.AGE, Part.MODEL}
         if self.schema.reward is not None:
@@ -231,44 +231,44 @@ class Layout:
             parts.add(Part.PREV_INDEX)
         if not set(self.next).isdisjoint(self.schema.states):
             parts.add(Part.NEXT_INDEX)
-        if self.kind is Kind.DRAWN:
+        if self.kind is ContainerKind.DRAWN:
             parts |= OF_DRAWN
         return parts
 
-    def _columns(self, final: bool) -> list[BlockForm]:
-        if self.kind is Kind.FEEDBACK:
+    def _columns(self, final: bool) -> list[BlockSpec]:
+        if self.kind is ContainerKind.FEEDBACK:
             return []
-        forms: list[BlockForm] = []
+        forms: list[BlockSpec] = []
         for i, (name, column) in enumerate(self.schema.items()):
             sides = self._sides(name, column, final)
-            own = [BlockForm(i, part, extent, column.nbytes) for part, extent in sides]
+            own = [BlockSpec(i, part, extent, column.nbytes) for part, extent in sides]
             if column.is_ragged:
                 own += [
-                    BlockForm(i, LENGTHS_OF[part], extent, LENGTH.itemsize)
+                    BlockSpec(i, LENGTHS_OF[part], extent, LENGTH.itemsize)
                     for part, extent in sides
                     if part in LENGTHS_OF
                 ]
             forms += sorted(own)
         return forms
 
-    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
         """The blocks of one column, in order."""
-        if self.kind is Kind.EPISODE:
-            rows = [] if name == self.schema.qvest else [(Part.PREV, Extent.PER_SAMPLE)]
-            return rows + ([(Part.FINAL, Extent.SINGLE)] if final and column.role == "state" else [])
+        if self.kind is ContainerKind.EPISODE:
+            rows = [] if name == self.schema.qvest else [(Part.PREV, RowCount.PER_SAMPLE)]
+            return rows + ([(Part.FINAL, RowCount.SINGLE)] if final and column.role == "state" else [])
         before, after = name in self.prev, name in self.next
         if column.role == "state":
             if before and after:
-                return [(Part.FRAMES, Extent.PER_FRAME)]
+                return [(Part.FRAMES, RowCount.PER_FRAME)]
             alone = Part.PREV_FRAMES if before else Part.NEXT_FRAMES
-            return [(alone, Extent.PER_FRAME)] if before or after else []
+            return [(alone, RowCount.PER_FRAME)] if before or after else []
         sides = ((Part.PREV, before), (Part.NEXT, after))
-        return [(part, Extent.PER_SAMPLE) for part, is_there in sides if is_there]
+        return [(part, RowCount.PER_SAMPLE) for part, is_there in sides if is_there]
 
-    def _fields(self) -> tuple[list[_Output], list[_Field]]:
-        outputs: list[_Output] = []
+    def _fields(self) -> tuple[list[_BatchArray], list[_Field]]:
+        outputs: list[_BatchArray] = []
         fields: list[_Field] = []
-        if self.kind not in (Kind.CACHE, Kind.DRAWN):
+        if self.kind not in (ContainerKind.CACHE, ContainerKind.DRAWN):
             return outputs, fields
         for side, names, index in (("prev", self.prev, Part.PREV_INDEX), ("next", self.next, Part.NEXT_INDEX)):
             for name in names:
@@ -290,7 +290,7 @@ class Layout:
         return next(place for part in candidates if (place := self.place(part, name)) is not None)
 
 
-class SequenceLayout(Layout):
+class SequenceLayout(ContainerLayout):
     """The layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
 
     States are `prev` ones with the state after the last entry; other columns are unique entries and an index, or those
@@ -298,7 +298,13 @@ class SequenceLayout(Layout):
     """
 
     def __init__(
-        self, schema: Schema, frame_stack: int, prev: Iterable[str], kind: Kind, length: int, first: tuple[str, ...]
+        self,
+        schema: Schema,
+        frame_stack: int,
+        prev: Iterable[str],
+        kind: ContainerKind,
+        length: int,
+        first: tuple[str, ...],
     ) -> None:
         self.length, self.first = length, first
         super().__init__(schema, frame_stack, prev, (), kind)
@@ -306,7 +312,7 @@ class SequenceLayout(Layout):
             most = f"such that what belongs to a sequence takes at most {MAX_ROW_BYTES} bytes in each block"
             raise ParameterError("sequence_length", length, most)
 
-    def allocate(self, samples: int) -> Gathered:
+    def allocate(self, samples: int) -> GatheredSamples:
         """Arrays for a batch of `samples` sequences."""
         made = super().allocate(samples)
         per_entry = (samples, self.length, *self.reward_shape)
@@ -314,7 +320,7 @@ class SequenceLayout(Layout):
         made.mask = np.empty((samples, self.length), np.bool_)
         return made
 
-    def gather(self, picks: Picked, out: Gathered) -> None:
+    def gather(self, picks: PickedSamples, out: GatheredSamples) -> None:
         """Fill the arrays of `out` with the picked sequences."""
         assert out.mask is not None
         burn_in = np.empty(picks.size, np.uint32)
@@ -326,7 +332,7 @@ class SequenceLayout(Layout):
         self._gather_ragged(picks, out)
         sequence_mask(burn_in, out.steps, out.mask)
 
-    def check_out(self, out: Gathered, samples: int) -> None:
+    def check_out(self, out: GatheredSamples, samples: int) -> None:
         """Raise ValueError unless every array is what `allocate` would make."""
         super().check_out(out, samples)
         _check_out("out.mask", out.mask, (samples, self.length), np.bool_)
@@ -344,15 +350,15 @@ class SequenceLayout(Layout):
         parts = super()._parts() - {Part.REWARD_SUM} | {Part.BURN_IN}
         if any(self._sides(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
             parts.add(Part.ENTRY_INDEX)
-        return parts | OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
+        return parts | OF_DRAWN if self.kind is ContainerKind.DRAWN_SEQUENCES else parts
 
-    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
         if column.role == "state" or name in self.first or not (name in self.prev or column.role == "reward"):
             return super()._sides(name, column, final)
         return _ENTRIES
 
-    def _fields(self) -> tuple[list[_Output], list[_Field]]:
-        outputs: list[_Output] = []
+    def _fields(self) -> tuple[list[_BatchArray], list[_Field]]:
+        outputs: list[_BatchArray] = []
         fields: list[_Field] = []
         for name in self.prev:
             column = self.schema[name]
@@ -377,13 +383,13 @@ class SequenceLayout(Layout):
         return block, self.bookkeeping(Part.ENTRY_INDEX), self.length, self.length, column.nbytes
 
 
-_ENTRIES: Final = [(Part.ENTRIES, Extent.PER_ENTRY)]
+_ENTRIES: Final = [(Part.ENTRIES, RowCount.PER_ENTRY)]
 
 
-def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> _Output:
+def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> _BatchArray:
     if column.is_ragged:
-        return _Output(side, name, axes, column.dtype, column.element)
-    return _Output(side, name, axes + column.shape, column.dtype)
+        return _BatchArray(side, name, axes, column.dtype, column.element)
+    return _BatchArray(side, name, axes + column.shape, column.dtype)
 
 
 def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
@@ -394,28 +400,30 @@ def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dt
 
 @lru_cache(maxsize=64)
 def _layout(
-    schema: Schema, stack: int, prev: tuple[str, ...], next: tuple[str, ...], kind: Kind, final: bool
-) -> Layout:
-    return Layout(schema, stack, prev, next, kind, final)
+    schema: Schema, stack: int, prev: tuple[str, ...], next: tuple[str, ...], kind: ContainerKind, final: bool
+) -> ContainerLayout:
+    return ContainerLayout(schema, stack, prev, next, kind, final)
 
 
 @lru_cache(maxsize=64)
 def _sequence_layout(
-    schema: Schema, stack: int, prev: tuple[str, ...], kind: Kind, length: int, first: tuple[str, ...]
+    schema: Schema, stack: int, prev: tuple[str, ...], kind: ContainerKind, length: int, first: tuple[str, ...]
 ) -> SequenceLayout:
     return SequenceLayout(schema, stack, prev, kind, length, first)
 
 
-def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, final: bool = False) -> Layout:
+def layout_of(
+    schema: Schema, parameters: Parameters, kind: ContainerKind = ContainerKind.CACHE, *, final: bool = False
+) -> ContainerLayout:
     """The layout of containers under `parameters`; the same object for equal arguments.
 
     kind: CACHE and DRAWN are of sequences where the parameters ask for them (`sequence_length`).
     """
-    if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
+    if kind is ContainerKind.EPISODE or kind is ContainerKind.FEEDBACK:
         return _layout(schema, 1, (), (), kind, final)
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     if parameters.sequence_length:
-        whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES
+        whose = ContainerKind.DRAWN_SEQUENCES if kind is ContainerKind.DRAWN else ContainerKind.SEQUENCES
         cut = parameters.sequence_length, parameters.sequence_first
         return _sequence_layout(schema, parameters.frame_stack, prev, whose, *cut)
     next = schema.states if parameters.next is None else tuple(parameters.next)

@@ -52,7 +52,7 @@ class Type(enum.IntEnum):
     SNAPSHOT = 25
 
 
-class Payload(enum.Enum):
+class PayloadRule(enum.Enum):
     """Whether a message has frame 1."""
 
     NEVER = 0
@@ -86,14 +86,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tail of a message: a msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
     type: ClassVar[Type]
-    payload: ClassVar[Payload] = Payload.NEVER
+    payload: ClassVar[PayloadRule] = PayloadRule.NEVER
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class TailRow(msgspec.Struct, frozen=True, array_like=True):
     """A row inside of a tail: a msgpack array of all its fields; further elements are ignored."""
 
 
-class Standing(Part, frozen=True, array_like=True):
+class ServerRate(TailRow, frozen=True, array_like=True):
     """How drawing stands beside recording, as a server sees it; see `rate`."""
 
     surplus: Signed
@@ -104,7 +104,7 @@ class Standing(Part, frozen=True, array_like=True):
     tolerance: Weight
 
 
-class Band(Part, frozen=True, array_like=True):
+class ClusterRate(TailRow, frozen=True, array_like=True):
     """The same for all servers together, as a reader tells each of them."""
 
     surplus: Signed
@@ -171,7 +171,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
 
 
-class Line(Part, frozen=True, array_like=True):
+class Line(TailRow, frozen=True, array_like=True):
     """One log line of a client, numbered from 1."""
 
     number: Count
@@ -180,7 +180,7 @@ class Line(Part, frozen=True, array_like=True):
     text: Text
 
 
-class Ended(Part, frozen=True, array_like=True):
+class Ended(TailRow, frozen=True, array_like=True):
     """One closed episode of a client, numbered from 1."""
 
     number: Count
@@ -221,7 +221,7 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     """What the home has of a client. The payload, where there is one, is a feedback container for this client."""
 
     type: ClassVar = Type.UPDATED
-    payload: ClassVar = Payload.MAYBE
+    payload: ClassVar = PayloadRule.MAYBE
     epoch: Word = 0
     durable: bool = False  # totals and lines below are on disk, not only in memory
     episodes: Count = 0
@@ -250,7 +250,7 @@ class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A cache on its way to the home; the payload is a container of kind CACHE. Pushed, never answered."""
 
     type: ClassVar = Type.CACHE
-    payload: ClassVar = Payload.ALWAYS
+    payload: ClassVar = PayloadRule.ALWAYS
     since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
     number: Count = 0  # caches and episodes pushed to this home since then, this one included
     pushed_bytes: Count = 0  # their payload bytes, this one's included
@@ -260,7 +260,7 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A whole episode on its way to the home; the payload is a container of kind EPISODE. Pushed, never answered."""
 
     type: ClassVar = Type.EPISODE
-    payload: ClassVar = Payload.ALWAYS
+    payload: ClassVar = PayloadRule.ALWAYS
     since: Word = 0
     number: Count = 0
     pushed_bytes: Count = 0
@@ -279,7 +279,7 @@ class Feedback(Body, frozen=True, kw_only=True, omit_defaults=True):
     """New TD errors for samples of one home's clients: a container of kind FEEDBACK. Answered by TAKEN."""
 
     type: ClassVar = Type.FEEDBACK
-    payload: ClassVar = Payload.ALWAYS
+    payload: ClassVar = PayloadRule.ALWAYS
 
 
 class Taken(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -296,7 +296,7 @@ class Notice(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A new version of a model, published; a body of at most `inline_model` bytes is the payload."""
 
     type: ClassVar = Type.NOTICE
-    payload: ClassVar = Payload.MAYBE
+    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     version: Count
     size: Count
@@ -319,7 +319,7 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A stretch of a model's body, the payload; an empty body has none."""
 
     type: ClassVar = Type.CHUNK
-    payload: ClassVar = Payload.MAYBE
+    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     version: Count
     size: Count  # of the whole body
@@ -334,7 +334,7 @@ class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Brings a stretch of a new model to a server; stretches come in order, each is answered by PUBLISHED."""
 
     type: ClassVar = Type.PUBLISH
-    payload: ClassVar = Payload.MAYBE
+    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     size: Count
     sha256: Digest
@@ -361,7 +361,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
     part: Small = 0  # its clients are every `of`-th one in the order in which they came, beginning with this one
     of: Parts = 1
     wanted: Small = 0  # samples of a batch that cannot be drawn for want of entries or samples
-    band: Band | None = None  # how it stands with all servers, where that is limited
+    band: ClusterRate | None = None  # how it stands with all servers, where that is limited
 
     def __post_init__(self) -> None:
         _check_part(self.part, self.of)
@@ -374,7 +374,7 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
-    standing: Standing | None = None  # where drawing or recording is limited
+    standing: ServerRate | None = None  # where drawing or recording is limited
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)
@@ -390,7 +390,7 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     part: Small = 0
     of: Parts = 1
     wanted: Small = 0
-    band: Band | None = None
+    band: ClusterRate | None = None
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)
@@ -401,11 +401,11 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
     """The samples, a container of kind DRAWN (none when all clients were gone), and the sums after the draw."""
 
     type: ClassVar = Type.DRAWN
-    payload: ClassVar = Payload.MAYBE
+    payload: ClassVar = PayloadRule.MAYBE
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
-    standing: Standing | None = None  # where drawing or recording is limited
+    standing: ServerRate | None = None  # where drawing or recording is limited
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)

@@ -2,8 +2,8 @@
 
 A container is a head, a table and 64-byte aligned blocks, one for each column. States are *unique frames and an
 index*: stacks that overlap and entries that were drawn twice cross the wire once. Which blocks there are follows from
-the schema and the parameters, so a `Layout` of them decides what is made here, what is accepted, and what a batch is.
-Sequences for recurrent networks have a layout of their own, in which entries are unique and indexed too.
+the schema and the parameters, so a `ContainerLayout` of them decides what is made here, what is accepted, and what a
+batch is. Sequences for recurrent networks have a layout of their own, in which entries are unique and indexed too.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ from memoire.replay.schema import Schema
 
 from . import _container
 from .compression import codec_of, may_pack, pack_block
-from .layout import Layout, layout_of
-from .parts import FACTS, HEAD, LENGTH, LENGTHS, ROW, Kind, Part, Payload
+from .layout import ContainerLayout, layout_of
+from .parts import FACTS, HEAD, LENGTH, LENGTHS, ROW, ContainerKind, Part, Payload
 
 _BYTE: Final = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True)
-class Head:
+class ContainerHead:
     """What a container says of itself in its first 64 bytes, beside sizes."""
 
     multi_step: int = 1
@@ -50,8 +50,8 @@ class Container:
 
     def __init__(
         self,
-        layout: Layout,
-        head: Head,
+        layout: ContainerLayout,
+        head: ContainerHead,
         samples: int,
         frames: int = 0,
         owners: int = 0,
@@ -123,7 +123,7 @@ def build(
         codec = codec_of(parameters.compression if compression is None else compression)
         cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
         sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
-        head = Head(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
+        head = ContainerHead(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
         return _pack_cut(memory, layout, cut, head, codec)
 
 
@@ -141,7 +141,7 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compress
     """
     with memory.held():
         parameters: Parameters = memory.parameters
-        layout = layout_of(memory.schema, parameters, Kind.DRAWN)
+        layout = layout_of(memory.schema, parameters, ContainerKind.DRAWN)
         codec = codec_of(compression)
         cut = _cut(memory, layout, samples, ordered=codec != 0)
         carried = {
@@ -150,15 +150,15 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compress
             Part.OWNER: np.zeros(samples, np.uint32),
             Part.OWNERS: np.frombuffer(owner, np.uint8),
         }
-        head = Head(parameters.sequence_length or parameters.multi_step, made_at=now)
+        head = ContainerHead(parameters.sequence_length or parameters.multi_step, made_at=now)
         return _pack_cut(memory, layout, cut, head, codec, carried)
 
 
-class _Cut(NamedTuple):
+class _SplitSamples(NamedTuple):
     """Drawn samples taken apart: what is unique, and where each sample has its own."""
 
     drawn: Any
-    """What the memory says of each sample: `Windows` or `Sequences`."""
+    """What the memory says of each sample: `DrawnWindows` or `DrawnSequences`."""
     frames: NDArray[np.int64]
     """Codes of the unique frames."""
     indices: dict[Part, NDArray[np.uint32]]
@@ -167,16 +167,16 @@ class _Cut(NamedTuple):
     """Codes of the rows of blocks that do not hold frames."""
 
 
-def _cut(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+def _cut(memory: Any, layout: ContainerLayout, samples: int, ordered: bool) -> _SplitSamples:
     """Draw samples of the layout's form. The memory is held."""
     return (_cut_sequences if layout.length else _cut_transitions)(memory, layout, samples, ordered)
 
 
 def _pack_cut(
     memory: Any,
-    layout: Layout,
-    cut: _Cut,
-    head: Head,
+    layout: ContainerLayout,
+    cut: _SplitSamples,
+    head: ContainerHead,
     codec: int,
     carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
 ) -> Payload:
@@ -197,7 +197,7 @@ def _pack_cut(
     return made.payload
 
 
-def _cut_transitions(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+def _cut_transitions(memory: Any, layout: ContainerLayout, samples: int, ordered: bool) -> _SplitSamples:
     drawn = memory.draw_windows(samples)
     wanted = [
         codes if part in layout.indices else None
@@ -208,20 +208,20 @@ def _cut_transitions(memory: Any, layout: Layout, samples: int, ordered: bool) -
         # Nothing but frames of zeros: an index still needs a row to point past.
         frames = np.full(1, -1, np.int64)
     rows = {Part.PREV: drawn.rows, Part.NEXT: drawn.next_rows}
-    return _Cut(drawn, frames, {Part.PREV_INDEX: prev, Part.NEXT_INDEX: next}, rows)
+    return _SplitSamples(drawn, frames, {Part.PREV_INDEX: prev, Part.NEXT_INDEX: next}, rows)
 
 
-def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+def _cut_sequences(memory: Any, layout: ContainerLayout, samples: int, ordered: bool) -> _SplitSamples:
     drawn = memory.draw_sequences(samples)
     has_frames, has_entries = Part.PREV_INDEX in layout.indices, Part.ENTRY_INDEX in layout.indices
     frames, states, _ = memory.unique_frames(drawn.state_codes if has_frames else None, None, ordered=ordered)
     entries, places, _ = memory.unique_frames(drawn.codes if has_entries else None, None, ordered=False)
     rows = {Part.ENTRIES: entries, Part.PREV: np.ascontiguousarray(drawn.codes[:, 0])}
-    return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, rows)
+    return _SplitSamples(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, rows)
 
 
 def _pack_frames(
-    memory: Any, layout: Layout, sources: Any, codec: int, elements: dict[int, int]
+    memory: Any, layout: ContainerLayout, sources: Any, codec: int, elements: dict[int, int]
 ) -> dict[int, tuple[int, bytes]]:
     """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
     packed: dict[int, tuple[int, bytes]] = {}
@@ -257,7 +257,7 @@ def pack_episode(
         final: The state in which it ended, each state column [*F].
         compression: For state columns; one that does not get smaller is stored as it is.
     """
-    layout = layout_of(schema, Parameters(), Kind.EPISODE, final=final is not None)
+    layout = layout_of(schema, Parameters(), ContainerKind.EPISODE, final=final is not None)
     codec, entries = codec_of(compression), len(init_w)
     packed: dict[int, tuple[int, bytes]] = {}
     elements = {
@@ -270,7 +270,7 @@ def pack_episode(
             raw: Payload = _core.empty((elements.get(block, entries) * schema[name].nbytes,), _BYTE)
             fill(name, raw)
             pack_block(packed, block, raw, codec)
-    head = Head(parameters_version=parameters_version, made_at=now)
+    head = ContainerHead(parameters_version=parameters_version, made_at=now)
     made = Container(layout, head, entries, packed=packed, elements=elements)
     for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
         made.fill(fact, values)
@@ -292,9 +292,9 @@ def samples_of(payload: Payload) -> int:
 
 def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
     """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
-    layout = layout_of(schema, Parameters(), Kind.FEEDBACK)
+    layout = layout_of(schema, Parameters(), ContainerKind.FEEDBACK)
     owners, owner = np.unique(ids["client"], axis=0, return_inverse=True)
-    made = Container(layout, Head(made_at=now), len(ids), owners=len(owners))
+    made = Container(layout, ContainerHead(made_at=now), len(ids), owners=len(owners))
     facts = {Part.NUMBER: ids["number"], Part.OWNER: owner.reshape(-1), Part.OWNERS: owners, Part.TD_ERROR: td_errors}
     for part, values in facts.items():
         made.fill(part, np.asarray(values, FACTS[part].dtype))

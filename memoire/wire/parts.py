@@ -24,7 +24,7 @@ ZERO_FRAME: Final = 0xFFFFFFFF
 """In place of an index: a frame of zeros."""
 
 
-class Kind(IntEnum):
+class ContainerKind(IntEnum):
     """What a container holds."""
 
     CACHE = _container.KIND_CACHE
@@ -68,7 +68,7 @@ class Part(IntEnum):
     TD_ERROR = _container.PART_TD_ERROR
 
 
-class Extent(IntEnum):
+class RowCount(IntEnum):
     """How many rows a block has."""
 
     PER_SAMPLE = _container.PER_SAMPLE
@@ -78,22 +78,22 @@ class Extent(IntEnum):
     PER_ENTRY = _container.PER_ENTRY
 
 
-class BlockForm(NamedTuple):
+class BlockSpec(NamedTuple):
     """A block that a container must have."""
 
     column: int
     part: Part
-    extent: Extent
+    extent: RowCount
     row_bytes: int
 
 
-class Fact(NamedTuple):
+class BookkeepingBlock(NamedTuple):
     """What a part of the bookkeeping looks like in every container that has it."""
 
     dtype: str
     values: int = 1
     """Values in a row; 0 means that schema and parameters say how many."""
-    extent: Extent = Extent.PER_SAMPLE
+    extent: RowCount = RowCount.PER_SAMPLE
 
     @property
     def row_bytes(self) -> int:
@@ -102,23 +102,23 @@ class Fact(NamedTuple):
 
 
 FACTS: Final = {
-    Part.PREV_INDEX: Fact("<u4", 0),
-    Part.NEXT_INDEX: Fact("<u4", 0),
-    Part.ENTRY_INDEX: Fact("<u4", 0),
-    Part.BURN_IN: Fact("<u4"),
-    Part.NUMBER: Fact("<i8"),
-    Part.WEIGHT: Fact("<f8"),
-    Part.REWARD_SUM: Fact("<f4", 0),
-    Part.DISCOUNT: Fact("<f4", 0),
-    Part.STEPS: Fact("<u4"),
-    Part.AGE: Fact("<f4"),
-    Part.MODEL: Fact("<i8"),
-    Part.CHANCE: Fact("<f8"),
-    Part.POPULATION: Fact("<f8"),
-    Part.OWNER: Fact("<u4"),
-    Part.OWNERS: Fact("<u8", 2, Extent.PER_OWNER),  # the 16 bytes of a client's id
-    Part.INIT_WEIGHT: Fact("<f4"),
-    Part.TD_ERROR: Fact("<f4"),
+    Part.PREV_INDEX: BookkeepingBlock("<u4", 0),
+    Part.NEXT_INDEX: BookkeepingBlock("<u4", 0),
+    Part.ENTRY_INDEX: BookkeepingBlock("<u4", 0),
+    Part.BURN_IN: BookkeepingBlock("<u4"),
+    Part.NUMBER: BookkeepingBlock("<i8"),
+    Part.WEIGHT: BookkeepingBlock("<f8"),
+    Part.REWARD_SUM: BookkeepingBlock("<f4", 0),
+    Part.DISCOUNT: BookkeepingBlock("<f4", 0),
+    Part.STEPS: BookkeepingBlock("<u4"),
+    Part.AGE: BookkeepingBlock("<f4"),
+    Part.MODEL: BookkeepingBlock("<i8"),
+    Part.CHANCE: BookkeepingBlock("<f8"),
+    Part.POPULATION: BookkeepingBlock("<f8"),
+    Part.OWNER: BookkeepingBlock("<u4"),
+    Part.OWNERS: BookkeepingBlock("<u8", 2, RowCount.PER_OWNER),  # the 16 bytes of a client's id
+    Part.INIT_WEIGHT: BookkeepingBlock("<f4"),
+    Part.TD_ERROR: BookkeepingBlock("<f4"),
 }
 """Bookkeeping: dtypes and rows, said here alone. docs/wire.md has the same table."""
 

@@ -14,8 +14,8 @@ from memoire.replay.schema import Schema
 from . import _container
 from .compression import unpack_block
 from .frames import check_payload
-from .layout import Layout, layout_of
-from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, Kind, Part
+from .layout import ContainerLayout, layout_of
+from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part
 
 _DEFAULTS: Final = Limits()
 
@@ -32,7 +32,7 @@ class EpisodeRows(NamedTuple):
     model_version: NDArray[np.int64]
 
 
-def read_episode(held: _container.HeldCache, layout: Layout) -> EpisodeRows:
+def read_episode(held: _container.HeldCache, layout: ContainerLayout) -> EpisodeRows:
     """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
 
     def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -61,7 +61,7 @@ def read_episode(held: _container.HeldCache, layout: Layout) -> EpisodeRows:
 
 
 def check(
-    payload: Any, layout: Layout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
+    payload: Any, layout: ContainerLayout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
 ) -> _container.HeldCache:
     """A received container, completely checked, ready for `Pool.add`; gathering reads it in place.
 
@@ -89,7 +89,7 @@ def _check_size(payload: Any, limits: Limits) -> None:
         raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
 
 
-def check_in_place(payload: Any, layout: Layout, limits: Limits, *, checksum: int) -> _container.HeldCache:
+def check_in_place(payload: Any, layout: ContainerLayout, limits: Limits, *, checksum: int) -> _container.HeldCache:
     """`check` of what is read once, right away: it is summed up where it was received, and not copied.
 
     The buffer stays as long as what this returns, and must not change. Raises ProtocolError.
@@ -99,7 +99,7 @@ def check_in_place(payload: Any, layout: Layout, limits: Limits, *, checksum: in
     return check(payload, layout, limits)
 
 
-def copy_of(held: _container.HeldCache, layout: Layout) -> _container.HeldCache:
+def copy_of(held: _container.HeldCache, layout: ContainerLayout) -> _container.HeldCache:
     """The same cache of that layout once more, none of its samples drawn; the bytes that came are shared."""
     copy = _container.HeldCache(held.payload, layout.core, None, 1 << 62, unpack_block)
     copy.arrived = held.arrived
@@ -108,7 +108,7 @@ def copy_of(held: _container.HeldCache, layout: Layout) -> _container.HeldCache:
 
 def read_feedback(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> dict[bytes, tuple[Any, Any]]:
     """Client id -> (numbers int64 [n], td_errors float32 [n]) of a received FEEDBACK container. ProtocolError."""
-    held = check(payload, layout_of(schema, Parameters(), Kind.FEEDBACK), limits)
+    held = check(payload, layout_of(schema, Parameters(), ContainerKind.FEEDBACK), limits)
     numbers, errors, owner = (
         np.frombuffer(held.part(part), FACTS[part].dtype) for part in (Part.NUMBER, Part.TD_ERROR, Part.OWNER)
     )

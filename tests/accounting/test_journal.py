@@ -1,8 +1,8 @@
 """What a server has to save is gathered into one group after the other, and replies wait for theirs."""
 
-from memoire.accounting.journal import MAX_WAITING, Journal, RunFacts
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook
+from memoire.accounting.unsaved_changes import MAX_WAITING, RunFacts, UnsavedChanges
 from memoire.models.model import make
 from memoire.wire import messages
 
@@ -10,7 +10,7 @@ ME = b"m" * 16
 
 
 def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
-    ledger, journal = Ledger(), Journal()
+    ledger, journal = Ledger(), UnsavedChanges()
     account = ledger.report(ME, 1, messages.Update(episodes=3), 0.0)
     journal.touch("run", account)
     journal.touch("run", account)
@@ -24,7 +24,7 @@ def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
 
 
 def test_an_account_is_saved_when_neither_it_nor_a_group_with_it_waits():
-    ledger, journal = Ledger(), Journal()
+    ledger, journal = Ledger(), UnsavedChanges()
     account = ledger.report(ME, 1, messages.Update(steps=1), 0.0)
     assert journal.is_saved("run", ME)
     journal.touch("run", account)
@@ -40,7 +40,7 @@ def test_an_account_is_saved_when_neither_it_nor_a_group_with_it_waits():
 
 
 def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one():
-    journal, book = Journal(), Logbook()
+    journal, book = UnsavedChanges(), Logbook()
     for number in (1, 2):
         journal.run(RunFacts("run", finished=number == 2))
         journal.model("run", make("topic", b"body", number))
@@ -54,7 +54,7 @@ def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one(
 
 
 def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
-    journal = Journal()
+    journal = UnsavedChanges()
     journal.wait("a", 1)
     journal.wait("b", 2)
     journal.wait("a", 3)
@@ -63,7 +63,7 @@ def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
 
 
 def test_replies_that_wait_are_bounded():
-    journal = Journal()
+    journal = UnsavedChanges()
     for number in range(MAX_WAITING + 3):
         journal.wait(number, number)
     assert journal.given_up == 3 and journal.take().tickets[0] == 3

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.accounting.logbook import Logbook, escape, format_line
-from memoire.client.outbox import Outbox
+from memoire.client.line_outbox import LineOutbox
 from memoire.wire.messages import Line
 
 ALICE, BOB = b"a" * 16, b"b" * 16
@@ -53,7 +53,7 @@ def test_line_breaks_and_control_characters_are_escaped(text, escaped):
 
 @given(st.lists(st.integers(0, 30), max_size=20))
 def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
-    book, outbox, taken = Logbook(), Outbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
+    book, outbox, taken = Logbook(), LineOutbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
     for count, through in enumerate(acknowledged):
         outbox.add(f"line {count}", 7, 0.0)
         newest = taken[-1].line.number if taken else 0

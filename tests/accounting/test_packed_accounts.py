@@ -11,7 +11,7 @@ from memoire.accounting.account import Account, counts_of
 from memoire.accounting.folded_sums import FoldedSums
 from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
 from memoire.accounting.merge import GONE, key_of, merge, row_of, rows_of
-from memoire.accounting.packing import NumberedTexts, Packing
+from memoire.accounting.packing import AccountPacker, NumberedTexts
 from memoire.wire import _bytes
 from memoire.wire.identity import name_hash
 from memoire.wire.messages import Update
@@ -94,7 +94,7 @@ def test_more_counts_than_there_is_room_for_are_refused(number):
 @given(accounts())
 @settings(max_examples=200)
 def test_an_account_comes_back_as_it_was(account):
-    packing = Packing(HOME, NumberedTexts())
+    packing = AccountPacker(HOME, NumberedTexts())
     found = packing.unpack(account.client, packing.pack(account))
     assert row_of(found, HOME)[1:] == row_of(account, HOME)[1:]
     if account.report.leaving:  # nothing is on the way any more
@@ -105,13 +105,13 @@ def test_an_account_comes_back_as_it_was(account):
 @given(accounts())
 def test_feedback_that_waits_in_memory_is_lost_with_it(account):
     account.lost_feedback, account.waiting_feedback = 3, 4
-    packing = Packing(HOME, NumberedTexts())
+    packing = AccountPacker(HOME, NumberedTexts())
     assert packing.unpack(account.client, packing.pack(account)).lost_feedback == 7
 
 
 @given(accounts(), st.data())
 def test_a_body_that_was_changed_is_an_error_or_another_account_and_nothing_else(account, data):
-    packing = Packing(HOME, NumberedTexts(["5 0 actor/me", "6 7 "]))
+    packing = AccountPacker(HOME, NumberedTexts(["5 0 actor/me", "6 7 "]))
     body = bytearray(packing.pack(account))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -125,7 +125,7 @@ def test_a_body_that_was_changed_is_an_error_or_another_account_and_nothing_else
 @pytest.mark.slow
 @given(st.lists(accounts(), min_size=1, max_size=5))
 def test_what_accounts_add_up_to_is_the_same_packed_or_not(found):
-    packing, packed, plain = Packing(HOME, NumberedTexts()), FoldedSums(), FoldedSums()
+    packing, packed, plain = AccountPacker(HOME, NumberedTexts()), FoldedSums(), FoldedSums()
     packing.add_up(packed, [packing.pack(account) for account in found])
     for account in found:
         plain.add(account)
@@ -142,7 +142,7 @@ def test_what_a_former_version_kept_of_a_client_that_is_gone_leaves_nothing_on_t
     account = Account(CLIENTS[0], 1.0, 2.0, report=Update(caches=9, cache_bytes=900), since=3)
     account.received_caches, account.received_bytes, account.accepted_caches = 4, 400, 4
     kept = rows_of([(*row_of(account, HOME)[:-1], flags)])  # nothing was lost, it says
-    packing = Packing(HOME, NumberedTexts())
+    packing = AccountPacker(HOME, NumberedTexts())
     rows = packing.rows([packing.pack_row(kept[0])])
     assert rows[["pushed_caches", "received_caches", "lost_caches", "lost_bytes"]].tolist() == [
         (9, 4, lost, 100 * lost)
@@ -199,7 +199,7 @@ def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
 
 
 def test_what_another_server_brings_is_there_before_it_is_on_disk_and_while_it_is_saved():
-    packing = Packing(HOME, NumberedTexts())
+    packing = AccountPacker(HOME, NumberedTexts())
     stored = StoredAccounts(packing, Reader({}))
     stored.inherit(elsewhere(CLIENTS[0], 7, episodes=3, lines_through=5))
     stored.taken()

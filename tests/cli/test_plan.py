@@ -13,7 +13,7 @@ from memoire.cli import main, plan
 from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
 from memoire.wire import pack
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 from memories import with_episode
 
 STACKS = {"frame_stack": 3, "multi_step": 2}
@@ -39,12 +39,12 @@ def memory_of(parameters, steps=4000):
 @pytest.mark.parametrize(
     "settings", [{}, STACKS, {**STACKS, "multi_step": 9}, {"frame_stack": 2, "next": ()}, {"sequence_length": 5}]
 )
-@pytest.mark.parametrize("kind", [Kind.CACHE, Kind.DRAWN])
+@pytest.mark.parametrize("kind", [ContainerKind.CACHE, ContainerKind.DRAWN])
 def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_more(settings, kind):
     memory = memory_of(memoire.Parameters(**settings))
 
     def container(samples):
-        if kind is Kind.DRAWN:
+        if kind is ContainerKind.DRAWN:
             return pack.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
         return pack.build(memory, samples, now=0.0).nbytes
 
@@ -68,7 +68,7 @@ def test_compression_takes_its_share_of_frames_alone():
 
 
 def load(**changes):
-    return dataclasses.replace(plan.Load(schema(), memoire.Parameters(**STACKS)), **changes)
+    return dataclasses.replace(plan.Workload(schema(), memoire.Parameters(**STACKS)), **changes)
 
 
 @pytest.mark.parametrize("storage", ["caches", "episodes"])
@@ -147,7 +147,7 @@ def test_what_cannot_be_planned_is_said(words, complaint, capsys):
 def test_a_ragged_column_has_no_size_to_plan_with():
     ragged = memoire.Schema({"state": memoire.Column("uint8", (None, 3), "state"), "reward": np.float32})
     with pytest.raises(ParameterError, match="column 'state' must be a shape of its usual length"):
-        plan.plan(plan.Load(ragged, memoire.Parameters()))
+        plan.plan(plan.Workload(ragged, memoire.Parameters()))
 
 
 def test_the_page_shows_what_the_command_prints():

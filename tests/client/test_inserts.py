@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.client.counts import RunCounts
-from memoire.client.inserts import MIN_PAUSE, Inserts
+from memoire.client.insert_grant import MIN_PAUSE, InsertGrant
 from memoire.replay.limiter import NO_LIMIT
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -19,7 +19,7 @@ def recorded(inserts, counts, entries):
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
 def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     counts = RunCounts()
-    inserts = Inserts(counts, 1.0)
+    inserts = InsertGrant(counts, 1.0)
     granted = inserted = total = 0
     inserts.grant(0, "learners are behind")
     for entries, more, is_settled in history:
@@ -38,7 +38,7 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
 
 def test_nothing_is_held_back_until_a_home_says_so():
     counts = RunCounts()
-    inserts = Inserts(counts, 1.0)
+    inserts = InsertGrant(counts, 1.0)
     recorded(inserts, counts, 1000)
     assert inserts.admit(1000) == 1000 and counts.passed == 0
     assert (inserts.left, inserts.held_back, inserts.is_half_used) == (NO_LIMIT, "", False)
@@ -50,7 +50,7 @@ def test_nothing_is_held_back_until_a_home_says_so():
 
 def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
     counts = RunCounts()
-    inserts = Inserts(counts, 1.0)
+    inserts = InsertGrant(counts, 1.0)
     inserts.grant(0, "wait")
     inserts.grant(100, "")
     for entries, is_half_used in ((50, False), (1, True), (48, True), (1, False)):  # nothing left: whoever waits asks
@@ -60,7 +60,7 @@ def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
 
 
 def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
-    inserts = Inserts(RunCounts(), 5 * MIN_PAUSE)
+    inserts = InsertGrant(RunCounts(), 5 * MIN_PAUSE)
     pauses = []
     for granted in (10, 10, 10, 10, 11, 11):
         inserts.grant(granted, "wait")
@@ -70,7 +70,7 @@ def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
 
 def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
     counts = RunCounts()
-    inserts = Inserts(counts, 1.0)
+    inserts = InsertGrant(counts, 1.0)
     recorded(inserts, counts, 10)
     inserts.settle(10, 10)
     inserts.settle(10, 10)  # push_episode's entries were never undecided
@@ -83,7 +83,7 @@ def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
 def test_a_first_grant_after_none_was_needed_is_half_used_by_its_own_size():
     """As if it were one of all entries, a client would ask again after each step."""
     counts = RunCounts()
-    inserts = Inserts(counts, 0.5)
+    inserts = InsertGrant(counts, 0.5)
     inserts.grant(NO_LIMIT, "")
     inserts.grant(100, "")
     assert not inserts.is_half_used

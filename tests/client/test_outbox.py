@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.client.outbox import Outbox, cut
+from memoire.client.line_outbox import LineOutbox, cut
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -18,7 +18,7 @@ def test_cutting_respects_the_limit_and_characters(text, limit):
 
 
 def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
-    outbox = Outbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
+    outbox = LineOutbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
     assert [outbox.add("x" * 20, 1, 0.0) for _ in range(5)] == [1, 2, 3, 0, 0]
     outbox.acknowledge(1)
     assert outbox.add("y", 1, 0.0) == 4  # numbers have no gaps
@@ -28,7 +28,7 @@ def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=50), st.integers(1, 1000))
 def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, most_bytes):
-    outbox = Outbox(most_lines=1000, most_bytes=most_bytes, line_bytes=200)
+    outbox = LineOutbox(most_lines=1000, most_bytes=most_bytes, line_bytes=200)
     for length, acknowledged in steps:
         was_empty = not len(outbox)
         assert outbox.add("é" * length, 1, 0.0) or not was_empty
@@ -39,7 +39,7 @@ def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, mos
 
 
 def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
-    outbox = Outbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
+    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
     for _ in range(10):
         outbox.add("x" * 100, 1, 0.0)
     assert len(outbox.waiting(100, 1)) == 1
@@ -48,7 +48,7 @@ def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
 
 
 def test_lines_of_a_run_that_is_over_are_told_apart():
-    outbox = Outbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
+    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
     for number in range(6):
         outbox.add(f"{number}", 1, 0.0)
     assert [line.number for line in outbox.waiting(10, 10_000, through=4)] == [1, 2, 3, 4]
@@ -58,7 +58,7 @@ def test_lines_of_a_run_that_is_over_are_told_apart():
 
 @pytest.mark.parametrize("most", [{"most_lines": 4}, {"most_bytes": 4 * 110}])
 def test_an_outbox_says_when_it_is_half_full(most):
-    outbox = Outbox(**{"most_lines": 100, "most_bytes": 1 << 20} | most, line_bytes=10)
+    outbox = LineOutbox(**{"most_lines": 100, "most_bytes": 1 << 20} | most, line_bytes=10)
     outbox.add("x" * 10, 1, 0.0)
     assert not outbox.is_half_full
     outbox.add("x" * 10, 1, 0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from clientkit import CLIENT, reply
 from memoire.client import unreported
-from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, UnreportedClient, Untold
+from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, UnreportedClient, UnreportedCounts
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
@@ -34,7 +34,9 @@ def teller(tmp_path):
     parts = [ReportPart(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
     return UnreportedClient(
         path,
-        Untold(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
+        UnreportedCounts(
+            client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts
+        ),
     )
 
 
@@ -91,7 +93,7 @@ def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
 def whole(**change):
     parts = [ReportPart(0, tail_of(messages.Update(steps=1)))]
     facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
-    return Untold(**{"client": CLIENT} | facts | change)
+    return UnreportedCounts(**{"client": CLIENT} | facts | change)
 
 
 def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.accounting.account import Account
-from memoire.client.window import AccountWindows, Window
+from memoire.client.push_window import AccountWindows, PushWindow
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -135,7 +135,7 @@ def test_homes_left_long_ago_are_kept_as_sums():
 
 
 def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
-    window = Window(100)
+    window = PushWindow(100)
     assert window.has_room(1000)
     window.pushed(1000, 0.0)
     assert not window.has_room(1) and window.is_half_used
@@ -144,7 +144,7 @@ def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
 
 
 def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
-    window = Window(100, lost_after=5.0)
+    window = PushWindow(100, lost_after=5.0)
     window.pushed(60, now=0.0)
     window.answered(0, 0, 0, {}, asked_at=4.0)
     assert (window.in_flight, window.lost_bytes) == (60, 0)
@@ -169,7 +169,7 @@ def test_a_client_may_allow_itself_less_than_its_home_grants():
 
 
 def test_a_late_answer_takes_nothing_back():
-    window = Window(100)
+    window = PushWindow(100)
     for _ in range(3):
         window.pushed(10, now=0.0)
     window.answered(2, 20, 0, {"size": 1}, asked_at=1.0)

@@ -25,7 +25,7 @@ from memoire.cli.doctor import WELL, examine
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Guesses, Tokens
+from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Tokens, WrongTokens
 from netkit import DEADLINE, SCHEMA, record, until
 
 pytestmark = pytest.mark.slow
@@ -531,8 +531,8 @@ def guarded_board(small):
 @pytest.fixture
 def guarded(guarded_board):
     gate = guarded_board.gate
-    gate._guesses = Guesses(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
-    gate._guesses_of_proxies, gate._proven = Guesses(lambda: 1000.0, MAX_WRONG_OF_PROXY), {}
+    gate._guesses = WrongTokens(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
+    gate._guesses_of_proxies, gate._proven = WrongTokens(lambda: 1000.0, MAX_WRONG_OF_PROXY), {}
     return guarded_board
 
 

@@ -25,7 +25,7 @@ from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
 from memoire.loggers import _bytes, _varint
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_names_are_looked_up_again_one_pause_after_the_last_time():
             waited.append(timeout)
             self.set()
 
-    slow = Names(lambda host: time.sleep(0.2) or [])
+    slow = NameResolver(lambda host: time.sleep(0.2) or [])
     addresses = nodes.NodeAddresses(["dns:name:1"], slow)
     addresses._closed = Closed()
     addresses._run()

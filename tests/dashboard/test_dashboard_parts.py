@@ -26,7 +26,7 @@ from memoire.dashboard.collect.verdict import Signs, TableRatio, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 from memoire.server.timings import BOUNDS
 from memoire.wire.rows import ACCOUNT
 from namekit import Book
@@ -418,7 +418,7 @@ def test_a_cursor_that_is_none_is_refused(text):
 
 def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_server_is_silent():
     book = Book()
-    addresses = NodeAddresses(["http://fixed:1/", "dns:servers:8080"], Names(book, fresh=0.0))
+    addresses = NodeAddresses(["http://fixed:1/", "dns:servers:8080"], NameResolver(book, fresh=0.0))
     assert addresses.now() == ["http://fixed:1"]
     one, two = "http://10.0.0.1:8080", "http://[::2]:8080"
     for known, expected, trouble in (
@@ -434,7 +434,7 @@ def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_serv
 def test_a_name_server_that_is_silent_for_one_name_keeps_nobody_from_the_others():
     book = Book(here=["10.0.0.1"], late=["10.0.0.2"])
     book.hanging.add("late")
-    addresses = NodeAddresses(["dns:late:8080", "dns:here:8080", "dns:here:http"], Names(book, fresh=0.0))
+    addresses = NodeAddresses(["dns:late:8080", "dns:here:8080", "dns:here:http"], NameResolver(book, fresh=0.0))
     addresses.look(timeout=0.3)
     assert addresses.now() == ["http://10.0.0.1:8080"]
     assert addresses.trouble["late:8080"] == "no answer from the name server within 0.3 s"

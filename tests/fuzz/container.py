@@ -11,15 +11,15 @@ import make_vectors
 from memoire.errors import EmptyMemory, NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
-from memoire.pool.draw import Pooled, finish, plan
+from memoire.pool.draw import PooledBatch, finish, plan
 from memoire.pool.episodes import EpisodePool
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, pack, unpack
 from memoire.wire.compression import codecs
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.refusals import CODES
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
@@ -29,16 +29,16 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 WINDOWS, SEQUENCES = Parameters(frame_stack=2, multi_step=2), Parameters(sequence_length=3)
 RAGGED = Parameters(multi_step=2)
 KINDS = (
-    ("cache", make_vectors.SCHEMA, WINDOWS, Kind.CACHE),
-    ("drawn", make_vectors.SCHEMA, WINDOWS, Kind.DRAWN),
-    ("episode", make_vectors.SCHEMA, Parameters(), Kind.EPISODE),
-    ("feedback", make_vectors.SCHEMA, Parameters(), Kind.FEEDBACK),
-    ("sequences", make_vectors.SCHEMA, SEQUENCES, Kind.CACHE),
-    ("drawn_sequences", make_vectors.SCHEMA, SEQUENCES, Kind.DRAWN),
-    ("ragged", make_vectors.RAGGED, RAGGED, Kind.CACHE),
-    ("ragged_drawn", make_vectors.RAGGED, RAGGED, Kind.DRAWN),
-    ("ragged_episode", make_vectors.RAGGED, Parameters(), Kind.EPISODE),
-    ("ragged_sequences", make_vectors.RAGGED, SEQUENCES, Kind.CACHE),
+    ("cache", make_vectors.SCHEMA, WINDOWS, ContainerKind.CACHE),
+    ("drawn", make_vectors.SCHEMA, WINDOWS, ContainerKind.DRAWN),
+    ("episode", make_vectors.SCHEMA, Parameters(), ContainerKind.EPISODE),
+    ("feedback", make_vectors.SCHEMA, Parameters(), ContainerKind.FEEDBACK),
+    ("sequences", make_vectors.SCHEMA, SEQUENCES, ContainerKind.CACHE),
+    ("drawn_sequences", make_vectors.SCHEMA, SEQUENCES, ContainerKind.DRAWN),
+    ("ragged", make_vectors.RAGGED, RAGGED, ContainerKind.CACHE),
+    ("ragged_drawn", make_vectors.RAGGED, RAGGED, ContainerKind.DRAWN),
+    ("ragged_episode", make_vectors.RAGGED, Parameters(), ContainerKind.EPISODE),
+    ("ragged_sequences", make_vectors.RAGGED, SEQUENCES, ContainerKind.CACHE),
 )
 """Golden container, and under which schema and parameters it is one."""
 ME, READER = b"m" * 16, b"r" * 16
@@ -66,7 +66,12 @@ def one(data: bytes) -> str:
         return "nothing"
     _, schema, parameters, kind = KINDS[data[0] % len(KINDS)]
     payload = data[1:]
-    uses = {Kind.CACHE: _use_cache, Kind.DRAWN: _use_drawn, Kind.EPISODE: _use_episode, Kind.FEEDBACK: _use_feedback}
+    uses = {
+        ContainerKind.CACHE: _use_cache,
+        ContainerKind.DRAWN: _use_drawn,
+        ContainerKind.EPISODE: _use_episode,
+        ContainerKind.FEEDBACK: _use_feedback,
+    }
     try:
         unpack.table(payload)
     except ProtocolError:
@@ -91,7 +96,7 @@ def _use_cache(payload, schema, parameters):
     drawn = pool.draw_counts(READER, counts)
     made = plan([rows], 1, 0.5)
     if drawn is not None:  # what goes to a reader is what a reader takes
-        layout = layout_of(schema, parameters, Kind.DRAWN)
+        layout = layout_of(schema, parameters, ContainerKind.DRAWN)
         if made is not None:
             _look_at(finish(made, [unpack.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
     pool.reserve(READER, 0)
@@ -104,8 +109,8 @@ def _use_cache(payload, schema, parameters):
         raise AssertionError("a sample was drawn twice")
 
 
-def _look_at(pooled: Pooled, samples: int) -> None:
-    gathered: Gathered = pooled.gathered
+def _look_at(pooled: PooledBatch, samples: int) -> None:
+    gathered: GatheredSamples = pooled.gathered
     for side in (gathered.prev, gathered.next):
         for array in side.values():
             assert len(array) == samples
@@ -115,7 +120,7 @@ def _look_at(pooled: Pooled, samples: int) -> None:
 
 
 def _use_drawn(payload, schema, parameters):
-    layout = layout_of(schema, parameters, Kind.DRAWN)
+    layout = layout_of(schema, parameters, ContainerKind.DRAWN)
     held = unpack.check(payload, layout, LIMITS)
     owners = held.part(Part.OWNERS)
     rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), CLIENT_SUMS)

@@ -3,8 +3,8 @@
 import unicodedata
 from string import ascii_lowercase, ascii_uppercase
 
-from memoire.accounting.logbook import Entry, Wanted, escape, format_line
-from memoire.client.outbox import Outbox, cut
+from memoire.accounting.logbook import LineFilter, LogEntry, escape, format_line
+from memoire.client.line_outbox import LineOutbox, cut
 from memoire.wire.messages import Line
 
 REACHED = {"taken"}
@@ -47,12 +47,14 @@ def one(data: bytes) -> str:
     safe.encode()
     short = cut(text, 100)
     assert len(short.encode()) <= 100
-    outbox = Outbox(most_lines=10, most_bytes=1 << 20, line_bytes=1 << 13)
+    outbox = LineOutbox(most_lines=10, most_bytes=1 << 20, line_bytes=1 << 13)
     assert outbox.add(text, len(data), 1.0) == 1
     line = format_line(1.7e9, len(data), text)
     assert len(line.splitlines()) == 1 and line.endswith("\n") and line.split(",", 2)[2] == safe + "\n"
-    entry = Entry(1, b"c" * 16, 1.0, Line(1, 1.0, 7, text))
-    assert Wanted(text=text[:50]).is_met_by(entry) and Wanted(text=text[:50].translate(_UPPER)).is_met_by(entry.escaped)
+    entry = LogEntry(1, b"c" * 16, 1.0, Line(1, 1.0, 7, text))
+    assert LineFilter(text=text[:50]).is_met_by(entry) and LineFilter(text=text[:50].translate(_UPPER)).is_met_by(
+        entry.escaped
+    )
     return "taken"
 
 

@@ -10,7 +10,7 @@ import random
 from fuzz.choices import Choices
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.models.model import Assembly, ModelStore, StaleVersion, check_topic, make
+from memoire.models.model import ModelAssembly, ModelStore, StaleVersion, check_topic, make
 from memoire.models.topics import Topics
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
@@ -30,7 +30,7 @@ def seeds() -> list[bytes]:
 def _assemble(choices: Choices) -> None:
     """Chunks in any order, of any size."""
     try:
-        made = Assembly(
+        made = ModelAssembly(
             "policy", 1, choices.pick((200, 200, 0, 1001, 2**53)), choices.pick((DIGEST, DIGEST, bytes(32))),
             bool(choices.below(2)), byte_limit=LIMITS.model_bytes, early=4,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 from netkit import SCHEMA
 
 IS_JSON = True
@@ -53,7 +53,7 @@ def one(data: bytes) -> str:
     again = Schema.from_json(schema.to_json())
     assert again == schema and again.fingerprint == schema.fingerprint
     repr(schema)
-    for kind in Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK:
+    for kind in ContainerKind.CACHE, ContainerKind.DRAWN, ContainerKind.EPISODE, ContainerKind.FEEDBACK:
         layout_of(schema, Parameters(), kind)
     try:
         layout_of(schema, Parameters(frame_stack=4, sequence_length=2))

@@ -16,7 +16,7 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
 from memoire.storage import database, records
-from memoire.storage.seal import SUMS, Seal
+from memoire.storage.seal import SUMS, RowsChecksum
 from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA
@@ -66,7 +66,7 @@ def _rewrite(place: int, body: bytes) -> None:
                 "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?", (body, check, kind, key)
             )
         (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (records.SEAL,)).fetchone()
-        seal = Seal.unpack(packed)
+        seal = RowsChecksum.unpack(packed)
         total = sum(records.add_up(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
         accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
         database.write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))

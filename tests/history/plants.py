@@ -104,16 +104,16 @@ def lost_lines() -> None:
 @planted("caches: ", stops=0)
 def doubled_caches() -> None:
     """Proxies send each cache twice."""
-    from memoire.net.lanes import Lane
+    from memoire.net.send_queues import SendQueue
 
-    put = Lane.put
+    put = SendQueue.put
 
     def twice(self: Any, frames: Any, size: int) -> None:
         put(self, frames, size)
         if len(frames) == 2 and len(frames[1]):
             put(self, frames, size)
 
-    Lane.put = twice  # type: ignore[method-assign]
+    SendQueue.put = twice  # type: ignore[method-assign]
 
 
 @planted("caches: ", stops=0)
@@ -193,12 +193,12 @@ def slow_disk() -> None:
 @planted("log: ", **{**KILLED, "kills": 3, "seconds": 4.0, "spared": ("proxy", "actor"), "actors": 1})
 def early_replies() -> None:
     """Servers answer before what they answer for is on disk, and the disk is slow."""
-    from memoire.accounting.journal import Journal
+    from memoire.accounting.unsaved_changes import UnsavedChanges
 
     def at_once(self: Any, key: Any, ticket: Callable[[], None]) -> None:
         ticket()
 
-    Journal.wait = at_once  # type: ignore[method-assign]
+    UnsavedChanges.wait = at_once  # type: ignore[method-assign]
     _slow_disk(0.5, 0.0)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.accounting.logbook import Wanted, format_line
+from memoire.accounting.logbook import LineFilter, format_line
 from memoire.errors import ChildDied
 from memoire.nodes.child import Child
 from memoire.nodes.launcher import Launcher
@@ -460,7 +460,7 @@ class Trial:
 def pages(store: Store, run: str) -> Iterator[list[str]]:
     """All lines in the index, oldest first, as they would stand in the file."""
     after = 0
-    while entries := store.search(run, Wanted(after=after), most=1000):
+    while entries := store.search(run, LineFilter(after=after), most=1000):
         yield [format_line(entry.received, entry.line.label, entry.line.text).rstrip("\n") for entry in entries]
         after = entries[-1].index
 

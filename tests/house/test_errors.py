@@ -42,15 +42,15 @@ FOREIGN = {
     "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
     "client/unreported.py": {"ValueError", "PermissionError"},  # caught where they are raised
-    "replay/entry_values.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
+    "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "pool/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cli/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
+    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, who prints it
     "cli/roundtrip.py": {"Stuck"},  # likewise
-    "nodes/http.py": {"Asked"},  # inside of the pages, which answer with it
-    "nodes/pages.py": {"Asked", "ValueError"},  # the same; inside of a parser
+    "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
+    "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
 """Others that a file may raise, each for the reason beside it."""
 

@@ -183,12 +183,12 @@ def fronts(monkeypatch):
     """What counts at the listening addresses of nodes that are made from now on."""
     found = []
 
-    class Kept(curve_server._Front):
+    class Kept(curve_server._GuardedAddress):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.append(self)
 
-    monkeypatch.setattr(curve_server, "_Front", Kept)
+    monkeypatch.setattr(curve_server, "_GuardedAddress", Kept)
     return found
 
 

@@ -9,11 +9,11 @@ import zmq
 
 from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
-from memoire.client.outbox import LINE_OVERHEAD, Outbox
+from memoire.client.line_outbox import LINE_OVERHEAD, LineOutbox
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetcher
 from memoire.net import descriptors
-from memoire.net.lanes import Lane
+from memoire.net.send_queues import SendQueue
 from memoire.pool.caches import Pool
 from memoire.replay.batch import ID, td_errors_for
 from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
@@ -37,7 +37,7 @@ def dispatcher(told):
 
 
 def test_a_line_that_waits_counts_with_what_it_costs_beside_its_text():
-    outbox = Outbox(most_lines=10, most_bytes=2 * (5 + LINE_OVERHEAD), line_bytes=100)
+    outbox = LineOutbox(most_lines=10, most_bytes=2 * (5 + LINE_OVERHEAD), line_bytes=100)
     assert [outbox.add("12345", 1, 0.0) for _ in range(3)] == [1, 2, 0]
     assert outbox.bytes == 2 * (5 + LINE_OVERHEAD)
 
@@ -75,7 +75,7 @@ class Connection:
 
 def test_a_lane_has_room_again_for_what_was_sent():
     connection = Connection()
-    lane = Lane(100)
+    lane = SendQueue(100)
     for number in range(3):
         lane.put([number], 40)
     assert (len(lane), lane.bytes, lane.lost, lane.lost_bytes) == (2, 80, 1, 40)
@@ -113,7 +113,7 @@ class Watched:
 def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_times_the_reserve_is_free():
     allowed, watched = 1024, Watched()
     system = FakeSystem(allowed, 4096)
-    guard = descriptors.Guard(system)
+    guard = descriptors.DescriptorGuard(system)
     guard.add(5, watched)
     reserved = guard.reserve()
     assert guard.reserved == reserved == allowed - system.soft > 0 and not guard.is_full

@@ -13,7 +13,7 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.cli.drain import clients_here, drain, drain_above
 from memoire.cli.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
 from memoire.wire.frames import parse
@@ -223,7 +223,7 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
         assert counted == (totals.episodes, totals.steps, totals.accepted_caches)
 
 
-class Hosts(Names):
+class Hosts(NameResolver):
     """Names of servers that a test knows; every other name has no address."""
 
     def __init__(self, known):
@@ -266,7 +266,7 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
 def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(times):
     silent = threading.Event()
     times(lookup=0.1)
-    asked = Names(lambda host: silent.wait(100.0) and [])
+    asked = NameResolver(lambda host: silent.wait(100.0) and [])
     with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
         drain_above("tcp://s-{n}.test:5560", 1, known=asked)
     silent.set()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.errors import ProtocolError
-from memoire.models.model import LEASE, SMALL_BYTES, Assembly, ModelStore, StaleVersion, make
+from memoire.models.model import LEASE, SMALL_BYTES, ModelAssembly, ModelStore, StaleVersion, make
 
 
 def test_a_topic_counts_its_versions_and_keeps_the_published_type():
@@ -131,7 +131,7 @@ test_the_newest_of_each_topic_is_always_kept = pytest.mark.slow(StoreMachine.Tes
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk):
-    assembly = Assembly("t", 3, len(body), hashlib.sha256(body).digest(), False, byte_limit=200)
+    assembly = ModelAssembly("t", 3, len(body), hashlib.sha256(body).digest(), False, byte_limit=200)
     model, offset = None, 0
     while model is None:
         piece = body[offset : offset + chunk]
@@ -146,16 +146,16 @@ def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk):
 def test_a_body_with_another_hash_or_size_is_refused():
     digest = hashlib.sha256(b"good").digest()
     with pytest.raises(ProtocolError, match="SHA-256"):
-        Assembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"evil")
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"evil")
     with pytest.raises(ProtocolError, match="does not follow"):
-        Assembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"good!")
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"good!")
     with pytest.raises(ProtocolError, match="does not follow"):
-        Assembly("t", 1, 4, digest, False, byte_limit=10, early=1).add(2, b"od!")
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10, early=1).add(2, b"od!")
     with pytest.raises(ProtocolError, match="does not follow"):
-        Assembly("t", 1, 4, digest, False, byte_limit=10).add(1, b"ood")
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(1, b"ood")
     with pytest.raises(ProtocolError, match="empty chunk"):
-        Assembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"")
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"")
     with pytest.raises(ProtocolError, match="allowed are 10"):
-        Assembly("t", 1, 11, digest, False, byte_limit=10)
+        ModelAssembly("t", 1, 11, digest, False, byte_limit=10)
     with pytest.raises(ProtocolError, match="not UTF-8"):
-        Assembly("t", 1, 1, hashlib.sha256(b"\xff").digest(), True, byte_limit=10).add(0, b"\xff")
+        ModelAssembly("t", 1, 1, hashlib.sha256(b"\xff").digest(), True, byte_limit=10).add(0, b"\xff")

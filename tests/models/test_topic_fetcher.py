@@ -8,7 +8,7 @@ import pytest
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import fetcher, received
-from memoire.models.fetcher import ChunkRequest, Delivery, TopicFetcher
+from memoire.models.fetcher import ChunkRequest, CompleteModel, TopicFetcher
 from memoire.models.model import MAX_TOPICS, chunk_of, make
 from memoire.models.received import ReceivedModels
 from memoire.models.subscription_watch import UNHEARD_TIMEOUT, SubscriptionWatch
@@ -62,13 +62,13 @@ def test_the_newest_is_asked_for_once_and_delivered_whole():
     assert [second.offset, third.offset] == [10, 20] and second.version == 1
     assert topic.answer(second, model(), 1.0) == []
     (delivery,) = topic.answer(third, model(), 1.0)
-    assert delivery == Delivery(model(), False, (7, 1), 0)
+    assert delivery == CompleteModel(model(), False, (7, 1), 0)
     assert topic.fetcher.fetched_bytes == 25 and topic.fetcher.next_time == INF and not topic.fetcher.is_coming(0)
 
 
 def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
     topic = Topic()
-    assert topic.notice(model(3), inline=True) == (False, [Delivery(model(3), False, (7, 1), 0)])
+    assert topic.notice(model(3), inline=True) == (False, [CompleteModel(model(3), False, (7, 1), 0)])
     assert topic.notice(model(3), inline=True) == (False, [])
     (delivery,) = topic.notice(model(6), inline=True)[1]
     assert delivery.skipped == 2
@@ -141,7 +141,7 @@ def test_chunks_of_another_model_are_refused():
 
 def test_a_neighbour_s_model_is_not_fetched():
     topic = Topic(found=model(2))
-    assert topic.notice(model(2))[1] == [Delivery(model(2), False, (7, 1), 0)]
+    assert topic.notice(model(2))[1] == [CompleteModel(model(2), False, (7, 1), 0)]
     assert topic.notice(model(2))[1] == []
 
 
@@ -149,7 +149,7 @@ def test_a_publisher_that_began_anew_may_go_back():
     topic = Topic()
     topic.notice(model(9), inline=True)
     is_anew, steps = topic.notice(model(1), inline=True, epoch=2)
-    assert is_anew and steps == [Delivery(model(1), True, (7, 2), 0)]
+    assert is_anew and steps == [CompleteModel(model(1), True, (7, 2), 0)]
     assert not topic.notice(model(1), inline=True, epoch=2, home=8)[0], "another server is only younger"
     topic.notice(model(4), inline=True, epoch=2)
     assert topic.notice(model(3), inline=True, epoch=3, is_kept=True) == (False, []), (

@@ -5,11 +5,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.net.calls import Calls
+from memoire.net.pending_requests import PendingRequests
 
 
 def started(deadline=100.0, first=1.0, most=8.0, seed=0):
-    calls, answers = Calls(first, most, random.Random(seed)), []
+    calls, answers = PendingRequests(first, most, random.Random(seed)), []
     return calls, calls.start(1, [b"frame"], deadline, answers.append, now=0.0), answers
 
 

@@ -46,7 +46,7 @@ def test_those_that_are_open_are_counted():
 
 
 def test_a_limit_that_is_too_low_is_explained_with_numbers():
-    guard = descriptors.Guard(FakeSystem(256, 256))
+    guard = descriptors.DescriptorGuard(FakeSystem(256, 256))
     assert guard.too_few(64) == ""
     text = guard.too_few(300)
     assert "256 file descriptors are not enough for the 300 clients expected" in text
@@ -56,7 +56,7 @@ def test_a_limit_that_is_too_low_is_explained_with_numbers():
 @pytest.mark.parametrize(("hard", "raised"), [(5000, 5000), (1 << 30, 1 << 20), (resource.RLIM_INFINITY, 1 << 20)])
 def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
     system = FakeSystem(100, hard)
-    guard = descriptors.Guard(system)
+    guard = descriptors.DescriptorGuard(system)
     assert guard.raise_limit() == raised and system.limits() == (raised, hard)
     system.soft = resource.RLIM_INFINITY
     assert guard.limit() == 1 << 20
@@ -65,7 +65,7 @@ def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
 def test_where_none_is_left_to_look_with_all_are_in_use():
     system = FakeSystem(100, 100)
     system.open = None
-    assert descriptors.Guard(system).used() == 100
+    assert descriptors.DescriptorGuard(system).used() == 100
 
 
 SCARCE = """

@@ -8,7 +8,7 @@ import zmq
 from history.ports import held
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.net.lanes import Lane, Lanes
+from memoire.net.send_queues import SendQueue, SendQueues
 from memoire.nodes import metrics
 from memoire.proxy.proxy import Proxy
 from memoire.server.server import Server
@@ -32,7 +32,7 @@ class Crowded:
             peer.connect("inproc://crowded")
             peer.send(b"here")
             self.router.recv_multipart()
-        self.lanes = Lanes(**bounds)
+        self.lanes = SendQueues(**bounds)
         self.clock = itertools.count(1.0)
 
     def send(self, peer, *numbers):
@@ -87,7 +87,7 @@ def test_replies_of_a_connection_that_has_gone_are_forgotten(cluster):
 
 
 def test_a_message_larger_than_a_lane_may_be_in_it_alone():
-    lane = Lane(10)
+    lane = SendQueue(10)
     lane.put([bytes(100)], 100)
     assert (len(lane), lane.lost) == (1, 0)
     lane.put([bytes(1)], 1)

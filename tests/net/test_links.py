@@ -17,7 +17,7 @@ from memoire.net import link as links
 from memoire.net import sockets
 from memoire.net.channel import Channel
 from memoire.net.poller import Poller
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from namekit import Book
@@ -64,7 +64,7 @@ class Answering:
 
 def dial(context, doors, endpoint, book=None, **options):
     made = doors.add(sockets.request_client(context, 1000))
-    known = Names(book, fresh=0.0) if book is not None else None
+    known = NameResolver(book, fresh=0.0) if book is not None else None
     return made, links.dial(doors, made, endpoint, watch=True, known=known, **options)
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_nam
     former = Answering(context, "127.0.0.1", port)
     book.known["proxy"] = ["127.0.0.1"]
     made = doors.add(sockets.request_client(context, 1000))
-    link = links.dial(doors, made, f"tcp://proxy:{port}", known=Names(book))
+    link = links.dial(doors, made, f"tcp://proxy:{port}", known=NameResolver(book))
     echoes(doors, made, former)
     former.close()
     turning(doors, lambda: link.failures)  # reported under another spelling of the address
@@ -377,7 +377,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, resolve_by):
     """Also caches and notices, which have no name of their own, go to the host that answered."""
     server = cluster.server(f"tcp://127.0.0.2:{block(3)}")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
-    resolve_by(Names(book))
+    resolve_by(NameResolver(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
     assert client._io.channel.address == server.endpoint
     server.publish("policy", b"weights")
@@ -390,7 +390,7 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, resolv
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
     book.known["service"] = ["127.0.0.1"]
-    resolve_by(Names(book, fresh=0.0))
+    resolve_by(NameResolver(book, fresh=0.0))
     client = cluster.client(f"tcp://service:{port}")
     client.update()
     book.known["service"] = ["127.0.0.2"]
@@ -412,7 +412,7 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, resolv
 )
 def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, resolve_by, endpoint, reason):
     book.hanging.add("dead")
-    resolve_by(Names(book))
+    resolve_by(NameResolver(book))
     began = time.monotonic()
     with pytest.raises(MemoireTimeout) as caught:
         cluster.client(endpoint, timeout=0.3)
@@ -421,7 +421,7 @@ def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book,
 
 
 def test_readers_say_what_is_wrong_with_a_name(cluster, book, resolve_by):
-    resolve_by(Names(book))
+    resolve_by(NameResolver(book))
     with pytest.raises(MemoireTimeout, match="'nobody' could not be resolved"):
         cluster.reader(["tcp://nobody:5560"], timeout=0.3)
 
@@ -430,7 +430,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, resolve_by):
     server = cluster.server()
     front, back = address(), address()
     book.known["back"] = ["127.0.0.1"]
-    resolve_by(Names(book))
+    resolve_by(NameResolver(book))
     proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
     proxying.start()
     server.add_request_worker(f"tcp://back:{back.rpartition(':')[2]}", bind=False)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from memoire.net import resolver
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 from namekit import Book
 from netkit import DEADLINE, until
 
@@ -26,12 +26,12 @@ def answers(found, *hosts):
 
 
 def test_a_name_has_its_addresses_in_order(book):
-    box = answers(Names(book), "proxy")
+    box = answers(NameResolver(book), "proxy")
     assert until(lambda: box)["proxy"].addresses == ("10.0.0.7", "fd00::7")
 
 
 def test_one_look_up_serves_all_who_ask_at_the_same_time(book):
-    found, got = Names(book, fresh=60.0), []
+    found, got = NameResolver(book, fresh=60.0), []
     for _ in range(50):
         found.ask("proxy", got.append)
     until(lambda: len(got) == 50)
@@ -39,7 +39,7 @@ def test_one_look_up_serves_all_who_ask_at_the_same_time(book):
 
 
 def test_an_old_answer_is_not_used_again(book):
-    found, got = Names(book, fresh=0.0), []
+    found, got = NameResolver(book, fresh=0.0), []
     for expected in (["10.0.0.7"], ["10.0.0.8"]):
         book.known["proxy"] = expected
         found.ask("proxy", got.append)
@@ -48,7 +48,7 @@ def test_an_old_answer_is_not_used_again(book):
 
 def test_a_name_that_hangs_stalls_no_other(book):
     book.hanging.add("dead")
-    found = Names(book)
+    found = NameResolver(book)
     box = answers(found, "dead", "proxy")
     assert until(lambda: "proxy" in box) and "dead" not in box
     assert "no answer from the name server" in found.trouble("dead")
@@ -58,22 +58,22 @@ def test_a_name_that_hangs_stalls_no_other(book):
 def test_asking_what_is_wrong_waits_no_longer_than_it_may(book):
     book.hanging.add("dead")
     began = time.monotonic()
-    assert "no answer" in Names(book).trouble("dead", 0.1)
+    assert "no answer" in NameResolver(book).trouble("dead", 0.1)
     assert time.monotonic() - began < DEADLINE
 
 
 @pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
 def test_a_name_without_addresses_says_why(book, host):
-    found = Names(book)
+    found = NameResolver(book)
     assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
 
 
 def test_a_name_that_no_name_can_be_is_trouble_too():
-    assert "could not be resolved" in Names().trouble("a" * 70 + ".example", 10.0)
+    assert "could not be resolved" in NameResolver().trouble("a" * 70 + ".example", 10.0)
 
 
 def test_what_is_remembered_is_bounded(book):
-    found = Names(book, max_known=3)
+    found = NameResolver(book, max_known=3)
     for k in range(10):
         found.trouble(f"host{k}", 10.0)
     assert len(found._known) == 3

@@ -5,14 +5,14 @@ import threading
 import pytest
 
 from memoire.errors import Closed, Refused
-from memoire.net.node_monitor import Monitor
+from memoire.net.node_monitor import NodeLock
 
 DEADLINE = 60.0
 
 
 @pytest.fixture
 def monitor():
-    return Monitor("this node")
+    return NodeLock("this node")
 
 
 def waits(monitor, change, **options):

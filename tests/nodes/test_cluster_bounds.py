@@ -31,14 +31,14 @@ from memoire.rl.demo import actor, demo
     ],
 )
 def test_a_goal_is_reached_by_the_mean_of_all_newest_episodes(goal, returns, is_reached):
-    progress = demo.Progress(goal=goal)
+    progress = demo.ClusterProgress(goal=goal)
     progress.returns = returns
     assert progress.is_reached is is_reached
 
 
 def test_the_rate_of_steps_follows_over_two_seconds():
     server = Child("server-0", (), {})
-    progress = demo.Progress(goal=None)
+    progress = demo.ClusterProgress(goal=None)
     totals = {"episodes": 1, "accepted_caches": 2}
     rates = []
     for steps, seconds in [(100, 1.0), (300, 2.0), (300, 2.0), (900, 5.0)]:
@@ -63,7 +63,7 @@ def test_counts_that_make_no_cluster_are_refused(servers, proxies, wrong):
 
 @pytest.mark.parametrize("place", ["", ":5560", "*:5560", "host:", "host:words", "host:0", "host:65536"])
 def test_an_address_without_a_host_or_port_is_told_how_one_looks(place):
-    with pytest.raises(doctor.Sick, match="names no host and port"):
+    with pytest.raises(doctor.StepFailed, match="names no host and port"):
         doctor._dial_tcp(f"tcp://{place}", place, 1.0, print)
 
 

@@ -13,7 +13,7 @@ import pytest
 import memoire
 from memoire.nodes.http import NodePages
 from memoire.pool.freshness import FreshnessMonitor
-from memoire.replay.batch import Gathered
+from memoire.replay.batch import GatheredSamples
 from memoire.server.reported import recent, spread
 from memoire.server.timings import BOUNDS, Timings
 from memoire.wire.messages import Ended
@@ -168,7 +168,7 @@ def test_timings_count_each_duration_in_one_bucket():
 def batch_of(ages, versions):
     """A batch whose samples weigh twice their age."""
     count = len(ages)
-    return Gathered(
+    return GatheredSamples(
         prev={"obs": np.arange(2.0 * count).reshape(count, 1, 2)}, next={}, reward=np.zeros(count, np.float32),
         discount=np.zeros(count, np.float32), steps=np.ones(count, np.int32), weight=2 * ages.astype(np.float32),
         ids=np.arange(7, 7 + count), age=ages.astype(np.float32), model_version=np.array(versions),

@@ -29,7 +29,7 @@ from memoire.nodes import http as node
 from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
 from memoire.security.key_writer import write_cluster
-from memoire.security.tokens import MAX_WRONG_TOKENS, Guesses, Tokens
+from memoire.security.tokens import MAX_WRONG_TOKENS, Tokens, WrongTokens
 from memoire.server.stats import ServerStats
 from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
@@ -234,7 +234,7 @@ def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_mor
 
 def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
-        pages._guesses = Guesses(lambda: 1000.0)  # nothing is forgiven meanwhile
+        pages._guesses = WrongTokens(lambda: 1000.0)  # nothing is forgiven meanwhile
         for number in range(MAX_WRONG_TOKENS):
             assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
         status, headers, said = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # whatever he says now
@@ -564,7 +564,7 @@ def test_a_request_that_is_none_is_answered_with_what_is_wrong(pages, request_, 
 @settings(max_examples=300, deadline=None)
 def test_no_request_makes_a_page_fail(request_):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = node._Door(listener, frozenset(about.PAGES), about.OPEN)
+        door = node._HttpAddress(listener, frozenset(about.PAGES), about.OPEN)
     for token in (None, "a-token"):
         head, _, body = NodePages(None, token=token).answer(request_, door, "10.0.0.1").partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 ") and not head.startswith(b"HTTP/1.1 500")

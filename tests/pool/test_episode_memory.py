@@ -10,7 +10,7 @@ from memoire.errors import EmptyMemory, ParameterError, ProtocolError, UsedUp
 from memoire.pool.episode_checks import CheckedEpisode
 from memoire.pool.episode_draw import ANY_NUMBER, drawn_for, sampled, sums_of, why_nothing
 from memoire.pool.episode_inspection import copied, distribution_of
-from memoire.pool.episode_memory import ENTRY_OVERHEAD, MAX_DEFAULT_ENTRIES, EpisodeMemory, NamedMemory, Room
+from memoire.pool.episode_memory import ENTRY_OVERHEAD, MAX_DEFAULT_ENTRIES, ByteRoom, EpisodeMemory, NamedMemory
 from memoire.pool.readers import MAX_DRAWN
 from memoire.replay import dataset
 from memoire.replay.columns import Column
@@ -19,7 +19,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import CLIENT_COUNTS
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "reward": np.float32})
@@ -46,7 +46,7 @@ def episode_of(length: int, schema: Schema = SCHEMA) -> CheckedEpisode:
 
 
 def stored(*lengths: int, capacity: int = 20, parameters: Parameters | None = None) -> EpisodeMemory:
-    made = EpisodeMemory(Room(SCHEMA, capacity), parameters, 1 << 20, seed=1)
+    made = EpisodeMemory(ByteRoom(SCHEMA, capacity), parameters, 1 << 20, seed=1)
     for length in lengths:
         made.add(episode_of(length))
     return made
@@ -60,21 +60,23 @@ def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
 
 
 def test_room_is_as_many_entries_as_fit_or_as_were_asked_for() -> None:
-    assert Room(SCHEMA, 0).entries(7 * SIZE + 1) == 7 and Room(SCHEMA, 5).entries(7 * SIZE) == 5
+    assert ByteRoom(SCHEMA, 0).entries(7 * SIZE + 1) == 7 and ByteRoom(SCHEMA, 5).entries(7 * SIZE) == 5
     assert (
-        Room(SCHEMA, 0).entries(1 << 40) == MAX_DEFAULT_ENTRIES < Room(SCHEMA, 2 * MAX_DEFAULT_ENTRIES).entries(1 << 40)
+        ByteRoom(SCHEMA, 0).entries(1 << 40)
+        == MAX_DEFAULT_ENTRIES
+        < ByteRoom(SCHEMA, 2 * MAX_DEFAULT_ENTRIES).entries(1 << 40)
     )
-    assert (Room(SCHEMA, 0).least_bytes, Room(SCHEMA, 8).least_bytes) == (SIZE, 8 * SIZE)
+    assert (ByteRoom(SCHEMA, 0).least_bytes, ByteRoom(SCHEMA, 8).least_bytes) == (SIZE, 8 * SIZE)
     with pytest.raises(ParameterError, match=f"byte_limit must be at least {8 * SIZE} for 8 entries of {SIZE} bytes"):
-        Room(SCHEMA, 8).entries(8 * SIZE - 1)
+        ByteRoom(SCHEMA, 8).entries(8 * SIZE - 1)
 
 
 def test_half_of_the_bytes_are_for_values_of_ragged_columns_unless_a_capacity_says_otherwise() -> None:
-    room, size = Room(RAGGED, 0), Room(RAGGED, 0).entry_bytes
+    room, size = ByteRoom(RAGGED, 0), ByteRoom(RAGGED, 0).entry_bytes
     assert room.entries(10 * size) == 5 and room.value_bytes(5, 10 * size) == 5 * size
     assert room.entries(size) == 1 and room.value_bytes(1, size) == 1, "a limit of 0 bytes would be none"
-    assert Room(RAGGED, 9).entries(10 * size) == 9
-    assert Room(SCHEMA, 0).value_bytes(5, 10 * SIZE) == 0
+    assert ByteRoom(RAGGED, 9).entries(10 * size) == 9
+    assert ByteRoom(SCHEMA, 0).value_bytes(5, 10 * SIZE) == 0
 
 
 # What comes in
@@ -114,7 +116,7 @@ def test_names_of_episodes_that_have_left_are_forgotten() -> None:
 
 
 def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_another_name() -> None:
-    made = EpisodeMemory(Room(SCHEMA, 0), None, 20 * SIZE, seed=1)
+    made = EpisodeMemory(ByteRoom(SCHEMA, 0), None, 20 * SIZE, seed=1)
     for length in (8, 8, 2):
         made.add(episode_of(length))
     first = made.now
@@ -133,7 +135,7 @@ def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_ano
 
 
 def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
-    made = EpisodeMemory(Room(SCHEMA, 0), None, 20 * SIZE, seed=1)
+    made = EpisodeMemory(ByteRoom(SCHEMA, 0), None, 20 * SIZE, seed=1)
     kept = kept_of(stored(5, 6))
     for each in kept:
         made.put_back(each)
@@ -194,7 +196,7 @@ def test_a_reader_is_told_of_the_memory_as_of_one_client() -> None:
 
 def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     now = stored(5, 6).now
-    layout = layout_of(SCHEMA, now.memory.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, now.memory.parameters, ContainerKind.DRAWN)
     payload, drawn = drawn_for(now, counts_of(now.owner, 7), now=0.0, compression="none")
     assert drawn == 7 and unpack.check(payload, layout).samples == 7
     nothing = (None, 0)

@@ -22,7 +22,7 @@ from memoire.pool.draw import finish, plan
 from memoire.pool.episode_memory import ENTRY_OVERHEAD
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.readers import MAX_DRAWN
-from memoire.replay.batch import ID, Gathered
+from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -30,7 +30,7 @@ from memoire.replay.schema import Schema
 from memoire.wire import _bytes, messages, pack, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.pack import pack_episode
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 from netkit import in_thread, until
 
@@ -129,7 +129,7 @@ def played(parameters: Parameters | None = None, *, seed: int = 0, **options: An
     return made, actor.reference
 
 
-def alike(left: Gathered, right: Gathered) -> None:
+def alike(left: GatheredSamples, right: GatheredSamples) -> None:
     for side in ("prev", "next"):
         one, other = getattr(left, side), getattr(right, side)
         assert list(one) == list(other)
@@ -191,9 +191,11 @@ def test_only_what_changes_little_is_packed() -> None:
         facts = np.ones(50, np.float32), np.zeros(50, np.float32), np.zeros(50, np.int64)
         payload = pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
         assert [row.codec for row in unpack.table(payload) if row.column == 0] == [codec]
-        held = unpack.check(payload, layout_of(PLAIN, Parameters(), Kind.EPISODE))
+        held = unpack.check(payload, layout_of(PLAIN, Parameters(), ContainerKind.EPISODE))
         np.testing.assert_array_equal(
-            unpack.read_episode(held, layout_of(PLAIN, Parameters(), Kind.EPISODE)).columns["obs"].view(np.uint32),
+            unpack.read_episode(held, layout_of(PLAIN, Parameters(), ContainerKind.EPISODE))
+            .columns["obs"]
+            .view(np.uint32),
             arrays["obs"].view(np.uint32),
         )
 
@@ -321,7 +323,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
         assert refused(made, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
-    layout = layout_of(SCHEMA, Parameters(), Kind.EPISODE, final=True)
+    layout = layout_of(SCHEMA, Parameters(), ContainerKind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
         row = unpack.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
@@ -553,7 +555,7 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     assert planned is not None
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
-    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     held = unpack.check(payload, layout)
     drawn = finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
@@ -585,7 +587,7 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     planned = plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
     assert planned is not None
     counts = planned.counts[0].copy()
-    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
     while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
         seen += np.frombuffer(unpack.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
         with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
@@ -616,7 +618,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         pools.append(made)
         truth.append(values)
     expected = np.concatenate(truth).mean()
-    layout = layout_of(PLAIN, parameters, Kind.DRAWN)
+    layout = layout_of(PLAIN, parameters, ContainerKind.DRAWN)
     means = []
     for draw in range(300):
         planned = plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))

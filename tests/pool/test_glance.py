@@ -15,7 +15,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import Clock, name
 
@@ -107,7 +107,7 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
     assert (after.least, after.greatest) == (before.least + 7.0, before.greatest + 7.0)
     drawn = pool.get(8).gathered.age
     assert drawn.min() >= before.least + 7.0
-    layout = layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
+    layout = layout_of(SCHEMA, SETTINGS, ContainerKind.DRAWN)
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
     clock.now += 20.0

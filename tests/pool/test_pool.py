@@ -16,8 +16,8 @@ from memoire.pool.draw import finish, plan
 from memoire.replay.parameters import Parameters
 from memoire.wire import _bytes, _container, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import Head
-from memoire.wire.parts import ZERO_FRAME, Kind, Part
+from memoire.wire.pack import ContainerHead
+from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
 from poolkit import PLAIN, SCHEMA, Clock, made, name, pool_of
 
@@ -135,7 +135,7 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
             one = containers.make(
                 layout_of(SCHEMA, STACKED),
                 min(5, count - first),
-                head=Head(2, 10.0 * (i + 1), 50, 0.5),
+                head=ContainerHead(2, 10.0 * (i + 1), 50, 0.5),
                 replace={
                     Part.NUMBER: np.arange(first, min(first + 5, count)),
                     Part.WEIGHT: np.ones(min(5, count - first)),
@@ -619,7 +619,7 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
     chosen = plan(tables, samples, fraction)
     if chosen is None:
         return None
-    layout = layout_of(SCHEMA, pools[0].parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, pools[0].parameters, ContainerKind.DRAWN)
     helds = []
     for pool, counts in zip(pools, chosen.counts, strict=True):
         unpack_counts(counts.tobytes())
@@ -644,7 +644,7 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
     layout = layout_of(SCHEMA, parameters)
     for row, (ids, steps) in enumerate(zip(gathered.ids, gathered.steps, strict=True)):
         one = containers.make(
-            layout, 5, head=Head(parameters.multi_step, 1.0, 1, 0.5),
+            layout, 5, head=ContainerHead(parameters.multi_step, 1.0, 1, 0.5),
             replace={Part.NUMBER: np.arange(5), Part.WEIGHT: np.ones(5)},
         )  # fmt: skip
         j = int(ids["number"]) % 5
@@ -682,7 +682,7 @@ def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 100
     payload = pool.draw_counts(b"r" * 16, counts)
-    held = unpack.check(payload, layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    held = unpack.check(payload, layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
     assert held.samples == kept
     assert pool.draw_counts(b"r" * 16, counts) is None
     assert pool.stats().unused == 0
@@ -752,7 +752,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     counts = np.zeros(1, CLIENT_COUNTS)
     other = name(0) if name(1) in chosen.share else name(1)
     counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
-    layout = layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
         finish(chosen, [held], layout, PLAIN, 0, 0.4)
@@ -767,7 +767,7 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
     assert chosen is not None and chosen.share[name(1)] == 0.0
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
-    layout = layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     with pytest.raises(ProtocolError, match="not asked for"):
         finish(chosen, [unpack.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0, 0.4)
 
@@ -777,7 +777,7 @@ def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
     counts = np.zeros(3, CLIENT_COUNTS)
     counts["count"] = 5
-    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
     assert held.samples == (15 if reuse else 7)
 
 

@@ -13,7 +13,7 @@ from memoire.pool.caches import Pool
 from memoire.pool.draw import finish, plan
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 from poolkit import PLAIN, SCHEMA, Clock, held, name
 
 
@@ -75,7 +75,7 @@ def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     assert rows["reserved"].sum() == 5
     made = plan([rows], 5, 0.3)
     assert made is not None
-    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     drawn = unpack.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
     assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
 

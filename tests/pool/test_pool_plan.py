@@ -15,7 +15,7 @@ from memoire.pool.episodes import EpisodePool
 from memoire.replay.parameters import Parameters
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind
+from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from poolkit import PLAIN, SCHEMA, Clock, held, made, name
 
@@ -110,7 +110,7 @@ def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:
     for at, (who, count) in enumerate(wanted.items()):
         counts[at]["client"], counts[at]["count"] = np.frombuffer(who, "<u8"), count
     payload = pool.draw_counts(reader, counts, now=1.0)
-    return None if payload is None else unpack.check(payload, layout_of(SCHEMA, pool.parameters, Kind.DRAWN))
+    return None if payload is None else unpack.check(payload, layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN))
 
 
 walks = st.lists(
@@ -168,7 +168,7 @@ def test_a_batch_from_far_away_says_what_was_left_out():
     rows = pool.reserve(READERS[0], 100)
     chosen = plan([rows], 10, 0.5)
     assert chosen is not None
-    layout = layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     counts = {who["client"].tobytes(): int(who["count"]) for who in chosen.counts[0]}
     far = finish(chosen, [taken(pool, READERS[0], counts)], layout, PLAIN, 1, 1.0)
     pool.reserve(READERS[0], 0)

@@ -6,12 +6,12 @@ import time
 import pytest
 
 from memoire.errors import Closed
+from memoire.pool.pool_lock import PoolLock
 from memoire.pool.presence import EXPIRY_INTERVAL, Presence
-from memoire.pool.waiting import Waiter
 
 
 def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> None:
-    waiter = Waiter()
+    waiter = PoolLock()
     with waiter.lock:
         assert not waiter.wait(time.monotonic() - 1.0)
         assert waiter.wait(time.monotonic() + 60.0, at_most=0.0), "time is left, so the caller looks again"
@@ -19,7 +19,7 @@ def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> No
 
 
 def test_what_is_told_ends_a_wait_and_is_counted_also_where_nobody_waits() -> None:
-    waiter, ended = Waiter(), []
+    waiter, ended = PoolLock(), []
 
     def wait() -> None:
         with waiter.lock:
@@ -41,7 +41,7 @@ def test_what_is_told_ends_a_wait_and_is_counted_also_where_nobody_waits() -> No
 
 
 def test_a_closed_pool_says_so_to_those_who_ask_and_wakes_those_who_wait() -> None:
-    waiter = Waiter()
+    waiter = PoolLock()
     with waiter.lock:
         waiter.check_open()
         waiter.close()

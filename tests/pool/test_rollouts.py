@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
-from memoire.pool.rollout_queue import Take
+from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table
 from memoire.replay.columns import Column
@@ -49,7 +49,7 @@ def pushed(
 
 
 def take(pool: RolloutPool, steps: int, *, timeout: float = 0.0, **how: Any) -> Rollouts:
-    return pool.take(Take(steps, **how), timeout)
+    return pool.take(TakeRequest(steps, **how), timeout)
 
 
 def made(capacity: int = 100, **options: Any) -> RolloutPool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.net.lanes import Lane
+from memoire.net.send_queues import SendQueue
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
 from memoire.wire import messages
@@ -58,7 +58,7 @@ def test_clients_are_shared_out_evenly():
 @given(st.lists(st.one_of(st.integers(0, 60), st.none()), max_size=40))
 def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
     context = KeepingContext()
-    lane, kept, lost = Lane(100), [], []
+    lane, kept, lost = SendQueue(100), [], []
     for number, size in enumerate(steps):
         if size is None:
             continue

@@ -5,7 +5,7 @@ import pytest
 from memoire.errors import ProtocolError
 from memoire.models import model
 from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, MAX_HELD, ModelCache
-from memoire.proxy.requests import MAX_PENDING, Forward, Requests, Respond
+from memoire.proxy.requests import MAX_PENDING, AnswerRequest, ForwardRequest, Requests
 from memoire.proxy.router import SETTLE_INTERVAL, START_GRACE
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
@@ -42,7 +42,7 @@ class World:
 
 def chunk_of(step):
     """The chunk of a reply, whose envelope is the request's."""
-    assert isinstance(step, Respond) and step.frames[:2] == ADDRESS
+    assert isinstance(step, AnswerRequest) and step.frames[:2] == ADDRESS
     return parse(step.frames[2:])
 
 
@@ -54,7 +54,7 @@ def test_a_request_goes_to_the_server_that_it_names():
     world = World(first, second)
     for name, back in (("a", first), ("b", second)):
         asked = request(messages.Update(), home=name)
-        assert world.take(asked) == Forward(back, asked)
+        assert world.take(asked) == ForwardRequest(back, asked)
     assert world.counts.requests == 2 and world.counts.homeless == 0
 
 
@@ -67,7 +67,7 @@ def test_a_hello_for_nobody_goes_to_one_of_the_servers():
 def test_a_hello_for_a_server_that_has_gone_goes_to_another_one():
     world = World(Back("a"))
     asked = request(HELLO, home="gone")
-    assert world.take(asked) == Forward(world.router.backs[0], asked)
+    assert world.take(asked) == ForwardRequest(world.router.backs[0], asked)
 
 
 def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():
@@ -86,10 +86,10 @@ def test_a_hello_for_a_server_that_may_still_come_is_given_to_no_other_one():
     for seconds in (0.0, SETTLE_INTERVAL + 0.1, START_GRACE):
         assert world.take(asked, NOW + seconds) is None
     assert not world.requests.pending  # its client asks again
-    assert world.take(asked, NOW + START_GRACE + 0.1) == Forward(world.router.backs[0], asked)
+    assert world.take(asked, NOW + START_GRACE + 0.1) == ForwardRequest(world.router.backs[0], asked)
     late.names = ("x",)
     world.router.learn(late)
-    assert world.take(asked, NOW) == Forward(late, asked)
+    assert world.take(asked, NOW) == ForwardRequest(late, asked)
 
 
 # -------------------------------------------------------------------------------------------------- before servers
@@ -106,7 +106,7 @@ def test_a_hello_waits_until_servers_are_known_and_is_then_taken_again():
     late.names = ("a",)
     world.router.learn(late)
     assert list(world.requests.assignable(NOW)) == asked and not world.requests.pending
-    assert world.take(asked[0]) == Forward(late, asked[0])
+    assert world.take(asked[0]) == ForwardRequest(late, asked[0])
 
 
 def test_a_hello_that_waits_for_the_other_servers_does_so_for_a_while():
@@ -159,18 +159,18 @@ def test_a_model_that_is_neither_here_nor_on_its_way_is_asked_of_the_server():
     back = Back("a")
     world = World(back)
     asked = request(fetch(3), home="a")
-    assert world.take(asked) == Forward(back, asked)
+    assert world.take(asked) == ForwardRequest(back, asked)
     assert back.topics.announcements == [{"policy": 3}]  # the client has heard of it before this proxy has
     world.put(back, 3)
     older = request(fetch(2), home="a")
-    assert world.take(older) == Forward(back, older) and len(back.topics.announcements) == 1
+    assert world.take(older) == ForwardRequest(back, older) and len(back.topics.announcements) == 1
 
 
 def test_a_client_that_asks_for_any_version_has_heard_of_none():
     back = Back("a")
     world = World(back)
     asked = request(fetch(0), home="a")
-    assert world.take(asked) == Forward(back, asked) and not back.topics.announcements
+    assert world.take(asked) == ForwardRequest(back, asked) and not back.topics.announcements
 
 
 def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
@@ -178,8 +178,8 @@ def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
     world = World(first, second)
     world.put(first, 3)
     asked = request(fetch(3), home="b", run=OTHER)
-    assert world.take(asked) == Forward(second, asked) and not second.topics.announcements
-    assert isinstance(world.take(request(fetch(3), home="b", run=0)), Respond)  # any run will do
+    assert world.take(asked) == ForwardRequest(second, asked) and not second.topics.announcements
+    assert isinstance(world.take(request(fetch(3), home="b", run=0)), AnswerRequest)  # any run will do
 
 
 def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
@@ -195,7 +195,7 @@ def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
     assert world.cache.arrived(made) == [asked]
     assert bytes(chunk_of(world.requests.release(asked, NOW)).payload) == b"weights"
     assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [later] and world.cache.next_time() == float("inf")
-    assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == Forward(back, later)
+    assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == ForwardRequest(back, later)
 
 
 def test_a_request_for_a_version_that_is_no_longer_on_its_way_is_released_by_another_model():
@@ -226,7 +226,7 @@ def test_so_many_requests_are_held_and_no_more():
     world = World(back)
     back.topics.coming = {("policy", 3)}
     *held, last = [world.take(request(fetch(3), home="a", sequence=number)) for number in range(1, MAX_HELD + 2)]
-    assert held == [None] * MAX_HELD and isinstance(last, Forward)
+    assert held == [None] * MAX_HELD and isinstance(last, ForwardRequest)
 
 
 def test_a_request_whose_client_has_no_home_here_is_held_too():
@@ -245,7 +245,7 @@ def test_a_request_that_was_held_while_the_run_changed_is_asked_of_the_server():
     back.run = OTHER
     _, made = world.put(back, 3)
     assert world.cache.arrived(made) == [asked]
-    assert world.requests.release(asked, NOW) == Forward(back, asked)
+    assert world.requests.release(asked, NOW) == ForwardRequest(back, asked)
 
 
 def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():

@@ -4,7 +4,7 @@ import pytest
 
 from memoire.errors import SchemaMismatch
 from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, LEFT_OUT_TIMEOUT, Directory
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from memoire.wire.identity import name_hash
 from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
 
@@ -103,7 +103,7 @@ def test_news_name_the_server_that_answered_its_epoch_and_its_models():
 def test_other_parameters_are_news_and_the_same_ones_are_none():
     made = Directory(["tcp://a"], "reader", 0.0)
     told = welcome("a", parameters_version=1, table_name="t")
-    first = made.learn(made.addresses[0], Header(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
+    first = made.learn(made.addresses[0], MessageHeader(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
     assert made.terms is None and not made.agree(first.terms)  # the first ones change nothing
     assert (made.terms.table, made.terms.parameters_version, made.terms.parameters) == ("t", 1, PARAMETERS)
     assert not made.agree(first.terms)

@@ -5,12 +5,12 @@ import pytest
 
 from memoire.errors import MemoireTimeout
 from memoire.reader.feedback import MAX_FEEDBACK_SAMPLES, FeedbackRouter
-from memoire.reader.stock import clients_of
+from memoire.reader.server_stock import clients_of
 from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 from readerkit import SCHEMA, directory_of, message
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -30,7 +30,7 @@ def route(made, ids, **has):
 
 
 def numbers_in(piece):
-    layout = layout_of(SCHEMA, Parameters(), Kind.FEEDBACK)
+    layout = layout_of(SCHEMA, Parameters(), ContainerKind.FEEDBACK)
     held = unpack.check(piece.payload, layout)
     return np.frombuffer(held.part(Part.NUMBER), "<i8").tolist()
 

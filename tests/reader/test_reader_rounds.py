@@ -8,11 +8,11 @@ import pytest
 
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
-from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, Prefetch
-from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, Partition
+from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
+from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.messages import Draw, Standing, Sums
+from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import unpack_counts
 from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, refused, welcome
 
@@ -155,11 +155,11 @@ def test_a_round_that_a_server_gives_too_little_to_is_lost_and_the_next_one_is_w
 def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
     servers = {"a": PoolServer([1], parameters=LIMITED)}
     world = World(servers, batch_size=64, parameters=LIMITED)
-    servers["a"].standing = Standing(-200.0, False, 0, 200, 1.0, 100.0)
+    servers["a"].standing = ServerRate(-200.0, False, 0, 200, 1.0, 100.0)
     world.begin()
     world.answer()
     assert world.begin() == [] and world.rounds.waits_for
-    servers["a"].standing = Standing(0.0, False, 200, 200, 1.0, 100.0)
+    servers["a"].standing = ServerRate(0.0, False, 200, 200, 1.0, 100.0)
     world.now += RETRY_INTERVAL
     (ask,) = world.begin()
     assert ask.body.wanted == 64 and ask.body.band.surplus == -200.0
@@ -190,11 +190,11 @@ def test_learners_that_part_the_clients_begin_with_another_part_at_each_server()
 @pytest.mark.parametrize("given", [1, (1,), (0, 1, 2), ("0", 1), (0, True), (-1, 2), (2, 2), (0, 1 << 32)])
 def test_what_is_no_partition_is_refused(given):
     with pytest.raises(ParameterError, match="partition"):
-        Partition(given)
+        ClientPartition(given)
 
 
 def test_a_partition_may_be_a_list():
-    assert (Partition([1, 3]).part, Partition([1, 3]).of, Partition([1, 3]).at(2)) == (1, 3, 0)
+    assert (ClientPartition([1, 3]).part, ClientPartition([1, 3]).of, ClientPartition([1, 3]).at(2)) == (1, 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------- servers that are away
@@ -339,7 +339,7 @@ def test_nothing_is_drawn_before_the_table_is_known():
 
 @pytest.mark.parametrize(("batch_size", "ahead", "kept"), [(0, 2, 0), (32, 1, 64), (10, 3, 40)])
 def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_asked_for(batch_size, ahead, kept):
-    made = Prefetch(ahead)
+    made = BatchQueue(ahead)
     made.resize(batch_size)
     assert made.reserve == kept
 
@@ -347,7 +347,7 @@ def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_aske
 def test_a_queue_is_emptied_by_other_parameters_and_wants_nothing_once_it_is_closed():
     world = two()
     (drawn,) = world.run(1)
-    queue = Prefetch(2)
+    queue = BatchQueue(2)
     queue.resize(32)
     queue.put(drawn)
     assert len(queue) == 1 and queue.first() is drawn and queue.has_room
@@ -401,7 +401,7 @@ def test_a_learner_that_never_waits_has_no_more_ahead_than_it_asked_for():
 
 def test_a_number_of_batches_that_was_given_is_kept_however_long_a_learner_waits():
     world = plenty(batch_size=8, ahead=2)
-    world.prefetch = world.rounds._prefetch = Prefetch(2, may_grow=False)
+    world.prefetch = world.rounds._prefetch = BatchQueue(2, may_grow=False)
     world.prefetch.resize(8)
     assert max(len(found) for found in waiting(world)) == 2, "two rounds of one batch each"
     assert (world.prefetch.depth, world.prefetch.round) == (2, 1)
@@ -420,7 +420,7 @@ def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
 def test_large_batches_come_one_at_a_time_however_long_a_learner_waits():
     world = plenty(batch_size=8)
     found = waiting(world)
-    queue = Prefetch(1)
+    queue = BatchQueue(1)
     queue.resize(8)
     big = replace(found[0][0], gathered=copy(found[0][0].gathered)) if found[0] else replace(found[2][0])
     big.gathered.weight = np.zeros(MAX_AHEAD_BYTES, np.float32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.reader.stats import HandedOut, summed
+from memoire.reader.stats import DeliveredBatches, summed
 from readerkit import PoolServer, World
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -13,7 +13,7 @@ def test_counts_add_up_by_code():
 
 
 def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():
-    made = HandedOut()
+    made = DeliveredBatches()
     assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.freshness is None
     first, second = World({"a": PoolServer([1])}).run(2)
     made.look(first, {"policy": 3, "other": 1}, 10.0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.reader.directory import LEFT_OUT_TIMEOUT, Address, RemoteServer
-from memoire.reader.stock import NOTHING, Stock, clients_of
+from memoire.reader.server_stock import NOTHING, ServerStock, clients_of
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -28,7 +28,7 @@ def counts_of(counts):
 
 
 def stock():
-    return Stock(RemoteServer("a", Address("tcp://a"), 0.0))
+    return ServerStock(RemoteServer("a", Address("tcp://a"), 0.0))
 
 
 def test_samples_of_a_draw_that_is_on_its_way_are_not_there_for_the_next_one():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.replay.batch import ID, Batch, Gathered
+from memoire.replay.batch import ID, Batch, GatheredSamples
 from memoire.replay.schema import Schema
 
 B = 3
@@ -20,7 +20,7 @@ SCHEMA = Schema(
 )
 
 
-def gathered_for(schema: Schema, frame_stack: int = 1, next_columns: tuple[str, ...] = ()) -> Gathered:
+def gathered_for(schema: Schema, frame_stack: int = 1, next_columns: tuple[str, ...] = ()) -> GatheredSamples:
     def side(names: tuple[str, ...], start: int) -> dict[str, Any]:
         columns = {}
         for name in names:
@@ -30,7 +30,7 @@ def gathered_for(schema: Schema, frame_stack: int = 1, next_columns: tuple[str, 
         return columns
 
     reward = np.arange(B, dtype=np.float32) + 0.5
-    return Gathered(
+    return GatheredSamples(
         prev=side(schema.names, 0),
         next=side(schema.states + next_columns, 100),
         reward=reward,
@@ -43,7 +43,7 @@ def gathered_for(schema: Schema, frame_stack: int = 1, next_columns: tuple[str, 
     )
 
 
-def batch_for(gathered: Gathered, schema: Schema = SCHEMA, **options: Any) -> Batch:
+def batch_for(gathered: GatheredSamples, schema: Schema = SCHEMA, **options: Any) -> Batch:
     return Batch(schema, gathered, np.full(B, 0.25, np.float32), lambda ids, td: (ids, td), **options)
 
 

@@ -9,7 +9,7 @@ import pytest
 from memoire import _core
 from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError
 from memoire.replay.columns import Column
-from memoire.replay.entry_values import (
+from memoire.replay.entry_conversion import (
     check_out,
     check_whole,
     count_of,

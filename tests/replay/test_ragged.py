@@ -19,7 +19,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
-from memoire.replay.values import exact
+from memoire.replay.value_conversion import exact
 
 WIDTH = 7  # of the twin: no value is longer
 POINTS = Column(np.float32, (None, 3), "state")

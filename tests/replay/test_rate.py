@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
-from memoire.reader.balance import Balance
+from memoire.reader.rate_tracker import RateTracker
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.limiter import NO_LIMIT, STARVING_TIMEOUT, ClusterSurplus, ServerSurplus, check_batch
@@ -21,7 +21,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.replay.shared_limiter import SharedLimiter
-from memoire.wire.messages import Band, Standing
+from memoire.wire.messages import ClusterRate, ServerRate
 from poolkit import Clock
 
 numbers = itertools.count(1)
@@ -253,7 +253,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
     """What every life of every server told of itself adds up, whatever numbers its epochs have; what a life never told
     is lost with it. A server that begins anew has a band of its own until it is told of that of all.
     """
-    names, balance = ["a", "b"], Balance()
+    names, balance = ["a", "b"], RateTracker()
     parameters = Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=1e6)
     life = dict.fromkeys(names, 100)
     counts = {name: [0, 0] for name in names}  # inserted and drawn in this life
@@ -268,7 +268,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
         expected += news
         known[name] = inserted, drawn
         surplus = expected if told[name] else inserted * ratio - drawn
-        standing = Standing(surplus, told[name], inserted, drawn, ratio, 1e6)
+        standing = ServerRate(surplus, told[name], inserted, drawn, ratio, 1e6)
         balance.heard(name, life[name], standing, 50, 3)
         assert balance.why_not_draw(parameters, names, 1, 0) in ("", UNKNOWN)
         band = balance.band(name, names)
@@ -296,24 +296,24 @@ UNKNOWN = "waits for all servers to say how many entries were recorded"
 def test_a_balance_begins_with_what_was_known_of_all():
     """The reader is new, and one server was told of the band of all by a former one; the others speak for themselves."""
     parameters = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
-    balance = Balance()
-    balance.heard("a", 1, Standing(30.0, True, 40, 50, 2.0, 100.0), 50, 3)
+    balance = RateTracker()
+    balance.heard("a", 1, ServerRate(30.0, True, 40, 50, 2.0, 100.0), 50, 3)
     assert balance.why_not_draw(parameters, ["a", "b"], 1, 0) == UNKNOWN and balance.band("a", ["a", "b"]) is None
-    balance.heard("b", 1, Standing(4.0, False, 7, 10, 2.0, 100.0), 20, 1)
+    balance.heard("b", 1, ServerRate(4.0, False, 7, 10, 2.0, 100.0), 20, 1)
     assert balance.why_not_draw(parameters, ["a", "b"], 134, 0) == ""
     assert "drawing is 29 samples behind" in balance.why_not_draw(parameters, ["a", "b"], 130, 5)
     band = balance.band("a", ["a", "b"])
-    assert band == Band(34.0, 40, 50, 20, 4 / 6, 2.0, 100.0)
-    balance.heard("c", 9, Standing(6.0, False, 3, 0, 2.0, 100.0), 1, 1)  # it comes later
+    assert band == ClusterRate(34.0, 40, 50, 20, 4 / 6, 2.0, 100.0)
+    balance.heard("c", 9, ServerRate(6.0, False, 3, 0, 2.0, 100.0), 1, 1)  # it comes later
     assert balance.band("b", ["a", "b", "c"]).surplus == 40.0
-    balance.heard("d", 9, Standing(40.0, True, 3, 0, 2.0, 100.0), 1, 1)  # another reader has told it of all already
+    balance.heard("d", 9, ServerRate(40.0, True, 3, 0, 2.0, 100.0), 1, 1)  # another reader has told it of all already
     assert balance.band("b", ["a", "b", "c", "d"]).surplus == 40.0
     balance.heard("c", 9, None, 1, 1)
     assert balance.band("c", ["a", "b", "c"]) is None, "nothing is limited there any more"
     balance.reset()
     assert balance.band("a", ["a", "b"]) is None
-    told = {"a": Standing(30.0, True, 40, 50, 2.0, 100.0), "b": Standing(25.0, True, 9, 9, 2.0, 100.0)}
-    for name, standing in (told | {"c": Standing(4.0, False, 7, 10, 2.0, 100.0)}).items():
+    told = {"a": ServerRate(30.0, True, 40, 50, 2.0, 100.0), "b": ServerRate(25.0, True, 9, 9, 2.0, 100.0)}
+    for name, standing in (told | {"c": ServerRate(4.0, False, 7, 10, 2.0, 100.0)}).items():
         balance.heard(name, 1, standing, 50, 3)
     assert balance.why_not_draw(parameters, ["a", "b", "c"], 1, 0) == ""
     assert balance.band("a", ["a", "b", "c"]).surplus == 34.0, "what two were told is of all, and counts once"

@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from memoire import Buffer, Column, Schema
 from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
-from memoire.replay.episode_starts import PROOF, PROOF_AT_ONCE, Starts
 from memoire.replay.memory import Memory
+from memoire.replay.reset_check import PROOF, PROOF_AT_ONCE, ResetCheck
 from memoire.replay.writer import Writer
 
 # Environments that are stepped on
@@ -78,7 +78,7 @@ def test_a_forgotten_reset_is_refused_at_the_second_step_that_repeats_an_end(how
 def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
     env = GoesOn(5)
     buffer = buffer_for(env)
-    with caplog.at_level(logging.WARNING, "memoire.replay.episode_starts"), pytest.raises(EpisodeOver):
+    with caplog.at_level(logging.WARNING, "memoire.replay.reset_check"), pytest.raises(EpisodeOver):
         play(env, buffer.writer(env), 100, resets=False)
     assert len(buffer) == 5 * PROOF
     assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text
@@ -208,7 +208,7 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
     """Cells as digests, cut off at random places: only three coincidences in a row at unseen cells are refused."""
     random, refused = np.random.default_rng(0), 0
     for _ in range(2000):
-        starts = Starts()
+        starts = ResetCheck()
         for _ in range(100):
             final, first = random.integers(16, size=2).tolist()
             starts.ended(0, final, 8)
@@ -220,7 +220,7 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
 
 
 def test_a_start_is_judged_by_what_was_seen() -> None:
-    starts = Starts()
+    starts = ResetCheck()
     assert not starts.is_forgotten(0, 1, True) and starts.began(0, 1) == 0 and starts.awaited == ()
     starts.ended(0, 2, 9)
     assert starts.awaited == (0,)

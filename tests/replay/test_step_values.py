@@ -10,7 +10,7 @@ from memoire.errors import EntryError, FinalObservationMissing, NotFinite, Schem
 from memoire.replay.autoreset import final_observation
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.replay.step_values import StepValues
+from memoire.replay.step_converter import StepConverter
 
 SCHEMA = Schema(
     {
@@ -22,7 +22,7 @@ SCHEMA = Schema(
     }
 )
 NESTED = Schema({"obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (None,), "state")}})
-ONE, THREE = StepValues(SCHEMA, None), StepValues(SCHEMA, 3)
+ONE, THREE = StepConverter(SCHEMA, None), StepConverter(SCHEMA, 3)
 
 
 def given(**changes: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def given(**changes: Any) -> dict[str, Any]:
 
 def test_extras_are_the_columns_that_a_step_has_no_argument_for() -> None:
     assert (ONE.root, ONE.extras, ONE.nested) == ("obs", {"value", "logp"}, ())
-    assert StepValues(NESTED, 2).nested == ("obs",)
+    assert StepConverter(NESTED, 2).nested == ("obs",)
     ONE.check_extras({"value": 0.0, "logp": 0.0})
     with pytest.raises(EntryError, match="logp.*and 'logpp' is no column"):
         ONE.check_extras({"value": 0.0, "logpp": 0.0})
@@ -43,9 +43,9 @@ def test_extras_are_the_columns_that_a_step_has_no_argument_for() -> None:
 def test_a_schema_that_a_step_cannot_fill_is_refused() -> None:
     state = Column(np.float32, (), "state")
     with pytest.raises(SchemaError, match="has the states a, b"):
-        StepValues(Schema({"a": state, "b": state}), None)
+        StepConverter(Schema({"a": state, "b": state}), None)
     with pytest.raises(SchemaError, match="Writer.step has a parameter of this name"):
-        StepValues(Schema({"obs": state, "info": np.int64}), None)
+        StepConverter(Schema({"obs": state, "info": np.int64}), None)
 
 
 def test_values_of_several_environments_take_their_columns_form() -> None:
@@ -64,7 +64,7 @@ def test_values_of_one_environment_are_left_to_the_memory() -> None:
 
 
 def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() -> None:
-    two = StepValues(NESTED, 2)
+    two = StepConverter(NESTED, 2)
     obs = {"a": np.zeros((2, 2)), "b": [[1, 2], [3]]}
     leaves = two.values({"obs": obs}, None)
     assert leaves[0].shape == (2, 2) and leaves[1].lengths.tolist() == [2, 1]
@@ -96,7 +96,7 @@ def test_what_is_no_flag_is_refused(value: Any) -> None:
 
 
 def test_critics_estimates_are_there_for_a_value_column_alone() -> None:
-    assert THREE.bootstrap(None) == [None] * 3 and StepValues(NESTED, 2).bootstrap(5) == [None] * 2
+    assert THREE.bootstrap(None) == [None] * 3 and StepConverter(NESTED, 2).bootstrap(5) == [None] * 2
     assert THREE.bootstrap(np.array([[1], [2], [3]])).tolist() == [1.0, 2.0, 3.0]
     assert ONE.bootstrap(1.5).tolist() == [1.5]
 
@@ -123,7 +123,7 @@ def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     assert THREE.advice(np.zeros((3, 2)), flags, flags, flags, np.zeros((3, 2))) == ""
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
     assert ONE.advice(object(), 0, 0, 0, object()) == ""
-    assert StepValues(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
+    assert StepConverter(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
 
 
 def test_the_final_observation_is_found_in_any_gymnasium_s_info() -> None:

@@ -22,8 +22,10 @@ class Said:
     reports: dict[str, Any]
 
 
-def progress_of(*reports: dict[str, Any], learner: dict[str, Any] | None = None, seconds: float = 4.0) -> demo.Progress:
-    made = demo.Progress(goal=195.0)
+def progress_of(
+    *reports: dict[str, Any], learner: dict[str, Any] | None = None, seconds: float = 4.0
+) -> demo.ClusterProgress:
+    made = demo.ClusterProgress(goal=195.0)
     made.take(tuple(Said(one) for one in reports), learner or {}, seconds)  # type: ignore[arg-type]
     return made
 
@@ -110,7 +112,7 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_line_has_every_figure_that_a_learner_reports():
     now = [10.0]
-    meter = learner.Meter(lambda: now[0])
+    meter = learner.LearnerMeter(lambda: now[0])
     for age, error, waited in [(1.0, 0.5, 0.25), (3.0, 1.5, 0.75)]:
         meter.took(age, error, waited, 64)
     now[0] = 14.0

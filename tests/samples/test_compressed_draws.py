@@ -17,7 +17,7 @@ from memoire.replay.schema import Schema
 from memoire.server.learners import MAX_LEARNERS, Learners
 from memoire.wire import compression, messages, pack, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 
 SCHEMA = Schema(
     {
@@ -62,7 +62,7 @@ def pool_of(parameters: Parameters) -> Pool:
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
     chosen = pooled_draw.plan([made.reserve(READER, 40)], 40, 0.5)
-    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
     held = unpack.check(payload, layout)
     return pooled_draw.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
@@ -84,7 +84,7 @@ def test_samples_of_caches_are_the_same_however_they_travel(name: str) -> None:
 def windows(memory: Memory, compression: str) -> tuple[Any, Any, int]:
     """Numbers and states of samples that a table of episodes draws, and the bytes that crossed."""
     payload = pack.build_drawn(memory, READER, 30, now=0.0, compression=compression)
-    layout = layout_of(memory.schema, memory.parameters, Kind.DRAWN)
+    layout = layout_of(memory.schema, memory.parameters, ContainerKind.DRAWN)
     held = unpack.check(payload, layout)
     index = np.frombuffer(held.block(layout.bookkeeping(Part.PREV_INDEX)), "<u4")
     frames = np.frombuffer(held.block(layout.place(Part.FRAMES, "picture")), np.uint8).reshape(-1, 12, 12)

@@ -19,8 +19,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, pack, unpack
 from memoire.wire.compression import _COMPRESS
-from memoire.wire.layout import Layout, layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.layout import ContainerLayout, layout_of
+from memoire.wire.parts import ContainerKind, Part
 from memories import filled
 from netkit import pool_in, until
 
@@ -91,7 +91,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = memory_of(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
-    layouts = [layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
+    layouts = [layout_of(SCHEMA, parameters, kind) for kind in (ContainerKind.CACHE, ContainerKind.DRAWN)]
     client = next(iter(pool._queues.held))
     picks = pool._queues.held.take(layouts[0].core, b"reader", [(client, 25)], True)
     drawn = unpack.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
@@ -103,7 +103,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     same(gathered, memory.gather(gathered.ids["number"]))
 
 
-def lengths_block(layout: Layout, part: Part = Part.FRAMES_LENGTHS) -> int:
+def lengths_block(layout: ContainerLayout, part: Part = Part.FRAMES_LENGTHS) -> int:
     place = layout.place(part, "obs.cloud")
     assert place is not None
     return place
@@ -152,7 +152,7 @@ def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacke
     place = layout.place(Part.FRAMES, "obs")
     assert place is not None
     packed = {place: (1, _COMPRESS[1](zeros))}
-    made = pack.Container(layout, pack.Head(1, 1.0, 1, 0.5), 1, 2, packed=packed, elements={place: len(zeros)})
+    made = pack.Container(layout, pack.ContainerHead(1, 1.0, 1, 0.5), 1, 2, packed=packed, elements={place: len(zeros)})
     for part, value, dtype in ((Part.WEIGHT, 0.5, "<f8"), (Part.STEPS, 1, "<u4")):
         array = made.array(part, dtype)
         assert array is not None

@@ -17,7 +17,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import ZERO_FRAME, Kind, Part
+from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from netkit import until
 from sequencekit import SCHEMA, record
 
@@ -35,7 +35,7 @@ def pool_of(memory, samples, caches=1):
 def far_away(pool, samples):
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
-    layout = layout_of(pool.schema, pool.parameters, Kind.DRAWN)
+    layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
     payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0)
     return finish(chosen, [unpack.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
 

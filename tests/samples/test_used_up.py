@@ -13,7 +13,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Kind, Part
+from memoire.wire.parts import ContainerKind, Part
 from netkit import until
 from sequencekit import SCHEMA, record
 
@@ -75,7 +75,7 @@ def by_cache(memory: Memory, count: int) -> tuple[Any, Any]:
 
 
 def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
-    layout = layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, memory.parameters, ContainerKind.DRAWN)
     held = unpack.check(pack.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
     chance, population = (np.frombuffer(held.part(part), "<f8") for part in (Part.CHANCE, Part.POPULATION))
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
@@ -118,7 +118,7 @@ def far_away(pool: EpisodePool, samples: int) -> Any:
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
     assert chosen is not None
-    layout = layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN)
     drawn = unpack.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
     return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Guesses, Tokens, read_tokens
+from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
 from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
@@ -94,7 +94,7 @@ def test_nothing_is_no_token():
 
 def test_some_mistakes_are_free_and_then_each_costs_time():
     clock = Clock(1000.0)
-    guesses = Guesses(clock)
+    guesses = WrongTokens(clock)
     for _ in range(MAX_WRONG_TOKENS):
         assert guesses.wait("10.0.0.1") == 0.0
         guesses.wrong("10.0.0.1")
@@ -109,7 +109,7 @@ def test_some_mistakes_are_free_and_then_each_costs_time():
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():
-    guesses = Guesses(Clock(1000.0))
+    guesses = WrongTokens(Clock(1000.0))
     for last in range(MAX_WRONG_TOKENS):
         guesses.wrong(f"2001:db8::{last:x}")
     assert guesses.wait("2001:db8::ffff") > 0.0 and guesses.wait("2001:db8:0:1::1") == 0.0
@@ -119,7 +119,7 @@ def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_f
 
 
 def test_guessers_are_remembered_up_to_a_bound():
-    guesses = Guesses(Clock(1000.0))
+    guesses = WrongTokens(Clock(1000.0))
     addresses = [f"10.0.{number // 256}.{number % 256}" for number in range(MAX_ADDRESSES + 2)]
     for address in addresses:
         for _ in range(MAX_WRONG_TOKENS):

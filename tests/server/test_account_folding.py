@@ -5,7 +5,7 @@ import pytest
 
 from fake_store import Disk
 from memoire.limits import Limits
-from memoire.server.handlers.folding import WARN_INTERVAL, Folding
+from memoire.server.handlers.folding import WARN_INTERVAL, AccountFolder
 from memoire.wire.identity import NO_CLIENT
 from serverkit import ME, NOW, YOU, Ends, save, state_of, store_of
 
@@ -31,7 +31,7 @@ def ends():
 
 def folded(ends, now, **limits):
     """Clients in memory after a look at `now`."""
-    Folding(ends.state, ends.feedback, **limits).fold(now)
+    AccountFolder(ends.state, ends.feedback, **limits).fold(now)
     return {account.client for account in ends.state.ledger}
 
 
@@ -93,7 +93,7 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_it_is_on_disk(du
 
 
 def test_the_server_says_when_too_many_new_clients_have_come(ends):
-    made = Folding(ends.state, ends.feedback)
+    made = AccountFolder(ends.state, ends.feedback)
     for number in range(6):
         assert made.trouble(NOW) == made.warning(NOW) == ""
         ends.update(bytes([number + 1]) * 16, steps=1)

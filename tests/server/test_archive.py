@@ -27,14 +27,14 @@ from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.storage import snapshot
 from memoire.storage.snapshot_file import SnapshotFile
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from netkit import QUICK, SCHEMA, pool_in, record, until
 
 pytestmark = pytest.mark.slow
 
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
-HEADER = Header(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
+HEADER = MessageHeader(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
 def serving(cluster, clients=3, caches=4, **options):

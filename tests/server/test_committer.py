@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fake_store import Disk
-from memoire.accounting.journal import RunFacts
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.models.model import make
 from memoire.server.durability import Committer
 from memoire.server.reply import Reply
@@ -67,7 +67,7 @@ def test_an_account_is_unsaved_until_the_group_that_has_it_is_on_disk(state):
 def test_everything_that_changed_is_saved_in_one_group(state):
     committer = state.committer
     account = touched(state)
-    line = Entry(1, 1000.0, ME, messages.Line(number=1, time=0.0, label=7, text="x"))
+    line = LogEntry(1, 1000.0, ME, messages.Line(number=1, time=0.0, label=7, text="x"))
     model = make("t", b"x", 1)
     committer.add_lines("run", [line])
     committer.add_run(RunFacts("run", began=5.0))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fake_store import Disk
-from memoire.accounting.journal import RunFacts
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.errors import ParameterError
 from memoire.pool.tables import Table
 from memoire.server.durability import Committer

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from memoire.accounting.journal import RunFacts
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.clock import wall_clock
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import Limits

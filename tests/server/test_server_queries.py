@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.accounting.logbook import MAX_FOUND_LINES, Wanted
+from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
 from memoire.accounting.merge import key_of, merge
 from memoire.errors import ParameterError
 from memoire.limits import Limits
@@ -84,7 +84,7 @@ def test_totals_add_what_drained_servers_have_brought(served):
         lambda queries: queries.accounts("three"),
         lambda queries: queries.account_page("three", b"", 0.0, 10),
         lambda queries: queries.lines(0, 10, "three"),
-        lambda queries: queries.search(Wanted(), "three", most=1, newest_first=False),
+        lambda queries: queries.search(LineFilter(), "three", most=1, newest_first=False),
     ],
 )
 def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, ask):
@@ -157,7 +157,7 @@ def test_closed_episodes_come_with_their_client_and_from_a_number_on(served):
 def test_lines_in_memory_are_searched_from_either_end(served):
     served.log(ACTORS[0], "up", "down", "up\nagain")
     assert [entry.line.text for entry in served.queries.lines(1, 10, None)] == ["down", "up\nagain"]
-    wanted = Wanted(text="up")
+    wanted = LineFilter(text="up")
     found = served.queries.search(wanted, None, most=10, newest_first=True)
     assert [entry.line.text for entry in found] == ["up\\nagain", "up"]
     assert [entry.line.text for entry in served.queries.search(wanted, None, most=1, newest_first=False)] == ["up"]
@@ -165,7 +165,7 @@ def test_lines_in_memory_are_searched_from_either_end(served):
 
 def test_a_state_folder_searches_all_of_its_lines(served):
     folder = Folder()
-    queries, wanted = Queries(served.dispatcher, folder), Wanted(text="up")
+    queries, wanted = Queries(served.dispatcher, folder), LineFilter(text="up")
     assert queries.search(wanted, None, most=3, newest_first=True) == ["a line"]
     assert folder.asked == [("one", wanted, 3, True)]
 
@@ -173,7 +173,7 @@ def test_a_state_folder_searches_all_of_its_lines(served):
 @pytest.mark.parametrize("most", [0, MAX_FOUND_LINES + 1])
 def test_a_page_of_lines_has_bounds(served, most):
     with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
-        served.queries.search(Wanted(), None, most=most, newest_first=False)
+        served.queries.search(LineFilter(), None, most=most, newest_first=False)
 
 
 def figures(served):

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.journal import Group
+from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Dispatcher
-from memoire.server.io_saving import Saving
+from memoire.server.io_saving import ReplySaver
 from memoire.server.reply import Reply
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
@@ -69,7 +69,7 @@ def disk():
     """Saving with a folder that waits for the test, and what was sent."""
     folder, thread, sent = Folder(), Thread(), []
     dispatcher = dispatcher_of(folder)
-    saving = Saving(dispatcher, folder, thread)
+    saving = ReplySaver(dispatcher, folder, thread)
     saving.start()
     folder.save()  # what a server has to save when it begins
     return SimpleNamespace(folder=folder, thread=thread, sent=sent, dispatcher=dispatcher, saving=saving)
@@ -83,7 +83,7 @@ def dispatcher_of(folder=None):
 def test_without_a_folder_every_reply_leaves_at_once():
     sent = []
     dispatcher = dispatcher_of()
-    saving = Saving(dispatcher, None, Thread())
+    saving = ReplySaver(dispatcher, None, Thread())
     saving.start()
     dispatcher.send(HEADER, WAITING, sent.append)
     saving.close(1.0)
@@ -106,7 +106,7 @@ def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requ
 
 
 def test_a_group_that_nobody_waits_for_bothers_no_thread(disk):
-    disk.folder.done(Group())
+    disk.folder.done(SavedGroup())
     assert disk.thread.posted == []
 
 

@@ -18,7 +18,7 @@ import time
 from _kit import end, folder, say, table
 
 from history import ports
-from memoire.accounting.logbook import Wanted, format_line
+from memoire.accounting.logbook import LineFilter, format_line
 from memoire.cli.drain import drain
 from memoire.client.client import connect
 from memoire.limits import Limits
@@ -165,7 +165,7 @@ def lines_in(place, names):
         with Store(place / name) as store:
             for run in store.runs():
                 after = 0
-                while entries := store.search(run.name, Wanted(after=after), most=1000):
+                while entries := store.search(run.name, LineFilter(after=after), most=1000):
                     after = entries[-1].index
                     yield from (
                         format_line(0.0, entry.line.label, entry.line.text).split(",", 1)[1] for entry in entries

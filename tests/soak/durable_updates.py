@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 from _kit import ROOT, TESTS, end, folder, say, table
 
-from memoire.accounting.journal import Group
+from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.server import build
@@ -32,14 +32,14 @@ MODES = {"one commit for many": "group", "one commit for each": "single", "no st
 class OneByOne(Store):
     """Commits each account by itself and answers whoever waits for it, before the next."""
 
-    def _save(self, group: Group) -> bool:
-        rest = Group(lines=group.lines, runs=group.runs, models=group.models, settings=group.settings)
+    def _save(self, group: SavedGroup) -> bool:
+        rest = SavedGroup(lines=group.lines, runs=group.runs, models=group.models, settings=group.settings)
         saved = super()._save(rest)
         tickets = list(group.tickets)
         for entry in group.accounts:
-            saved = super()._save(Group(accounts=[entry])) and saved
+            saved = super()._save(SavedGroup(accounts=[entry])) and saved
             if tickets:
-                self._done(Group(tickets=[tickets.pop(0)]))
+                self._done(SavedGroup(tickets=[tickets.pop(0)]))
         group.tickets = tickets
         return saved
 

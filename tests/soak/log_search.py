@@ -10,8 +10,8 @@ import time
 
 from _kit import end, folder, say, table
 
-from memoire.accounting.journal import Group, RunFacts
-from memoire.accounting.logbook import Entry, Wanted
+from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.limits import Limits
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line
@@ -31,28 +31,28 @@ def main() -> int:
     clients = [n.to_bytes(16, "big") for n in range(300)]
     text = "episode {} of {} steps ended with a return of {:.2f}, and some words more to fill the line"
 
-    def entry(n: int) -> Entry:
-        return Entry(n, clients[n % 300], float(n), Line(n, float(n), n % 300, text.format(n, n % 997, n * 0.37)))
+    def entry(n: int) -> LogEntry:
+        return LogEntry(n, clients[n % 300], float(n), Line(n, float(n), n % 300, text.format(n, n % 997, n * 0.37)))
 
     rows, violations = [], []
     with folder() as place:
         store = Store(place / "state", "home", limits=Limits(log_bytes=1 << 30))
-        store.save(Group(runs=[RunFacts("run")]))
+        store.save(SavedGroup(runs=[RunFacts("run")]))
 
         def fill() -> None:
             for start in range(1, given.lines + 1, 5000):
                 ends = min(start + 5000, given.lines + 1)
-                store.save(Group(lines=[("run", entry(n)) for n in range(start, ends)]))
+                store.save(SavedGroup(lines=[("run", entry(n)) for n in range(start, ends)]))
 
         seconds, _ = timed(fill)
         rows.append((f"save {given.lines:,} lines", f"{seconds:.1f} s", f"{given.lines / seconds:,.0f} lines/s"))
         say(rows[-1])
         searches = {
-            "a text that is nowhere": (Wanted(text="nowhere"), 0),
-            "a text in the last line": (Wanted(text=f"episode {given.lines} of"), 1),
-            "a client that is nowhere": (Wanted(client=b"x" * 16), 0),
-            "the newest 100 of a client": (Wanted(client=clients[7]), 100),
-            "the last hundred seconds": (Wanted(since=given.lines - 99.0), 100),
+            "a text that is nowhere": (LineFilter(text="nowhere"), 0),
+            "a text in the last line": (LineFilter(text=f"episode {given.lines} of"), 1),
+            "a client that is nowhere": (LineFilter(client=b"x" * 16), 0),
+            "the newest 100 of a client": (LineFilter(client=clients[7]), 100),
+            "the last hundred seconds": (LineFilter(since=given.lines - 99.0), 100),
         }
         for name, (asked, expected) in searches.items():
             seconds, found = timed(

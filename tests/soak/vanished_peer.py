@@ -22,7 +22,7 @@ from memoire.net import resolver
 from memoire.net.channel import Channel
 from memoire.net.context import shared_context
 from memoire.net.poller import Poller
-from memoire.net.resolver import Names
+from memoire.net.resolver import NameResolver
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state")})
 PORT = 5560
@@ -100,7 +100,7 @@ def busy(addresses: network.Addresses) -> float:
 def moved(addresses: network.Addresses, dies: bool) -> float:
     """A name whose server dies, or vanishes, while another one stands where the name leads then."""
     book = {"service": [addresses["a"]]}
-    resolver._names = Names(lambda host: book[host])
+    resolver._names = NameResolver(lambda host: book[host])
     with served(addresses["a"], addresses["b"]) as (first, second), memoire.connect(f"tcp://service:{PORT}") as client:
         client.on_entries(1)
         client.update()

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from memoire.accounting.journal import RunFacts
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 import mutations
-from memoire.accounting.logbook import Wanted
+from memoire.accounting.logbook import LineFilter
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
@@ -100,7 +100,7 @@ def test_a_changed_line_is_found_when_it_is_read(folders, tmp_path):
     shutil.copytree(folders[2], tmp_path / "state")
     rows_of(tmp_path / "state", "UPDATE lines SET text = 'other' WHERE id & 1023 = 3")
     with Store(tmp_path / "state") as store:
-        assert len(store.search(RUN, Wanted(before=3))) == 2
+        assert len(store.search(RUN, LineFilter(before=3))) == 2
         with pytest.raises(StateCorrupt, match="log line 3 has a wrong checksum"):
             store.search(RUN, most=5)
 

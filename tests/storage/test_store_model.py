@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.accounting.journal import Group, RunFacts
-from memoire.accounting.logbook import Entry, Wanted, escape
+from memoire.accounting.logbook import LineFilter, LogEntry, escape
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
@@ -30,7 +30,7 @@ def logged(tmp_path_factory):
     lines = []
     for run in ("one", "two"):
         entries[run] = [
-            Entry(
+            LogEntry(
                 n,
                 CLIENTS[n * n % 5],
                 float(n // 3 if n % 7 else n // 4),
@@ -39,7 +39,7 @@ def logged(tmp_path_factory):
             for n in range(1, 151)
         ]
         lines += [(run, entry) for entry in entries[run]]
-    store.save(Group(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
+    store.save(SavedGroup(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
     yield Logged(store, entries)
     store.close()
 
@@ -53,7 +53,7 @@ class Logged:
 
 def slow_search(entries, wanted):
     return [
-        Entry(e.index, e.client, e.received, Line(e.line.number, e.line.time, e.line.label, escape(e.line.text)))
+        LogEntry(e.index, e.client, e.received, Line(e.line.number, e.line.time, e.line.label, escape(e.line.text)))
         for e in entries
         if upper(escape(wanted.text)) in upper(escape(e.line.text))
         and (wanted.client is None or e.client == wanted.client)
@@ -92,7 +92,7 @@ def maybe(values):
 def test_search_finds_what_a_slow_model_finds(
     logged, run, text, client, label, since, until, after, before, most, newest_first
 ):
-    wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
+    wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
     expected = slow_search(logged.entries.get(run, []), wanted)
     found = logged.store.search(run, wanted, most=most, newest_first=newest_first)
     assert found == (expected[::-1] if newest_first else expected)[:most]
@@ -123,7 +123,7 @@ class Model:
         kind, which, value = operation
         self.steps += 1
         run = f"run {self.steps % 2}"
-        group = Group(runs=[] if run in self.runs else [RunFacts(run)])
+        group = SavedGroup(runs=[] if run in self.runs else [RunFacts(run)])
         self.runs.setdefault(run, RunFacts(run))
         if kind == "account":
             made = account(CLIENTS[which], self.steps, value, rejected={"a": value} if value else {})
@@ -137,7 +137,7 @@ class Model:
                 client = CLIENTS[which]
                 number = self.through[run, client] = self.through.get((run, client), 0) + 1
                 index = len(self.lines.setdefault(run, [])) + 1
-                entry = Entry(index, client, float(self.steps), Line(number, 0.0, which, f"line {index}"))
+                entry = LogEntry(index, client, float(self.steps), Line(number, 0.0, which, f"line {index}"))
                 self.lines[run].append(entry)
                 group.lines.append((run, entry))
             made = self.accounts.get((run, client), account(client)).copy()

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from memoire.accounting.logbook import Wanted
+from memoire.accounting.logbook import LineFilter
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
 from memoire.storage.state_folder import Store
 from netkit import QUICK, until
@@ -63,7 +63,7 @@ def test_a_server_goes_on_where_it_ended(cluster, on_disk):
     client.log("after")
     client.update()
     assert server.total_episodes == 6
-    assert [entry.line.text for entry in on_disk.store.search(server.run, Wanted(text="after"))] == ["after"]
+    assert [entry.line.text for entry in on_disk.store.search(server.run, LineFilter(text="after"))] == ["after"]
 
 
 def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(cluster, on_disk):

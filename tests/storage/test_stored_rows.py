@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.accounting.journal import Group, RunFacts
-from memoire.accounting.logbook import Entry, Wanted
+from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.errors import StateCorrupt
 from memoire.storage import records
-from memoire.storage.records import META, MODEL, RUN, SEGMENT, WORD, Contents, Segment
-from memoire.storage.seal import SUMS, Seal
+from memoire.storage.records import META, MODEL, RUN, SEGMENT, WORD, LogSegment, StateContents
+from memoire.storage.seal import SUMS, RowsChecksum
 from memoire.storage.search import MAX_TEXT, condition
 from memoire.wire.messages import Line
 
@@ -23,7 +23,7 @@ sums = st.dictionaries(st.integers(0, 5), st.integers(0, (1 << 63) - 1), max_siz
 
 @given(st.lists(sums, max_size=5), st.sampled_from(["facts", "lines", "accounts"]))
 def test_a_seal_that_follows_every_change_is_the_sum_of_what_is_there(changes, what):
-    seal, there = Seal(), {}
+    seal, there = RowsChecksum(), {}
     for changed in changes:
         former = [there[key] for key in changed if key in there]
         seal = getattr(seal.next(), f"with_{what}")(former, list(changed.values()))
@@ -31,23 +31,23 @@ def test_a_seal_that_follows_every_change_is_the_sum_of_what_is_there(changes, w
         whole = sum(there.values()) if what == "accounts" else sum(there.values()) & SUMS
         assert (getattr(seal, what), getattr(seal, f"{what}_sum")) == (len(there), whole)
     seal = getattr(seal, f"with_{what}")(list(there.values()), ())
-    assert seal == Seal(generation=len(changes))
+    assert seal == RowsChecksum(generation=len(changes))
 
 
 def test_a_seal_comes_back_from_its_row():
-    seal = Seal(1, 2, SUMS, 4, 5, 6, 7)
-    assert Seal.unpack(seal.pack()) == seal
-    assert seal.without_lines() == Seal(1, 2, SUMS, 0, 0, 6, 7)
+    seal = RowsChecksum(1, 2, SUMS, 4, 5, 6, 7)
+    assert RowsChecksum.unpack(seal.pack()) == seal
+    assert seal.without_lines() == RowsChecksum(1, 2, SUMS, 0, 0, 6, 7)
     with pytest.raises(struct.error):
-        Seal.unpack(b"short")
+        RowsChecksum.unpack(b"short")
 
 
 def segment(number=3, name="ant-7.00000003.log"):
-    return Segment(number, 2, name, 10, 19, 400)
+    return LogSegment(number, 2, name, 10, 19, 400)
 
 
 def test_what_is_asked_for_often_follows_the_rows():
-    contents = Contents(PATH)
+    contents = StateContents(PATH)
     contents.apply(RUN, records.run_key(2), msgspec.msgpack.encode(RunFacts("ant/7", began=5.0)))
     contents.apply(META, b"count" + records.run_key(2), struct.pack(">Q", 19))
     contents.apply(META, b"epoch", b"\x01")
@@ -67,18 +67,18 @@ def test_what_is_asked_for_often_follows_the_rows():
 @pytest.mark.parametrize("name", ["../../x.00000001.log", "/x.00000001.log", "x.log", "x.0000001.log"])
 def test_no_row_has_a_file_elsewhere_written(name):
     with pytest.raises(StateCorrupt, match="cannot be called"):
-        Contents(PATH).apply(*segment(name=name).fact)
+        StateContents(PATH).apply(*segment(name=name).fact)
 
 
 def test_words_are_numbered_without_a_gap():
     with pytest.raises(StateCorrupt, match="a word is missing"):
-        Contents(PATH).apply(WORD, b"\x02", b"schema")
+        StateContents(PATH).apply(WORD, b"\x02", b"schema")
 
 
 def test_new_runs_get_the_next_number_and_lines_say_how_many_there_are():
     runs = {"former": 4}
-    lines = [("new", Entry(n, b"c" * 16, 1.0, Line(n, 0.0, 0, "text"))) for n in (1, 2)]
-    facts = records.pack_group(Group(runs=[RunFacts("new")], lines=lines, settings={"a": "b"}), runs)
+    lines = [("new", LogEntry(n, b"c" * 16, 1.0, Line(n, 0.0, 0, "text"))) for n in (1, 2)]
+    facts = records.pack_group(SavedGroup(runs=[RunFacts("new")], lines=lines, settings={"a": "b"}), runs)
     assert runs == {"former": 4, "new": 5}
     assert [kind for kind, _, _ in facts] == [RUN, META, records.SETTING]
     assert records.count_of(facts[1][2]) == 2
@@ -89,7 +89,7 @@ def test_new_runs_get_the_next_number_and_lines_say_how_many_there_are():
 
 
 def test_a_row_of_another_checksum_is_damage():
-    entry = Entry(7, b"c" * 16, 1.5, Line(3, 0.5, 2, "text"))
+    entry = LogEntry(7, b"c" * 16, 1.5, Line(3, 0.5, 2, "text"))
     row = records.line_row(2, entry)
     assert records.entry_of(row, PATH) == entry and row[0] == 2 << records.INDEX_BITS | 7
     with pytest.raises(StateCorrupt, match="log line 7 has a wrong checksum"):
@@ -106,14 +106,14 @@ def test_a_row_of_another_checksum_is_damage():
 
 def test_a_search_is_a_condition_of_all_that_is_wanted():
     base, last = 3 << records.INDEX_BITS, (1 << records.INDEX_BITS) - 1
-    assert condition(3, Wanted()) == ("id BETWEEN ? AND ?", [base | 1, base + last])
-    assert condition(3, Wanted(after=5, before=9))[1] == [base | 6, base + 8]
-    assert condition(3, Wanted(before=-7))[1] == [base | 1, base - 1], "below every line of the run"
-    where, values = condition(3, Wanted(client=b"c", label=0, since=1.0, until=2.0, text="50%_\\"))
+    assert condition(3, LineFilter()) == ("id BETWEEN ? AND ?", [base | 1, base + last])
+    assert condition(3, LineFilter(after=5, before=9))[1] == [base | 6, base + 8]
+    assert condition(3, LineFilter(before=-7))[1] == [base | 1, base - 1], "below every line of the run"
+    where, values = condition(3, LineFilter(client=b"c", label=0, since=1.0, until=2.0, text="50%_\\"))
     assert where.split(" AND ")[2:] == [
         "client = ?", "label = ?", "received >= ?", "received < ?", "text LIKE ? ESCAPE '\\'",
     ]  # fmt: skip
     assert values[2:6] == [b"c", 0, 1.0, 2.0] and values[6].startswith("%50\\%\\_\\\\")
-    for never in (Wanted(text="x" * (MAX_TEXT + 1)), Wanted(label=1 << 32), Wanted(label=-1)):
+    for never in (LineFilter(text="x" * (MAX_TEXT + 1)), LineFilter(label=1 << 32), LineFilter(label=-1)):
         assert condition(3, never) is None
-    assert condition(3, Wanted(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None
+    assert condition(3, LineFilter(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None

@@ -7,9 +7,9 @@ import numpy as np
 
 from memoire.wire import unpack
 from memoire.wire.compression import _COMPRESS
-from memoire.wire.layout import Layout
-from memoire.wire.pack import Container, Head
-from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, Extent, Kind, Part
+from memoire.wire.layout import ContainerLayout
+from memoire.wire.pack import Container, ContainerHead
+from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, RowCount
 
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
@@ -26,10 +26,10 @@ ENTRIES = 4
 class Made:
     """A container and, block by block, what is in it: (part, column name or None) -> array [rows, ...]."""
 
-    layout: Layout
+    layout: ContainerLayout
     payload: Any
     blocks: dict[tuple[Part, str | None], Any]
-    head: Head
+    head: ContainerHead
 
     def block(self, part: Part, name: str | None = None) -> Any:
         return self.blocks[part, name]
@@ -38,7 +38,9 @@ class Made:
         return unpack.check(self.payload, self.layout)
 
 
-def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames: int, owners: int, steps: int) -> Any:
+def _values(
+    rng: Any, form: Any, rows: int, samples: int, layout: ContainerLayout, frames: int, owners: int, steps: int
+) -> Any:
     part = form.part
     if part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX):
         most = ENTRIES if part is Part.ENTRY_INDEX else frames
@@ -75,26 +77,26 @@ def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames
 
 
 def make(
-    layout: Layout,
+    layout: ContainerLayout,
     samples: int = 8,
     *,
     seed: int = 0,
     frames: int = 5,
     owners: int = 2,
-    head: Head | None = None,
+    head: ContainerHead | None = None,
     codec: int = 0,
     replace: dict[Part, Any] | None = None,
 ) -> Made:
     """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
     frames = min(frames, 2 * samples * layout.frame_stack)
     rng = np.random.default_rng(seed)
-    steps = layout.length or (3 if layout.kind in (Kind.CACHE, Kind.DRAWN) else 1)
+    steps = layout.length or (3 if layout.kind in (ContainerKind.CACHE, ContainerKind.DRAWN) else 1)
     if head is None:
-        has_sums = layout.kind in (Kind.CACHE, Kind.SEQUENCES)
-        head = Head(steps, 1000.0 + seed, 500, 0.25, 7, 1e9) if has_sums else Head(steps)
+        has_sums = layout.kind in (ContainerKind.CACHE, ContainerKind.SEQUENCES)
+        head = ContainerHead(steps, 1000.0 + seed, 500, 0.25, 7, 1e9) if has_sums else ContainerHead(steps)
     counts = {
-        Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1,
-        Extent.PER_ENTRY: ENTRIES,
+        RowCount.PER_SAMPLE: samples, RowCount.PER_FRAME: frames, RowCount.PER_OWNER: owners, RowCount.SINGLE: 1,
+        RowCount.PER_ENTRY: ENTRIES,
     }  # fmt: skip
     blocks, packed = {}, {}
     lengths = {i: rng.integers(0, 4, counts[layout.blocks[i].extent]).astype("<u4") for i in layout.ragged}
@@ -111,7 +113,7 @@ def make(
         if name is None and replace and form.part in replace:
             values = np.asarray(replace[form.part]).astype(DTYPES[form.part]).reshape(values.shape)
         blocks[form.part, name] = values
-        if codec and form.extent is Extent.PER_FRAME and form.row_bytes and i not in of_values:
+        if codec and form.extent is RowCount.PER_FRAME and form.row_bytes and i not in of_values:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             packed[i] = (codec, _COMPRESS[codec](raw))
     made = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)

@@ -9,10 +9,10 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from memoire.accounting.journal import Group
 from memoire.accounting.kept_accounts import StoredAccounts
-from memoire.accounting.packing import NumberedTexts, Packing
+from memoire.accounting.packing import AccountPacker, NumberedTexts
 from memoire.accounting.runs import FolderStats
+from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.storage.records import LAST, pack_accounts
 from memoire.wire.identity import name_hash
 
@@ -34,9 +34,9 @@ class Disk:
         self.is_full = False  # the store knows it, and says so
         self.error = None  # of the next save, for ever
 
-    def save(self, group: Group):
+    def save(self, group: SavedGroup):
         names = {run: run for run, _ in (*group.accounts, *group.inherited)}
-        packing = Packing(self.home, self.words)
+        packing = AccountPacker(self.home, self.words)
         self.accounts |= pack_accounts(group, names, packing, lambda run, key: self.accounts.get((run, key)))
         for run, entry in group.lines:
             self.lines.setdefault(run, []).append(entry)
@@ -66,7 +66,7 @@ class DiskReader:
 
 
 class MemoryStore:
-    """`memoire.accounting.runs.Keeper` on a `Disk`."""
+    """`memoire.accounting.runs.StateStore` on a `Disk`."""
 
     def __init__(self, disk, name="home"):
         self.disk, self.name, self.folder = disk, name, disk.folder
@@ -84,7 +84,7 @@ class MemoryStore:
         return sorted(self.disk.runs.values(), key=lambda facts: facts.began)
 
     def accounts(self, run):
-        return StoredAccounts(Packing(self.disk.home, self.disk.words), DiskReader(self.disk, run))
+        return StoredAccounts(AccountPacker(self.disk.home, self.disk.words), DiskReader(self.disk, run))
 
     def line_count(self, run):
         return len(self.disk.lines.get(run, []))

@@ -2,7 +2,7 @@
 
 from memoire.limits import Limits
 from memoire.storage.rotating_log import text_of
-from memoire.storage.snapshot_file import Counts, End, SnapshotFile
+from memoire.storage.snapshot_file import Counts, EndRecord, SnapshotFile
 from memoire.storage.state_folder import Store
 from statekit import CLIENTS, RUN, lines_through, own_accounts, text_of_log
 
@@ -10,7 +10,7 @@ from statekit import CLIENTS, RUN, lines_through, own_accounts, text_of_log
 def check_state(folder, acknowledged):
     if (kept := folder / "memory.snapshot").exists():
         with SnapshotFile(kept) as file:
-            assert not file.verify() and file.end == End(tables=[Counts(clients=1)])
+            assert not file.verify() and file.end == EndRecord(tables=[Counts(clients=1)])
     with Store(folder, "home", limits=Limits(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
         assert acknowledged <= step <= acknowledged + 1

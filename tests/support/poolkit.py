@@ -10,7 +10,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import Head
+from memoire.wire.pack import ContainerHead
 from memoire.wire.parts import Part
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
@@ -32,7 +32,7 @@ def cache_of(
 ) -> Any:
     """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.ones(samples)}
-    head = Head(parameters.multi_step, total, 50, 0.5)
+    head = ContainerHead(parameters.multi_step, total, 50, 0.5)
     layout = layout_of(SCHEMA, parameters)
     return containers.make(layout, samples, seed=seed, head=head, replace=replace).held()
 
@@ -57,7 +57,7 @@ def made(
     """A held cache of numbered samples."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
     layout = layout_of(SCHEMA, parameters)
-    head = Head(parameters.multi_step, total, positives, minimum)
+    head = ContainerHead(parameters.multi_step, total, positives, minimum)
     one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
         place = layout.place(Part.PREV, "action")
@@ -85,5 +85,5 @@ def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weig
         Part.AGE: np.asarray(ages, np.float32),
         Part.MODEL: np.asarray(models, np.int64),
     }
-    facts = Head(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
+    facts = ContainerHead(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
     return containers.make(layout, count, head=facts, replace=replace).held()

@@ -6,7 +6,7 @@ from memoire.proxy.router import Router
 from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import OPEN
 from memoire.wire import messages
-from memoire.wire.frames import Header, encode, parse_header
+from memoire.wire.frames import MessageHeader, encode, parse_header
 from memoire.wire.identity import name_hash
 
 LIMITS = Limits()
@@ -45,7 +45,7 @@ class Back(Backend):
 
 
 def header(body, run=RUN, home=0, client=b"c" * 16, sequence=1):
-    return Header(body.type, 0, client, run, home, sequence, 0, 0, 0)
+    return MessageHeader(body.type, 0, client, run, home, sequence, 0, 0, 0)
 
 
 def welcome(name="a", **facts):

@@ -9,13 +9,13 @@ from memoire.errors import Refused
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.reader.directory import Directory
-from memoire.reader.prefetch import Prefetch
-from memoire.reader.rounds import Partition, Rounds
+from memoire.reader.prefetch import BatchQueue
+from memoire.reader.rounds import ClientPartition, Rounds
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages, pack, unpack
-from memoire.wire.frames import Header, Message
+from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import unpack_counts
 
@@ -28,7 +28,7 @@ READER = b"r" * 16
 
 def message(body, run=RUN, payload=None):
     """A message as it is parsed."""
-    header = Header(body.type, 0, READER, run, 0, 1, 0, 0, 0)
+    header = MessageHeader(body.type, 0, READER, run, 0, 1, 0, 0, 0)
     return Message(header, body, payload)
 
 
@@ -98,10 +98,10 @@ class World:
         self.directory = Directory(["tcp://a"], "reader", 0.0)
         names = list(self.servers)
         learn(self.directory, welcome(names[0], names, parameters=parameters))
-        self.prefetch = Prefetch(ahead)
+        self.prefetch = BatchQueue(ahead)
         self.prefetch.resize(batch_size)
         facts = {"limits": Limits(), "numbers": itertools.count(1), "rng": random.Random(seed)}
-        self.rounds = Rounds(self.directory, self.prefetch, Partition(partition), **facts)
+        self.rounds = Rounds(self.directory, self.prefetch, ClientPartition(partition), **facts)
         self.open = []
 
     def begin(self):

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from memoire.accounting.account import Account
-from memoire.accounting.journal import Journal, RunFacts
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
+from memoire.accounting.unsaved_changes import RunFacts, UnsavedChanges
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line, Update
@@ -49,7 +49,7 @@ class Keeper:
 
     def __init__(self, folder, name="home", *, run=RUN, begin=True, **options):
         self.store = Store(folder, name, **options)
-        self.journal, self.lock = Journal(), threading.Lock()
+        self.journal, self.lock = UnsavedChanges(), threading.Lock()
         self.acknowledged, self.failures = [], []
         self.run = run
         self.known = {account.client: account for account in own_accounts(self.store, run)}
@@ -100,7 +100,7 @@ class Keeper:
             if number > self.through(client):
                 self.known.setdefault(client, account(client)).lines_through = number
                 self.count += 1
-                yield Entry(self.count, client, float(self.count), Line(number, 0.5, client[0], text))
+                yield LogEntry(self.count, client, float(self.count), Line(number, 0.5, client[0], text))
 
     def through(self, client):
         return self.known[client].lines_through if client in self.known else 0

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from memoire.accounting.journal import RunFacts
+from memoire.accounting.unsaved_changes import RunFacts
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.storage import snapshot_file

@@ -180,7 +180,7 @@ def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):
     victim.write_text("precious")
     rows = state_file._template()
     place = next(i for i, (kind, _, _) in enumerate(rows) if kind == records.SEGMENT)
-    segment = msgspec.msgpack.decode(rows[place][2], type=records.Segment)
+    segment = msgspec.msgpack.decode(rows[place][2], type=records.LogSegment)
     for name in ("../../victim.00000001.log", "/" + "x" * 10, str(victim), "log\0.00000001.log"):
         body = msgspec.msgpack.encode(replace(segment, name=name))
         assert state_file.one(bytes([place]) + body) == "refused"

@@ -23,8 +23,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, compression, pack, unpack
 from memoire.wire.compression import _COMPRESS, codecs
-from memoire.wire.layout import Layout, layout_of, usual_bytes
-from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, Kind, Part
+from memoire.wire.layout import ContainerLayout, layout_of, usual_bytes
+from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, ContainerKind, Part
 from memories import filled
 
 SCHEMA = Schema(
@@ -39,16 +39,16 @@ SCHEMA = Schema(
 STACKED = Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero")
 ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
 SEQUENCES = Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, burn_in=2, start="zero")
-KINDS = (Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK)
+KINDS = (ContainerKind.CACHE, ContainerKind.DRAWN, ContainerKind.EPISODE, ContainerKind.FEEDBACK)
 GOLDEN = {
-    "cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK,
-    "sequences": Kind.CACHE, "drawn_sequences": Kind.DRAWN,
-    "ragged": Kind.CACHE, "ragged_drawn": Kind.DRAWN, "ragged_episode": Kind.EPISODE, "ragged_sequences": Kind.CACHE,
+    "cache": ContainerKind.CACHE, "drawn": ContainerKind.DRAWN, "episode": ContainerKind.EPISODE, "feedback": ContainerKind.FEEDBACK,
+    "sequences": ContainerKind.CACHE, "drawn_sequences": ContainerKind.DRAWN,
+    "ragged": ContainerKind.CACHE, "ragged_drawn": ContainerKind.DRAWN, "ragged_episode": ContainerKind.EPISODE, "ragged_sequences": ContainerKind.CACHE,
 }  # fmt: skip
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 
-def golden(name: str) -> tuple[bytes, Layout]:
+def golden(name: str) -> tuple[bytes, ContainerLayout]:
     data = (VECTORS / f"{name}.payload").read_bytes()
     return data, layout_of(*golden_settings(name), GOLDEN[name], final=True)
 
@@ -61,7 +61,7 @@ def golden_settings(name: str) -> tuple[Schema, Parameters]:
     return make_vectors.RAGGED if "ragged" in name else make_vectors.SCHEMA, parameters
 
 
-def refused(payload: Any, layout: Layout, limits: Limits | None = None, **options: Any) -> str:
+def refused(payload: Any, layout: ContainerLayout, limits: Limits | None = None, **options: Any) -> str:
     try:
         unpack.check(payload, layout, limits or Limits(), **options)
     except ProtocolError as problem:
@@ -82,7 +82,7 @@ def memory_of(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: 
     return filled(memory, entry, episodes=episodes, length=steps, model_version=3, **ends)
 
 
-def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None:
+def same(left: batch.GatheredSamples, right: batch.GatheredSamples, ids: bool = False) -> None:
     for side in ("prev", "next"):
         one, other = getattr(left, side), getattr(right, side)
         assert list(one) == list(other)
@@ -165,16 +165,16 @@ def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> N
 
 def test_blocks_take_just_their_bytes() -> None:
     layout = layout_of(SCHEMA, Parameters())
-    made = pack.Container(layout, pack.Head(), 4, 4)
+    made = pack.Container(layout, pack.ContainerHead(), 4, 4)
     with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
         made.fill(Part.NUMBER, np.zeros(5, np.int64))
     with pytest.raises(IndexError):
         made.fill_blocks({99: np.zeros(4)})
     with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
-        pack.Container(layout, pack.Head(), 2**32)
+        pack.Container(layout, pack.ContainerHead(), 2**32)
     large = Schema({"state": (np.uint8, (1 << 25,))})
     with pytest.raises(MemoryError, match="a container of 144115"):
-        pack.Container(layout_of(large, Parameters()), pack.Head(), 1, 2**32 - 1)
+        pack.Container(layout_of(large, Parameters()), pack.ContainerHead(), 1, 2**32 - 1)
 
 
 def test_an_empty_memory_builds_no_cache() -> None:
@@ -234,7 +234,7 @@ def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
-def test_containers_of_every_kind_hold_what_was_put_in(kind: Kind, parameters: Parameters) -> None:
+def test_containers_of_every_kind_hold_what_was_put_in(kind: ContainerKind, parameters: Parameters) -> None:
     layout = layout_of(SCHEMA, parameters, kind, final=True)
     made = containers.make(layout, 9, seed=4)
     held = made.held()
@@ -333,7 +333,7 @@ def test_values_outside_their_range_are_refused(what: str) -> None:
     ],
 )
 def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, code: str) -> None:
-    layout = layout_of(SCHEMA, STACKED, Kind.DRAWN)
+    layout = layout_of(SCHEMA, STACKED, ContainerKind.DRAWN)
     values = np.array(containers.make(layout, 6).block(part))
     values[3] = value
     assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
@@ -403,7 +403,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     layout = layout_of(schema, Parameters())
     big = np.zeros((1, 40 << 20), np.uint8)
     packed = {len(layout.blocks) - 1: (codec, _COMPRESS[codec](big[0]))}
-    form = pack.Container(layout, pack.Head(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    form = pack.Container(layout, pack.ContainerHead(1, 1.0, 1, 0.5), 20, 40, packed=packed)
     for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
         array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
         assert array is not None
@@ -479,7 +479,7 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     at %= len(data)
     room = bytearray(data)
     room[at : at + len(patch)] = patch[: len(data) - at]
-    if refused(room, layout) == "" and layout.kind in (Kind.CACHE, Kind.SEQUENCES):
+    if refused(room, layout) == "" and layout.kind in (ContainerKind.CACHE, ContainerKind.SEQUENCES):
         pool = Pool(*golden_settings(name), seed=0)
         pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
         picks = pool.get(2)  # whatever is accepted can be gathered
@@ -525,7 +525,7 @@ def test_the_page_names_every_part_and_kind() -> None:
         assert any(
             f"{part.value}" in line.split("|")[1] and part.name in line for line in page.splitlines() if "|" in line
         )
-    for kind in Kind:
+    for kind in ContainerKind:
         assert kind.name in page
 
 

@@ -115,8 +115,8 @@ FIELDS = {
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
     "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size PUBLISH.offset PUBLISH.version PUBLISHED.received "
     "PUBLISHED.version SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
-    "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries Standing.inserted Standing.drawn Band.inserted "
-    "Band.drawn Band.entries Line.number Ended.number Ended.length",
+    "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries ServerRate.inserted ServerRate.drawn ClusterRate.inserted "
+    "ClusterRate.drawn ClusterRate.entries Line.number Ended.number Ended.length",
     "8 names": "HELLO.codecs WELCOME.codecs",
     "64 floats": "HELLO.scalars UPDATE.scalars",
     "32 floats": "HELLO.figures",
@@ -134,12 +134,12 @@ FIELDS = {
     "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ACCOUNTS.finished ACCOUNTS.durable "
-    "ACCOUNTS.more INHERIT.finished Standing.is_told",
+    "ACCOUNTS.more INHERIT.finished ServerRate.is_told",
     "bool or nothing": "EPISODE.terminated",
-    "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier Standing.ratio Standing.tolerance Band.ratio "
-    "Band.tolerance",
-    "signed": "Standing.surplus Band.surplus",
-    "share": "Band.share",
+    "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier ServerRate.ratio ServerRate.tolerance ClusterRate.ratio "
+    "ClusterRate.tolerance",
+    "signed": "ServerRate.surplus ClusterRate.surplus",
+    "share": "ClusterRate.share",
     "seconds": "UPDATED.time ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
     "4096 lines": "UPDATE.lines",
     "4096 ended": "UPDATE.ended",
@@ -160,11 +160,11 @@ FIELDS = {
 OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
     "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing"  # fmt: skip
 """Fields that have tests of their own, below."""
-PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "Standing": ("SUMMED", "standing"),
-          "Band": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
+PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
+          "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
 """Where a part is found in a message."""
 VECTOR = {body.type.name: name for name, (body, _) in sorted(BODIES.items(), reverse=True)}
-PARTS = [messages.Standing, messages.Band, messages.Line, messages.Ended, messages.Endpoints]
+PARTS = [messages.ServerRate, messages.ClusterRate, messages.Line, messages.Ended, messages.Endpoints]
 
 
 def test_every_field_has_a_kind():

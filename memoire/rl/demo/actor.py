@@ -16,7 +16,7 @@ import numpy as np
 
 from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
-from memoire.nodes.environments import make_envs, sizes
+from memoire.nodes.gym_environments import make_envs, sizes
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.replay.writer import Writer

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
 from memoire.nodes.child import Child
-from memoire.nodes.environments import make_envs, sizes
+from memoire.nodes.gym_environments import make_envs, sizes
 from memoire.nodes.launcher import Launcher
-from memoire.nodes.local_cluster import Local, Nodes
+from memoire.nodes.local_cluster import LocalCluster, Nodes
 from memoire.nodes.local_run import LocalRun
 from memoire.replay.schema import Schema
 
@@ -69,7 +69,7 @@ class Options:
 
 
 @dataclass
-class Progress:
+class ClusterProgress:
     """How the cluster fares, put together from what its processes reported."""
 
     seconds: float = 0.0
@@ -162,10 +162,10 @@ def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]
     return clients
 
 
-class Display(Protocol):
+class ProgressDisplay(Protocol):
     """Where progress is shown."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ClusterProgress) -> None:
         """Show how things stand now."""
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Lines:
         self._next = 0.0
         self._hint_at = HINT_INTERVAL
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ClusterProgress) -> None:
         """A line, if it is time for one."""
         if progress.seconds >= self._next:
             self._next = progress.seconds + PRINT_INTERVAL
@@ -206,7 +206,7 @@ class Panel:
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ClusterProgress) -> None:
         """Draw the table anew."""
         from rich.console import Group
         from rich.table import Table
@@ -224,7 +224,7 @@ class Panel:
         self._live.stop()
 
 
-def display(title: str) -> Display:
+def display(title: str) -> ProgressDisplay:
     """A table on a terminal (with rich), lines elsewhere."""
     if sys.stdout.isatty():
         try:
@@ -250,7 +250,7 @@ class Demo:
         finally:
             envs.close()
         goal = options.goal if options.goal is not None else GOALS.get(options.env, threshold)
-        self.progress = Progress(goal=goal)
+        self.progress = ClusterProgress(goal=goal)
         self.solved_return: float | None = None
         self.stopped_by: int | None = None
         self.own_counts: dict[str, dict[str, Any]] = {}
@@ -320,7 +320,7 @@ class Demo:
         launcher.supervise([learner, *actors])
         return [learner, *actors]
 
-    def _watch(self, run: LocalRun, cluster: Local, workers: list[Child]) -> None:
+    def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
         """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
         shown = display(
             f"memoire demo: {self.options.env}, {len(cluster.servers)} servers, {len(cluster.proxies)} proxies, "
@@ -344,7 +344,7 @@ class Demo:
     def _is_solved(self) -> bool:
         return self.progress.solved_after is not None
 
-    def _finish(self, launcher: Launcher, cluster: Local, workers: list[Child]) -> bool:
+    def _finish(self, launcher: Launcher, cluster: LocalCluster, workers: list[Child]) -> bool:
         """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
 
         False when that did not work out, or when a signal asked for a quick end.
@@ -394,7 +394,7 @@ class Demo:
         return 0 if is_good else 1
 
 
-def summary(progress: Progress) -> list[str]:
+def summary(progress: ClusterProgress) -> list[str]:
     """Totals of the cluster, and each client's share of them, as lines of text."""
     learner = progress.learner
     lines = [
@@ -410,7 +410,7 @@ def summary(progress: Progress) -> list[str]:
     ]
 
 
-def differences(progress: Progress, own: dict[str, dict[str, Any]]) -> list[str]:
+def differences(progress: ClusterProgress, own: dict[str, dict[str, Any]]) -> list[str]:
     """Where the cluster's totals, its clients' counts and what the actors counted themselves differ."""
     totals = {"steps": progress.steps, "episodes": progress.episodes, "caches": progress.caches}
     found = []

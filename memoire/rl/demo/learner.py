@@ -34,7 +34,7 @@ STARVED_TIMEOUT = 120.0
 """Seconds without a batch after which the learner gives up, unless it is told otherwise."""
 
 
-class Meter:
+class LearnerMeter:
     """What a launcher shows of the learner: counts since the start, and shares of the time since the last report.
 
     Args:
@@ -96,7 +96,7 @@ def learn(
     ):
         pages.show(reader)
         inputs = math.prod(reader.schema["obs"].shape)
-        learner, meter = DoubleQ(inputs, actions, seed=seed), Meter()
+        learner, meter = DoubleQ(inputs, actions, seed=seed), LearnerMeter()
         if checkpoint is not None and checkpoint.exists():
             learner.network.load(checkpoint.read_bytes())
         version = reader.publish(POLICY, learner.network.to_bytes())

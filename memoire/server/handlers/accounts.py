@@ -13,7 +13,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from memoire.wire.rows import unpack_accounts
 
 MAX_RUNS = 1024
@@ -46,7 +46,7 @@ class AccountsHandler:
         # Accounts in memory when somebody began to read them, by reader and run.
         self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
 
-    def page(self, now: float, header: Header, body: messages.Ledger, _: Any) -> Reply:
+    def page(self, now: float, header: MessageHeader, body: messages.Ledger, _: Any) -> Reply:
         """A page of a run's accounts, and what there is to say of the run."""
         state = self._state
         run = state.runs.named(body.run) if body.run else state.run
@@ -92,7 +92,7 @@ class AccountsHandler:
         begin = first - 1 - (count - len(kept))
         return self._state.run.name, first, list(itertools.islice(kept, begin, begin + most))
 
-    def bring(self, now: float, _: Header, body: messages.Inherit, payload: Any) -> Reply:
+    def bring(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
         """Keep what a drained server has counted."""
         rows = merge(unpack_accounts(body.accounts))
         run = self.inherit(body.run_name, body.finished, rows, now)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memoire.accounting.account import Account, sums_of
-from memoire.accounting.logbook import Entry
+from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import Run
 from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
@@ -18,7 +18,7 @@ from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.version import SOFTWARE
 from memoire.wire import compression, messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .feedback import FeedbackHandler
 
@@ -42,14 +42,14 @@ class ClientsHandler:
         feedback: FeedbackHandler,
         *,
         endpoints: Callable[[], messages.Endpoints],
-        on_lines: Callable[[list[Entry]], None],
+        on_lines: Callable[[list[LogEntry]], None],
     ) -> None:
         self._state, self._credits, self._owners, self._feedback = state, credits, owners, feedback
         self._endpoints, self._on_lines = endpoints, on_lines
 
     # HELLO
 
-    def hello(self, now: float, header: Header, body: messages.Hello, _: Any) -> Reply:
+    def hello(self, now: float, header: MessageHeader, body: messages.Hello, _: Any) -> Reply:
         """Register a client, a reader or another peer, and tell it all that it needs to begin."""
         state = self._state
         table = state.tables.named(body.table)
@@ -126,7 +126,7 @@ class ClientsHandler:
 
     # UPDATE
 
-    def update(self, now: float, header: Header, body: messages.Update, _: Any) -> Reply:
+    def update(self, now: float, header: MessageHeader, body: messages.Update, _: Any) -> Reply:
         """Count what a client reports, for the run that it speaks of, and tell it what has been counted."""
         state = self._state
         table, run = state.tables.numbered(header.table), state.runs.find(header.run)
@@ -146,7 +146,7 @@ class ClientsHandler:
         is_saved = state.committer.is_saved(run.name, header.client)
         return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
 
-    def _count(self, run: Run, header: Header, body: messages.Update, table: OpenTable, now: float) -> Account:
+    def _count(self, run: Run, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
         """The client's account with all that it reports; what has changed is to be saved."""
         committer, ledger = self._state.committer, self._state.ledger_of(table.number, run)
         if ledger is self._state.probes:
@@ -162,7 +162,7 @@ class ClientsHandler:
             committer.touch(run.name, account)
         return account
 
-    def _count_probe(self, header: Header, body: messages.Update, table: OpenTable, now: float) -> Account:
+    def _count_probe(self, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
         if body.lines or body.ended:
             raise ProtocolError("table", f"table {table.name!r} is for round trips: it keeps no log lines and episodes")
         return self._state.probes.report(header.client, header.sequence, body, now, table.number)
@@ -178,7 +178,7 @@ class ClientsHandler:
             self._feedback.give_up(self._state.run, account.client)
         return (None, {}) if found is None else (found[1], {"feedback_through": found[0]})
 
-    def _report(self, table: OpenTable, header: Header, body: messages.Update, account: Account) -> None:
+    def _report(self, table: OpenTable, header: MessageHeader, body: messages.Update, account: Account) -> None:
         """Tell pool and limiter what a client of the present run has reported."""
         if not self._state.ledger_of(table.number).is_counted(account):
             return

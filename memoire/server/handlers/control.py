@@ -13,7 +13,7 @@ from memoire.server.recovery import save_parameters
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .feedback import FeedbackHandler
 from .models import ModelsHandler
@@ -31,7 +31,7 @@ class ControlHandler:
     ) -> None:
         self._state, self._models, self._feedback, self._on_news = state, models, feedback, on_news
 
-    def control(self, now: float, header: Header, body: messages.Control, _: Any) -> Reply:
+    def control(self, now: float, header: MessageHeader, body: messages.Control, _: Any) -> Reply:
         """Do what somebody far away has decided. What comes before a mistake is done."""
         table = self._state.tables.numbered(header.table)
         try:

@@ -15,7 +15,7 @@ from memoire.replay.limiter import ClusterSurplus
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import compression, messages, pack
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from memoire.wire.rows import unpack_counts
 
 
@@ -29,7 +29,7 @@ class DrawsHandler:
     def __init__(self, state: ServerState, can_undo: Callable[[bytes, str], bool]) -> None:
         self._state, self._can_undo = state, can_undo
 
-    def sums(self, _: float, header: Header, body: messages.Sums, payload: Any) -> Reply:
+    def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
         """Reserve samples for a reader, and tell it what there is of each client."""
         table = self._table_of(header)
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
@@ -42,7 +42,7 @@ class DrawsHandler:
             )
         )
 
-    def draw(self, now: float, header: Header, body: messages.Draw, _: Any) -> Reply:
+    def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
         table, reader = self._table_of(header), header.client
         counts = unpack_counts(body.counts)
@@ -66,17 +66,17 @@ class DrawsHandler:
             return "none"
         return "lz4" if self._can_undo(reader, "lz4") else "none"
 
-    def _table_of(self, header: Header) -> OpenTable:
+    def _table_of(self, header: MessageHeader) -> OpenTable:
         table = self._state.tables.numbered(header.table)
         if header.fingerprint:
             table.check_fingerprint(header.fingerprint)
         return table
 
 
-def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.Standing | None:
+def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
     """Tell a table's limiter what a reader says of all servers, and the reader what the limiter says of this one."""
     table.limiter.wants(reader, body.wanted)
     if body.band is not None:
         table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
     standing = table.limiter.standing()
-    return None if standing is None else messages.Standing(*standing)
+    return None if standing is None else messages.ServerRate(*standing)

@@ -24,7 +24,7 @@ from memoire.replay.batch import ID, PriorityUpdate, td_errors_for
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 FEEDBACK_SAMPLES = 1 << 16
 """Samples of feedback that wait for one client; the oldest are lost (and counted) beyond."""
@@ -36,7 +36,7 @@ Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingFeedback:
     """Feedback for one client: pieces of (number of the piece, entry numbers [n], TD errors [n])."""
 
     pieces: deque[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = field(default_factory=deque)
@@ -70,13 +70,13 @@ class FeedbackHandler:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._waiting: dict[bytes, _Waiting] = {}
+        self._waiting: dict[bytes, _WaitingFeedback] = {}
         self.given = 0
         """Priorities that learners have set."""
         self.lost = 0
         """Those whose client is not known here, or that waited too long for it."""
 
-    def feedback(self, _: float, header: Header, body: messages.Feedback, payload: Any) -> Reply:
+    def feedback(self, _: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
         """Apply or keep what a learner says from far away."""
         table = self._state.tables.numbered(header.table)
         found = unpack.read_feedback(payload, table.schema, self._state.limits)
@@ -108,7 +108,7 @@ class FeedbackHandler:
         account = state.ledger.find(client)
         if account is None or account.report.leaving or not state.ledger.is_counted(account):
             return PriorityUpdate(lost=len(numbers))
-        waiting = self._waiting.setdefault(client, _Waiting())
+        waiting = self._waiting.setdefault(client, _WaitingFeedback())
         waiting.number += 1
         waiting.pieces.append((waiting.number, numbers, errors))
         account.waiting_feedback += len(numbers)

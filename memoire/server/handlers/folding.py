@@ -15,7 +15,7 @@ CROWD = 1 << 16
 """Accounts in memory beyond which silent ones leave it sooner."""
 
 
-class Folding:
+class AccountFolder:
     """Folds accounts and lets go of former runs, now and then, and says when too many new clients have come."""
 
     def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:

@@ -11,7 +11,7 @@ from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 from memoire.wire.identity import NO_CLIENT
 
 Pushed = messages.Cache | messages.Episode
@@ -26,7 +26,7 @@ class IntakeHandler:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    def check(self, header: Header, body: Pushed, payload: Any) -> tuple[OpenTable, Any]:
+    def check(self, header: MessageHeader, body: Pushed, payload: Any) -> tuple[OpenTable, Any]:
         """The table that something is for, and what the table's pool can hold of it. Needs no lock.
 
         Raises:
@@ -39,7 +39,7 @@ class IntakeHandler:
         table.check_fingerprint(header.fingerprint)
         return table, table.pool.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
 
-    def accept(self, now: float, header: Header, body: Pushed, table: OpenTable, held: Any) -> None:
+    def accept(self, now: float, header: MessageHeader, body: Pushed, table: OpenTable, held: Any) -> None:
         """Hold what was checked, and count it for its client.
 
         Raises:
@@ -53,7 +53,7 @@ class IntakeHandler:
         if account is not None:
             ledger.accepted(account, header.payload_bytes, held.samples)
 
-    def reject(self, now: float, header: Header, body: Pushed, code: str) -> None:
+    def reject(self, now: float, header: MessageHeader, body: Pushed, code: str) -> None:
         """Count for its client what was not taken, in the run that it was for, if that is known here.
 
         Raises:
@@ -67,7 +67,7 @@ class IntakeHandler:
         if account is not None:
             ledger.rejected(account, code)
 
-    def _run_of(self, header: Header) -> Run:
+    def _run_of(self, header: MessageHeader) -> Run:
         """The run that is counted now. Raises ProtocolError if something was made for another one."""
         run = self._state.runs.current
         if header.run and header.run != run.number:
@@ -75,7 +75,7 @@ class IntakeHandler:
         return run
 
     def _count(
-        self, run: Run, ledger: Ledger, now: float, header: Header, body: Pushed, table: int = 0
+        self, run: Run, ledger: Ledger, now: float, header: MessageHeader, body: Pushed, table: int = 0
     ) -> Account | None:
         account = ledger.arrived(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from memoire.accounting.journal import Ticket
+from memoire.accounting.unsaved_changes import Ticket
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, make
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import Header
+from memoire.wire.frames import MessageHeader
 
 from .uploads import Uploads
 
@@ -90,7 +90,7 @@ class ModelsHandler:
 
     # What is asked from far away
 
-    def receive(self, _: float, header: Header, body: messages.Publish, payload: Any) -> Reply:
+    def receive(self, _: float, header: MessageHeader, body: messages.Publish, payload: Any) -> Reply:
         """Take a chunk of a model; with the last one the model is published."""
         if self._state.models.is_numbered(body.topic, body.version, body.sha256):  # again, by who cannot know that
             self._uploads.drop(header.client, body.topic)
@@ -105,7 +105,7 @@ class ModelsHandler:
         self._show_when_saved(model)
         return _published(body, model.version)
 
-    def fetch(self, _: float, header: Header, body: messages.Fetch, payload: Any) -> Reply:
+    def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
         """A chunk of a model."""
         state = self._state
         model = state.models.serve(body.topic, body.version)

@@ -7,7 +7,7 @@ from typing import Any
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.models.model import Assembly, Model
+from memoire.models.model import Model, ModelAssembly
 from memoire.wire import messages
 
 MAX_UPLOADS = 16
@@ -18,7 +18,7 @@ class Uploads:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._begun: OrderedDict[tuple[bytes, str], Assembly] = OrderedDict()  # by client and topic
+        self._begun: OrderedDict[tuple[bytes, str], ModelAssembly] = OrderedDict()  # by client and topic
 
     def __len__(self) -> int:
         return len(self._begun)
@@ -38,14 +38,14 @@ class Uploads:
                 self.drop(client, body.topic)
         return assembly.offset, whole
 
-    def _assembly(self, client: bytes, body: messages.Publish) -> Assembly:
+    def _assembly(self, client: bytes, body: messages.Publish) -> ModelAssembly:
         key = client, body.topic
         assembly = self._begun.get(key)
         if assembly is None or assembly.digest != body.sha256:
             if body.offset:
                 raise ProtocolError("missing", f"a stretch at {body.offset} of a model whose beginning is not here")
             size, most = body.size, self._limits.model_bytes
-            assembly = Assembly(body.topic, 0, size, body.sha256, body.text, byte_limit=most)
+            assembly = ModelAssembly(body.topic, 0, size, body.sha256, body.text, byte_limit=most)
             self._begun[key] = assembly
         self._begun.move_to_end(key)
         while len(self._begun) > MAX_UPLOADS or (len(self._begun) > 1 and self._bytes() > self._limits.model_bytes):

@@ -36,7 +36,7 @@ def digest(state: State) -> int:
     return hash(tuple(array.tobytes() for array in state))
 
 
-class _Ended(NamedTuple):
+class _LastEnd(NamedTuple):
     """How an environment's last episode ended."""
 
     final: int
@@ -44,13 +44,13 @@ class _Ended(NamedTuple):
     length: int
 
 
-class Starts:
+class ResetCheck:
     """The first observations of a writer's environments, as digests, and where their last episodes ended."""
 
     def __init__(self) -> None:
         self.is_warned = False
         """Whether somebody was told of a doubtful start."""
-        self._ended: dict[int, _Ended] = {}  # by environment, until its next episode begins
+        self._ended: dict[int, _LastEnd] = {}  # by environment, until its next episode begins
         self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
         self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
         self._firsts: set[int] = set()
@@ -62,7 +62,7 @@ class Starts:
 
     def ended(self, environment: int, final: int, length: int) -> None:
         """An episode of `length` steps ended in the observation `final`."""
-        self._ended[environment] = _Ended(final, length)
+        self._ended[environment] = _LastEnd(final, length)
 
     def reset(self, environment: int) -> None:
         """Somebody says that this environment was reset: its next start is not looked at."""

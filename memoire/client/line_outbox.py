@@ -18,7 +18,7 @@ def cut(text: str, byte_limit: int) -> str:
     return encoded[: max(0, byte_limit - 3)].decode("utf-8", "ignore") + "..."
 
 
-class Outbox:
+class LineOutbox:
     """A client's lines until its home has them: numbered, and bounded in number and bytes. What was taken stays.
 
     Not thread-safe: the owner locks.

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Call:
+class PendingRequest:
     """One request on its way; belongs to the thread that owns the socket."""
 
     number: int
@@ -31,11 +31,11 @@ class Call:
     sent_at: float = float("-inf")
 
 
-class Calls:
+class PendingRequests:
     """The requests of one channel that have no reply yet."""
 
     def __init__(self, resend_after: float, resend_most: float, rng: random.Random) -> None:
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingRequest] = {}
         self._resend_after = resend_after
         self._resend_most = resend_most
         self._rng = rng
@@ -52,16 +52,16 @@ class Calls:
         finish: Callable[[Any], None],
         now: float,
         patience: float = 0.0,
-    ) -> Call:
+    ) -> PendingRequest:
         """Keep a request until it is answered; it is due at once."""
-        call = self._calls[number] = Call(number, frames, deadline, finish, now, now, patience)
+        call = self._calls[number] = PendingRequest(number, frames, deadline, finish, now, now, patience)
         return call
 
-    def due(self, now: float) -> list[Call]:
+    def due(self, now: float) -> list[PendingRequest]:
         """Those to send now, in the order of their numbers."""
         return [call for call in self._calls.values() if call.next_send <= now < call.deadline]
 
-    def sent(self, call: Call, now: float) -> None:
+    def sent(self, call: PendingRequest, now: float) -> None:
         """The socket took it; sets when it is sent again."""
         pause = min(self._resend_most, self._resend_after * 2.0 ** min(call.sends, 30))
         call.next_send = now + max(call.patience, pause if call.sends == 0 else pause * self._rng.uniform(0.5, 1.0))
@@ -75,18 +75,18 @@ class Calls:
             if call.sent_at <= before:
                 call.next_send = min(call.next_send, now)
 
-    def take(self, number: int) -> Call | None:
+    def take(self, number: int) -> PendingRequest | None:
         """The call that this reply answers, which is over now; None when it has been answered or given up."""
         return self._calls.pop(number, None)
 
-    def expired(self, now: float) -> list[Call]:
+    def expired(self, now: float) -> list[PendingRequest]:
         """Those whose deadline has passed; they are over."""
         gone = [call for call in self._calls.values() if now >= call.deadline]
         for call in gone:
             del self._calls[call.number]
         return gone
 
-    def all(self) -> list[Call]:
+    def all(self) -> list[PendingRequest]:
         """Every open call; they are over (the channel closes)."""
         gone = list(self._calls.values())
         self._calls.clear()

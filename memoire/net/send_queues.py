@@ -33,7 +33,7 @@ def size_of(frames: Sequence[Any]) -> int:
     return sum(memoryview(frame).nbytes for frame in frames)
 
 
-class Lane:
+class SendQueue:
     """Messages on their way to one socket or connection, bounded in bytes; the oldest are lost beyond. Belongs to one
     thread.
     """
@@ -70,7 +70,7 @@ class Lane:
         return True
 
 
-class Lanes:
+class SendQueues:
     """What one thread sends over its ROUTERs: a message that its connection has no room for waits until it has.
 
     Args:
@@ -81,7 +81,7 @@ class Lanes:
 
     def __init__(self, connection_bytes: int = CONNECTION_BYTES, all_bytes: int = ALL_BYTES) -> None:
         self._connection_bytes, self._all_bytes = connection_bytes, all_bytes
-        self._lanes: dict[tuple[Socket, bytes], Lane] = {}  # by socket and connection, in the order they got stuck
+        self._lanes: dict[tuple[Socket, bytes], SendQueue] = {}  # by socket and connection, in the order they got stuck
         self._bytes = 0
         self._pause = MIN_RETRY_INTERVAL
         self._retry_at = float("inf")
@@ -118,7 +118,7 @@ class Lanes:
     def _keep(self, connection: tuple[Socket, bytes], frames: Sequence[Any], now: float) -> None:
         lane = self._lanes.get(connection)
         if lane is None:
-            lane = self._lanes[connection] = Lane(self._connection_bytes)
+            lane = self._lanes[connection] = SendQueue(self._connection_bytes)
             self._pause = MIN_RETRY_INTERVAL
             self._retry_at = min(self._retry_at, now + MIN_RETRY_INTERVAL)
         bytes_, lost = lane.bytes, lane.lost

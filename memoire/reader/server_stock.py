@@ -19,7 +19,7 @@ NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 """What a request asks for that takes no samples."""
 
 
-class Stock:
+class ServerStock:
     """What one server has, and which requests to it are open. Belongs to the reader's thread."""
 
     def __init__(self, server: directory.RemoteServer) -> None:

@@ -12,14 +12,14 @@ from memoire.net import sockets
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
+from memoire.net.send_queues import SendQueues
 
 from .io_addresses import BoundAddresses
 from .io_intake import HEADER_BYTES
 
 
-class PlainProxies:
+class WorkerProxies:
     """Those that run now. From any thread.
 
     Args:
@@ -40,7 +40,7 @@ class PlainProxies:
         self._context, self._limits, self._is_closing = context, limits, is_closing
         self._changed = threading.Condition()  # guards the one below
         self._running = 0
-        self.lanes: list[Lanes] = []
+        self.lanes: list[SendQueues] = []
         """Replies that wait for room, of each that there ever was; they belong to the callers' threads."""
 
     @property
@@ -51,7 +51,7 @@ class PlainProxies:
     def run_requests(self, front: str, back: str) -> None:
         """Hand requests and their replies on; blocks until the server closes."""
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
-        lanes = Lanes()
+        lanes = SendQueues()
         self.lanes.append(lanes)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
         self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=lanes)
@@ -62,7 +62,7 @@ class PlainProxies:
         self._run(frontend, front, sockets.data_sender(self._context), back, place=PUSH_PLACE)
 
     def _run(
-        self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: Lanes | None = None
+        self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: SendQueues | None = None
     ) -> None:
         ways = {}
         try:

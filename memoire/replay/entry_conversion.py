@@ -13,7 +13,7 @@ from memoire import _core
 from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, ParameterError
 
 from .schema import Schema
-from .values import exact, finite, form
+from .value_conversion import exact, finite, form
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

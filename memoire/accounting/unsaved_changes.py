@@ -1,6 +1,6 @@
 """What a server has to save: everything that changed since the last group was taken, and the replies that wait for it.
 
-Pure: no file, no thread. The server marks what changes, a writer takes it all as one `Group`, saves it in one
+Pure: no file, no thread. The server marks what changes, a writer takes it all as one `SavedGroup`, saves it in one
 transaction and says so; then the replies of the group may go. While one group is being saved the next one gathers, so
 that three hundred clients cost one sync of the disk and not three hundred.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from memoire.models.model import Model
 
 from .account import Account
-from .logbook import Entry
+from .logbook import LogEntry
 
 MAX_WAITING = 1 << 16
 """Replies that wait for the disk at most; beyond, the oldest are given up: whoever asked asks again."""
@@ -40,12 +40,12 @@ class RunFacts:
 
 
 @dataclass(slots=True)
-class Group:
+class SavedGroup:
     """What one transaction saves; nobody changes what is in it any more. Runs go by their names."""
 
     accounts: list[tuple[str, Account]] = field(default_factory=list)
     """Copies: each replaces what is stored for this run and client."""
-    lines: list[tuple[str, Entry]] = field(default_factory=list)
+    lines: list[tuple[str, LogEntry]] = field(default_factory=list)
     """New log lines in the order in which they were taken; `index` counts within the run."""
     runs: list[RunFacts] = field(default_factory=list)
     """Each replaces what is stored under its name."""
@@ -64,14 +64,14 @@ class Group:
         return not (self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings)
 
 
-class Journal:
+class UnsavedChanges:
     """What changed since the last group was taken. Not thread-safe: the owner locks."""
 
     def __init__(self) -> None:
         self._accounts: dict[tuple[str, bytes], Account] = {}
         self._saving: set[tuple[str, bytes]] = set()
         self._others: set[str] = set()  # runs of which anything else is being saved
-        self._lines: list[tuple[str, Sequence[Entry]]] = []
+        self._lines: list[tuple[str, Sequence[LogEntry]]] = []
         self._runs: dict[str, RunFacts] = {}
         self._models: dict[tuple[str, str], Model] = {}
         self._inherited: list[tuple[str, bytes]] = []
@@ -85,7 +85,7 @@ class Journal:
         """The account has changed."""
         self._accounts[run, account.client] = account
 
-    def lines(self, run: str, entries: Sequence[Entry]) -> None:
+    def lines(self, run: str, entries: Sequence[LogEntry]) -> None:
         """Lines were taken."""
         self._lines.append((run, entries))
 
@@ -137,14 +137,14 @@ class Journal:
         changed = self._accounts or self._lines or self._runs or self._models or self._inherited or self._settings
         return not (changed or self._after or self._waiting)
 
-    def take(self) -> Group | None:
+    def take(self) -> SavedGroup | None:
         """All that changed, and what waits for it, as one group; None when there is nothing.
 
         It is being saved from now on, until `saved` is called.
         """
         if self.is_clean:
             return None
-        group = Group(
+        group = SavedGroup(
             accounts=[(run, account.copy()) for (run, _), account in self._accounts.items()],
             lines=[(run, entry) for run, entries in self._lines for entry in entries],
             runs=list(self._runs.values()),

@@ -17,7 +17,7 @@ import time
 from memoire.errors import Closed
 
 
-class Waiter:
+class PoolLock:
     """One lock, and what happens under it that others wait for."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ MAX_HOMES = 32
 """Accounts that a client remembers of homes it has left, should it come back."""
 
 
-class Window:
+class PushWindow:
     """A client's side of its account at one home: how many bytes may be on the way there, and what became of each.
 
     Always: pushed == received + lost + in flight, in caches and in bytes. Lost is what a later cache has overtaken (the
@@ -130,7 +130,7 @@ class PushSums:
     in_flight_bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
 
-    def add(self, window: Window) -> None:
+    def add(self, window: PushWindow) -> None:
         """Add those of one account."""
         self.pushed_caches += window.pushed_caches
         self.pushed_bytes += window.pushed_bytes
@@ -154,14 +154,14 @@ class AccountWindows:
     """
 
     def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
-        self.now = Window(credit, lost_after=lost_after)
+        self.now = PushWindow(credit, lost_after=lost_after)
         """The one towards the present home."""
         self.granted = credit
         """Bytes that the home grants."""
         self._own = 0  # bytes that the client allows itself; 0: as much as is granted
         self._lost_after = lost_after
         self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
-        self._left: OrderedDict[tuple[int, int, int], Window] = OrderedDict()  # the newest last
+        self._left: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # the newest last
         self._forgotten = PushSums()  # of accounts that were left so long ago that only their sums are kept
 
     def grant(self, granted: int) -> None:
@@ -182,7 +182,7 @@ class AccountWindows:
         self.now.give_up()
         self._left[self._key] = self.now
         credit = self.now.credit
-        self.now = self._left.pop(key) if key in self._left else Window(credit, lost_after=self._lost_after)
+        self.now = self._left.pop(key) if key in self._left else PushWindow(credit, lost_after=self._lost_after)
         self.now.credit, self._key = credit, key
         while len(self._left) > MAX_HOMES:
             self._forgotten.add(self._left.popitem(last=False)[1])

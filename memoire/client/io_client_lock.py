@@ -8,10 +8,10 @@ import os
 
 from memoire.arguments import seconds
 from memoire.errors import ForkedError
-from memoire.net.node_monitor import Monitor
+from memoire.net.node_monitor import NodeLock
 
 
-class Waiting(Monitor):
+class ClientLock(NodeLock):
     """The lock of everything that calls and the client's thread share.
 
     Args:

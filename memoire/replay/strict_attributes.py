@@ -13,7 +13,7 @@ from memoire.suggestions import meant
 from .parameters import Parameters
 
 
-class Guarded(_core.Guarded):
+class StrictAttributes(_core.Guarded):
     """Takes no public attributes but its own, once its constructor has called `_guard`.
 
     Attributes whose names begin with "_" are not looked at.
@@ -50,7 +50,7 @@ def never_copied(kind: str, instead: str) -> Callable[[Any], Any]:
     return refuse
 
 
-def advice(kind: type[Guarded], name: str) -> str:
+def advice(kind: type[StrictAttributes], name: str) -> str:
     """What to write instead of setting an attribute."""
     ways = _ways(kind)
     if name in ways:
@@ -59,7 +59,7 @@ def advice(kind: type[Guarded], name: str) -> str:
     return f"Did you mean {found[0]}? {ways[found[0]]}" if found else "There is no such setting."
 
 
-def _ways(kind: type[Guarded]) -> dict[str, str]:
+def _ways(kind: type[StrictAttributes]) -> dict[str, str]:
     """How each setting of a class is changed."""
     made = {name: f"It is given when one is made: {kind.__name__}({name}=...)." for name in _named(kind)}
     has_configure = hasattr(kind, "configure")

@@ -17,7 +17,7 @@ MIN_PAUSE = 0.01
 """Seconds until a home that granted more is asked again; doubled each time that it grants nothing."""
 
 
-class Inserts:
+class InsertGrant:
     """What the present home grants, and how much of it is used. The owner locks.
 
     Args:

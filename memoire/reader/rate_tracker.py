@@ -2,14 +2,14 @@
 
 from memoire.replay.limiter import band_settings, why_not_draw
 from memoire.replay.parameters import Parameters
-from memoire.wire.messages import Band, Standing
+from memoire.wire.messages import ClusterRate, ServerRate
 
 
-class Balance:
+class RateTracker:
     """How drawing stands beside recording at several servers together, as their reader knows. Belongs to its thread."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, Standing]] = {}  # of each server: its epoch, and what it said last
+        self._known: dict[str, tuple[int, ServerRate]] = {}  # of each server: its epoch, and what it said last
         self._places: dict[str, tuple[int, int]] = {}  # of each: entries that can be drawn, and clients
         self._surplus: float | None = None  # None: some have not said yet
 
@@ -19,7 +19,7 @@ class Balance:
         self._places.clear()
         self._surplus = None
 
-    def heard(self, server: str, epoch: int, standing: Standing | None, entries: int, clients: int) -> None:
+    def heard(self, server: str, epoch: int, standing: ServerRate | None, entries: int, clients: int) -> None:
         """What a server says of itself."""
         self._places[server] = entries, clients
         if standing is None:
@@ -56,7 +56,7 @@ class Balance:
         entries = sum(self._places[server][0] for server in servers)
         return why_not_draw(parameters, samples, entries, self._surplus - on_way)
 
-    def band(self, server: str, servers: list[str]) -> Band | None:
+    def band(self, server: str, servers: list[str]) -> ClusterRate | None:
         """What to tell a server of all."""
         if self._surplus is None or server not in self._known:
             return None
@@ -65,4 +65,4 @@ class Balance:
         entries = sum(self._places[other][0] for other in others)
         mine = self._places[server][1] + 1
         share = mine / (mine + sum(self._places[other][1] + 1 for other in others))
-        return Band(self._surplus, said.inserted, said.drawn, entries, share, said.ratio, said.tolerance)
+        return ClusterRate(self._surplus, said.inserted, said.drawn, entries, share, said.ratio, said.tolerance)

@@ -15,15 +15,15 @@ from memoire.suggestions import meant
 
 from .autoreset import final_observation
 from .columns import Column
-from .episode_starts import State
+from .reset_check import State
 from .schema import Schema
-from .values import exact, finite, form
+from .value_conversion import exact, finite, form
 
 ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
 _NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
 
 
-class StepValues:
+class StepConverter:
     """Converts the arguments of steps for one schema, of one environment or of a number of them. Unchangeable.
 
     Shapes: N environments, of which a single one has no axis; F a column's own shape, R the reward's.
