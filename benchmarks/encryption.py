@@ -6,12 +6,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import messages as plain
 import zmq
 from measure import Report, arguments
 from workloads import BATCH, Workload, w1
 
 import memoire
+import wire as plain
 from memoire.net import sockets
 from memoire.security import key_writer
 from memoire.security.keyfolder import Keys

@@ -49,6 +49,27 @@ def test_the_page_of_aims_is_what_the_figures_make_of_it(modules):
     assert (PAGES / "README.md").read_text(encoding="utf-8") == aims.render(), "run: python benchmarks/aims.py"
 
 
+IMPORTS = """
+import importlib, pathlib, sys
+for path in sorted(pathlib.Path(".").glob("*.py")):
+    try:
+        importlib.import_module(path.stem)
+    except ModuleNotFoundError as error:
+        if error.name not in sys.argv[1:]:
+            raise
+    print(path.stem)
+"""
+
+
+def test_every_benchmark_finds_what_it_imports():
+    """What is not installed for tests may be missing, and nothing else."""
+    optional = ("ale_py", "gymnasium", "stable_baselines3", "torch")
+    command = [sys.executable, "-c", IMPORTS, *optional]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
 def test_an_aim_is_reached_missed_or_not_measured(modules, tmp_path):
     aims, measure, _ = modules
     known = aims.read()
