@@ -30,7 +30,7 @@ from memoire.clock import wall_clock
 from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.node_state import Answer
+from memoire.dashboard.collect.node_state import NodeAnswer
 from memoire.dashboard.settings import Settings
 from memoire.nodes.http import NodePages
 
@@ -62,7 +62,7 @@ class Recorder(Cluster):
         self.told.append(("listed", list(urls), now))
         super().listed(urls, now)
 
-    def apply(self, answer: Answer) -> None:
+    def apply(self, answer: NodeAnswer) -> None:
         """See `Cluster`."""
         self.told.append(("apply", dataclasses.asdict(answer), 0.0))
         super().apply(answer)

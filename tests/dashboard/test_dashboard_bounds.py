@@ -16,7 +16,7 @@ from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.forecasts import FULL, until
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.ledgers import Kept
+from memoire.dashboard.collect.ledgers import KeptRun
 from memoire.dashboard.collect.rates import WINDOW
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import _write, tail
@@ -109,7 +109,7 @@ def test_a_table_is_full_a_little_before_its_last_byte():
 
 @pytest.mark.parametrize(("skipped", "said"), [(0.0, False), (verdict.LITTLE, False), (verdict.LITTLE + 0.01, True)])
 def test_a_little_that_is_skipped_is_said_where_all_is_well(skipped, said):
-    signs = verdict.Signs(
+    signs = verdict.VerdictInputs(
         nodes=1, nodes_down=(), unready=(), servers_up=1, finished=False, active=1, silent=0, idle=0, expected=0,
         steps=5, steps_per_second=3.0, samples_per_second=2.0, waiting_share=0.0, skipped_share=skipped,
         disk_used=None, refused_per_second=0.0,
@@ -134,7 +134,7 @@ def test_a_run_that_was_seen_is_seen_later_with_its_newest_facts(tmp_path):
 def test_actors_are_remembered_now_and_then_for_as_long_as_a_rate_looks_back():
     actors, kept = (
         ActorList(Settings(nodes=("http://127.0.0.1:1",))),
-        Kept(account(1, 0, steps=500, accepted=3, seen=5.0)),
+        KeptRun(account(1, 0, steps=500, accepted=3, seen=5.0)),
     )
     for tenth in range(10 * int(3 * WINDOW)):
         actors.remember(tenth / 10, kept)

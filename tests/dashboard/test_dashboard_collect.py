@@ -5,13 +5,13 @@ import pytest
 
 from memoire.accounting.account import Totals
 from memoire.dashboard.collect.actors import ActorList
-from memoire.dashboard.collect.answers import Fresh, LearnerRow, NodeRow, TableRow
+from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import Counters, quantile
 from memoire.dashboard.collect.forecasts import FORECAST_INTERVAL, FULL, Forecasts, until
 from memoire.dashboard.collect.learners import embedded, learners_of, waited
-from memoire.dashboard.collect.ledgers import MAX_RUNS, Kept, RunLedgers
-from memoire.dashboard.collect.node_state import NOT_ASKED, Answer, NodeState
+from memoire.dashboard.collect.ledgers import MAX_RUNS, KeptRun, RunLedgers
+from memoire.dashboard.collect.node_state import NOT_ASKED, NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
 from memoire.dashboard.collect.rates import LONG_WINDOW, WINDOW
 from memoire.dashboard.settings import Settings
@@ -28,7 +28,9 @@ def settings(**changes):
 
 def server(name="a", **stats):
     made = NodeState(A, 0.0)
-    made.apply(Answer(A, 1.0, status={"role": "server", "ready": True, "stats": {"name": name, "run": "r"} | stats}))
+    made.apply(
+        NodeAnswer(A, 1.0, status={"role": "server", "ready": True, "stats": {"name": name, "run": "r"} | stats})
+    )
     return made
 
 
@@ -59,7 +61,7 @@ def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
         (6.0, "", True),
     ):
         status = None if ready is None else {"role": "server", "ready": ready, "stats": {"name": "a"}}
-        node.apply(Answer(A, time, took=time / 10, error=error, status=status))
+        node.apply(NodeAnswer(A, time, took=time / 10, error=error, status=status))
         seen.append((node.state, node.since, node.error, node.is_up))
     assert seen == [
         ("up", 2.0, "", True), ("up", 2.0, "", True), ("unready", 4.0, "", True),
@@ -73,20 +75,20 @@ def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
 )
 def test_a_node_is_called_what_its_role_is_called(stats, name):
     node = NodeState(A, 0.0)
-    node.apply(Answer(A, 1.0, status={"role": "x", "stats": stats}))
+    node.apply(NodeAnswer(A, 1.0, status={"role": "x", "stats": stats}))
     assert (node.role, node.name, node.stats) == ("x", name, stats or {})
 
 
 def test_what_a_node_said_once_holds_until_it_says_something_else():
     node = server()
-    node.apply(Answer(A, 2.0, settings={"port": 1}, accounts=[{"runs": ["r", "q"]}]))
-    node.apply(Answer(A, 3.0, error="timed out"))
+    node.apply(NodeAnswer(A, 2.0, settings={"port": 1}, accounts=[{"runs": ["r", "q"]}]))
+    node.apply(NodeAnswer(A, 3.0, error="timed out"))
     assert (node.name, node.settings, node.runs, node.error) == ("a", {"port": 1}, ["r", "q"], "timed out")
 
 
 def test_only_a_node_that_never_answered_is_said_to_be_silent():
     silent, known = NodeState(A, 0.0, error=NOT_ASKED), server()
-    known.apply(Answer(A, 2.0, error="timed out"))
+    known.apply(NodeAnswer(A, 2.0, error="timed out"))
     for node in (silent, known):
         node.note_silence(2.5)
     assert silent.error == "http://a:1 has not answered for 2.5 s"
@@ -195,7 +197,7 @@ def test_each_learner_is_shown_once_as_it_was_heard_last():
     b = server("b", batches=0, learners=[said(9.0, 5.0)])
     c = server("c", learners=[said(8.0, 4.0)])
     gone = server("d", batches=9, samples=9, waited=9.0)
-    gone.apply(Answer(A, 2.0, error="down"))
+    gone.apply(NodeAnswer(A, 2.0, error="down"))
     found = learners_of([a, b, c, gone], 10.0, lambda name, window: (3.0, 2.0) if name == "waited r1" else (0.0, 0.0))
     assert [(row.learner, row.where, row.last_seen, row.batches) for row in found] == [
         ("server:a", "a", 10.0, 4), ("r1", "gpu", 9.0, 5.0),
@@ -259,9 +261,9 @@ def test_more_than_a_year_is_never(left, rate, seconds):
 
 def test_actors_are_active_silent_gone_or_idle():
     made = ActorList(settings(silent_after=10.0, expected_actors=9))
-    kept = Kept(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
+    kept = KeptRun(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
     gone = server(guests=50)
-    gone.apply(Answer(A, 2.0, error="down"))
+    gone.apply(NodeAnswer(A, 2.0, error="down"))
     found = made.presence(kept, [server(guests=3), server(), gone], 20.0)
     assert (found.active, found.silent, found.gone, found.idle, found.missing) == (5, 1, 1, 3, 4)
     states = {row.client: row.state for row in made.rows(kept, 20.0)}
@@ -273,7 +275,7 @@ def test_an_actor_has_a_rate_a_home_and_what_its_newest_home_says():
     made.name_home("a")
     made.take_facts("http://b:1", [{"client": key(1).hex(), "host": "old", "table": "t", "last_seen": 1.0}])
     made.take_facts(A, [{"client": key(1).hex(), "host": "new", "table": "t", "last_seen": 2.0}])
-    kept = Kept(rows_of(1, steps=100))
+    kept = KeptRun(rows_of(1, steps=100))
     made.remember(0.0, kept)
     kept.take(rows_of(1, steps=150, returns_count=2, returns_sum=3.0, skipped=7, label=255))
     made.remember(10.0, kept)
@@ -288,7 +290,7 @@ def test_an_actor_has_a_rate_a_home_and_what_its_newest_home_says():
 
 
 def test_steps_of_actors_are_noted_now_and_then_for_as_long_as_a_rate_looks_back():
-    made, kept = ActorList(settings(silent_after=1e9)), Kept()
+    made, kept = ActorList(settings(silent_after=1e9)), KeptRun()
     for tenth in range(10 * int(3 * WINDOW)):
         kept.take(rows_of(1, steps=tenth))
         made.remember(tenth / 10, kept)
@@ -297,7 +299,7 @@ def test_steps_of_actors_are_noted_now_and_then_for_as_long_as_a_rate_looks_back
 
 
 def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
-    made, kept = ActorList(settings(silent_after=1e9)), Kept(rows_of(1, steps=1))
+    made, kept = ActorList(settings(silent_after=1e9)), KeptRun(rows_of(1, steps=1))
     first = made.rows(kept, 5.2)
     assert made.rows(kept, 5.9) is first
     assert made.rows(kept, 6.0) is not first
@@ -306,7 +308,7 @@ def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
 
 
 def test_accounts_of_homes_without_a_name_are_of_a_former_life():
-    made, kept = ActorList(settings()), Kept(np.concatenate([rows_of(1, steps=3), rows_of(1, steps=2, home=255)]))
+    made, kept = ActorList(settings()), KeptRun(np.concatenate([rows_of(1, steps=3), rows_of(1, steps=2, home=255)]))
     made.name_home("a")
     found = {row["home"]: row["steps"] for row in made.homes_of(kept, key(1))}
     assert found == {"a": 3, "former life 00000000000000ff": 2}
@@ -340,7 +342,7 @@ def test_tables_of_episodes_are_full_by_their_entries():
 def test_without_episodes_and_batches_there_is_no_mean_and_nothing_fresh():
     up = [server(scalars={"loss": {"mean": 0.0, "count": 0}}, recent={"count": 0}, tables={"t": of_table()})]
     found = learning_of(up)
-    assert (found.return_mean, found.client_scalars, freshness_of(up)) == (None, {}, Fresh())
+    assert (found.return_mean, found.client_scalars, freshness_of(up)) == (None, {}, SampleFreshness())
 
 
 def test_reasons_of_a_node_are_its_silence_or_what_it_says_itself():
@@ -372,7 +374,7 @@ def asked(cluster, url=A, run="r", *, time=1.0, rows=(), row_bytes=ACCOUNT.items
     status = {"role": "server", "ready": True, "stats": {"name": url[7], "run": run, "tables": {}}}
     packed = np.concatenate(rows).tobytes() if rows else b""
     told = {"run": run, "runs": [run], "row_bytes": row_bytes, "rows": packed}
-    cluster.apply(Answer(url, time, status=status, accounts=[told], **more))
+    cluster.apply(NodeAnswer(url, time, status=status, accounts=[told], **more))
 
 
 def cluster_of(*urls):

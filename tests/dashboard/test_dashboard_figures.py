@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.node_state import Answer
+from memoire.dashboard.collect.node_state import NodeAnswer
 from memoire.dashboard.settings import Settings
 from memoire.server.timings import BOUNDS
 from memoire.wire.identity import name_hash
@@ -53,7 +53,7 @@ class Watched:
         for url, status in ((A, a), (B, b)):
             packed = np.concatenate(rows).tobytes() if rows and url == A else b""
             told = {"run": "r", "runs": ["r"], "row_bytes": ACCOUNT.itemsize, "rows": packed}
-            self.cluster.apply(Answer(url, now, status=status, accounts=[told]))
+            self.cluster.apply(NodeAnswer(url, now, status=status, accounts=[told]))
         return self.cluster.look(now)[0]
 
 

@@ -19,10 +19,10 @@ from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import CounterSums, quantile
 from memoire.dashboard.collect.forecasts import until
 from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, History
-from memoire.dashboard.collect.ledgers import Kept
+from memoire.dashboard.collect.ledgers import KeptRun
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
-from memoire.dashboard.collect.rates import Ring
-from memoire.dashboard.collect.verdict import Signs, TableRatio, verdicts
+from memoire.dashboard.collect.rates import RateWindow
+from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
@@ -74,7 +74,7 @@ steps_of_it = st.one_of(
 @settings(max_examples=60)
 def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come_late(walk):
     """Each server is read before it forgets, as the dashboard does every two seconds; an answer may come again later."""
-    servers, kept = Servers(), Kept()
+    servers, kept = Servers(), KeptRun()
     for step, *arguments in walk:
         if step == "work":
             servers.work(*arguments)
@@ -84,7 +84,7 @@ def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come
         elif step == "late" and servers.said:
             kept.take(servers.said[arguments[0] % len(servers.said)])
         elif step == "restart":
-            kept = Kept(np.frombuffer(kept.rows.tobytes(), ACCOUNT))
+            kept = KeptRun(np.frombuffer(kept.rows.tobytes(), ACCOUNT))
     for home in (0, 1):
         kept.take(servers.read(home))
     totals = kept.totals()
@@ -94,7 +94,7 @@ def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come
 
 
 def test_what_a_drained_server_handed_over_counts_once():
-    kept = Kept()
+    kept = KeptRun()
     mine = account(7, 0, steps=50, accepted=3, seen=2.0, since=11)
     kept.take(mine)
     kept.take(np.concatenate([mine, account(7, 1, steps=80, accepted=2, seen=3.0, since=21)]))
@@ -102,7 +102,7 @@ def test_what_a_drained_server_handed_over_counts_once():
 
 
 def test_the_version_tells_whether_anything_changed():
-    kept = Kept()
+    kept = KeptRun()
     rows = account(1, 0, steps=5, accepted=1, seen=2.0)
     for expected in (1, 1):
         kept.take(rows)
@@ -233,7 +233,7 @@ def test_counters_of_nodes_add_up_over_their_restarts():
 
 
 def test_rates_are_over_the_window_and_zero_before_there_is_one():
-    ring = Ring(60.0)
+    ring = RateWindow(60.0)
     assert ring.rate("x") == 0.0
     for second in range(100):
         ring.add(float(second), {"x": second * 2.0 if second < 90 else 180.0 + (second - 90) * 10.0})
@@ -257,7 +257,7 @@ def test_a_forecast_is_none_where_nothing_moves():
 
 # ---------------------------------------------------------------------------------------------------------- verdicts
 
-WELL = Signs(
+WELL = VerdictInputs(
     nodes=2, nodes_down=(), unready=(), servers_up=1, finished=False, active=4, silent=0, idle=0, expected=0, steps=1000,
     steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0, disk_used=None,
     refused_per_second=0.0,
@@ -307,8 +307,8 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
     ],
 )
 def test_the_headline_names_what_holds_the_run_up(changes, code):
-    fields = {name: getattr(WELL, name) for name in Signs.__dataclass_fields__}
-    found = verdicts(Signs(**fields | changes))
+    fields = {name: getattr(WELL, name) for name in VerdictInputs.__dataclass_fields__}
+    found = verdicts(VerdictInputs(**fields | changes))
     assert found[0].code == code and found[0].text.endswith((".", "?"))
 
 
@@ -470,7 +470,7 @@ def test_secrets_are_not_shown():
 
 
 def test_what_is_seen_late_has_a_rate_from_then_on():
-    ring = Ring(60.0)
+    ring = RateWindow(60.0)
     for second in range(10):
         ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))
     assert ring.gained("steps", 60.0) == (90.0, 9.0) and ring.gained("samples", 60.0) == (150.0, 5.0)
@@ -518,7 +518,7 @@ def test_actors_are_counted_in_buckets_of_equal_width():
 
 
 def test_what_goes_up_and_down_is_not_rising():
-    ring = Ring(1000.0)
+    ring = RateWindow(1000.0)
     for second, held in enumerate([0.0, 10.0, 90.0, 100.0, 90.0, 95.0, 80.0, 99.0]):
         ring.add(60.0 * second, {"held": held})
     assert not ring.is_record("held", 60.0) and ring.rate("held", 1000.0) > 0.0

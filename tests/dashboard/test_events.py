@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memoire.dashboard.collect.answers import EpisodeRow
 from memoire.dashboard.collect.events import EventWatcher
 from memoire.dashboard.collect.history import stretches_away
-from memoire.dashboard.collect.node_state import Answer, NodeState
+from memoire.dashboard.collect.node_state import NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import reachable
 from memoire.dashboard.collect.returns import QUANTILES, RECENT_EPISODES, RECENT_SECONDS, RecentReturns
 
@@ -28,7 +28,7 @@ class Watched:
         stats = {"name": "a", "uptime": now - (began or 0.0)}
         status = {"role": "server", "ready": True, "time": now, "stats": stats}
         error, told = ("", status) if began is not None else ("refused", None)
-        self.node.apply(Answer(A, now, error=error, status=told))
+        self.node.apply(NodeAnswer(A, now, error=error, status=told))
         found = self.watcher.look(now, run, [self.node], finished=finished)
         self.texts = [each.text for each in found]
         return [each.kind for each in found]

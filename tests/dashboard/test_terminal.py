@@ -15,12 +15,12 @@ from memoire.dashboard.collect.answers import (
     ActorRow,
     Actors,
     Forecast,
-    Fresh,
     Latency,
     Learning,
     NodeRow,
     Overview,
     Rates,
+    SampleFreshness,
     TableRow,
 )
 from memoire.dashboard.collect.verdict import Verdict
@@ -262,7 +262,7 @@ def overview(**changes):
     fields = {
         "number": 1, "time": 1000.0, "run": "r", "runs": ["r"], "finished": False, "durable": True, "totals": Totals(),
         "missing": [], "rates": Rates(), "actors": Actors(active=2, silent=7), "tables": [], "learning": Learning(),
-        "freshness": Fresh(), "latency": Latency(), "forecast": Forecast(), "verdicts": [], "nodes": [], "learners": [],
+        "freshness": SampleFreshness(), "latency": Latency(), "forecast": Forecast(), "verdicts": [], "nodes": [], "learners": [],
     }  # fmt: skip
     return Overview(**fields | changes)
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from memoire.dashboard.collect.actors import OUTDATED_AFTER, NewestModels
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.node_state import Answer
-from memoire.dashboard.collect.verdict import CODES, Signs, TableRatio, verdicts
+from memoire.dashboard.collect.node_state import NodeAnswer
+from memoire.dashboard.collect.verdict import CODES, TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 
-WELL = Signs(
+WELL = VerdictInputs(
     nodes=2, nodes_down=(), unready=(), servers_up=1, finished=False, active=4, silent=0, idle=0, expected=0, steps=1000,
     steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0, disk_used=None,
     refused_per_second=0.0,
@@ -30,7 +30,7 @@ share = st.floats(0.0, 1.0)
 names = st.lists(st.sampled_from("abcdef"), max_size=5, unique=True).map(tuple)
 ratios = st.builds(TableRatio, st.sampled_from("tu"), st.floats(0.0, 20.0), st.floats(0.01, 20.0))
 signs = st.builds(
-    Signs,
+    VerdictInputs,
     nodes=st.integers(0, 6), nodes_down=names, unready=names, servers_up=few, finished=st.booleans(), active=few,
     silent=few, idle=few, expected=few, steps=few, steps_per_second=st.floats(0, 1e6),
     samples_per_second=st.just(0.0) | st.floats(0, 1e6), waiting_share=st.none() | share, skipped_share=share,
@@ -148,7 +148,7 @@ class Nodes:
                     self.answer(place, url, float(now), seconds, steps, samples, asked, caches, actors, models, uses)
                 )
             for url in self.proxies:
-                self.cluster.apply(Answer(url, 1000.0 + now, status={"role": "proxy", "ready": True, "stats": {}}))
+                self.cluster.apply(NodeAnswer(url, 1000.0 + now, status={"role": "proxy", "ready": True, "stats": {}}))
             overview, _ = self.cluster.look(1000.0 + now)
         return overview
 
@@ -165,7 +165,7 @@ class Nodes:
         }  # fmt: skip
         clients = [{"client": np.array((n, n), "<u8").tobytes().hex(), "models": dict(uses), "name": f"actor-{n}",
                     "last_seen": 1000.0 + now} for n, *_ in mine]  # fmt: skip
-        return Answer(
+        return NodeAnswer(
             url, 1000.0 + now, status={"role": "server", "ready": True, "stats": stats},
             accounts=[rows_of(name, mine, 1000.0 + now)], clients=clients,
         )  # fmt: skip
@@ -231,7 +231,7 @@ def test_an_actor_is_called_by_its_name_also_after_its_home_forgot_it():
     made = Nodes(1)
     made.live(65.0, actors=[0.0])
     assert [row.name for row in made.cluster.actors()] == ["actor-1"]
-    made.cluster.apply(Answer("http://s0:1", 1066.0, clients=[]))
+    made.cluster.apply(NodeAnswer("http://s0:1", 1066.0, clients=[]))
     made.cluster.look(1067.0)
     assert [row.name for row in made.cluster.actors()] == ["actor-1"]
 
@@ -286,7 +286,7 @@ def replayed(name):
         if what == "listed":
             cluster.listed(given_, now)
         elif what == "apply":
-            cluster.apply(Answer(**given_))
+            cluster.apply(NodeAnswer(**given_))
         else:
             began = now if began is None else began
             seen[now - began], _ = cluster.look(now)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from memoire.dashboard.collect.history import Point
+from memoire.dashboard.collect.history import HistoryPoint
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 from netkit import record, until
@@ -34,4 +34,4 @@ def account(client, home, *, steps, accepted, seen, since=0):
 
 
 def one(value):
-    return Point(value, value, value)
+    return HistoryPoint(value, value, value)
