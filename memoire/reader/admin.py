@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from memoire.accounting.merge import ClusterTotals, Rows, ServerAccounts, key_of, merge, totals_of
@@ -250,11 +251,21 @@ class ClusterAdmin:
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as they travel: tuples and arrays become lists, and lists are copies."""
-    return {
-        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else copy.deepcopy(value)
-        for name, value in changes.items()
-    }
+    """Parameters as they travel: tuples and arrays become lists, and lists are copies.
+
+    Raises:
+        ParameterError: a value cannot travel; found out here, before the thread has the request.
+    """
+    return {name: _plain_value(name, value) for name, value in changes.items()}
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    try:
+        plain = np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else copy.deepcopy(value)
+        msgspec.msgpack.encode(plain)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise ParameterError(name, value, "a number, a text, a bool, None, or a list or array of them") from None
+    return plain
 
 
 def _raise_error(server: str, answer: Answer) -> None:

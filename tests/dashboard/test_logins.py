@@ -28,7 +28,7 @@ def door(path, clock):
     return gate.Logins(Tokens(path), clock)
 
 
-HERE = gate.Origin("10.0.0.1", "10.0.0.1")
+HERE = gate.RequestOrigin("10.0.0.1", "10.0.0.1")
 
 
 def by(number):

@@ -101,6 +101,14 @@ def test_odd_arguments_are_taken_or_refused_with_an_error_of_ours(nodes, case):
     assert not strange, "\n".join(f"{error} for {given}" for given, error in strange[:10])
 
 
+@pytest.mark.parametrize(
+    "value", [object(), 2**64, 1j, "\ud800", (1, [2, 3])], ids=["object", "large", "complex", "surrogate", "ragged"]
+)
+def test_a_parameter_that_cannot_travel_is_refused_by_name(nodes, value):
+    with pytest.raises(ParameterError, match="^multi_step must be a number"):
+        nodes[Reader].configure(multi_step=value)
+
+
 def test_afterwards_everything_works_as_before(nodes):
     """After the calls above, which run before this one in every order that keeps a file together."""
     for kind in (Client, Server, Proxy, Reader):

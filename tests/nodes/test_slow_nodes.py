@@ -108,10 +108,10 @@ def test_a_page_that_is_too_long_is_refused():
 
 def test_pages_without_end_are_given_up():
     with drip(PAGE, [b""], seconds=0.0) as node:
-        asked = nodes.Questions(node.url, None, ENOUGH, ENOUGH, lambda: False, max_bytes=400)
+        asked = nodes.NodeQuestions(node.url, None, ENOUGH, ENOUGH, lambda: False, max_bytes=400)
         error = in_time(aggregator._clients, asked)
         assert str(error) == f"{node.url} answered with more than 400 bytes in all" and node.asked == 11
-        late = nodes.Questions(node.url, None, ENOUGH, 0.0, lambda: False)
+        late = nodes.NodeQuestions(node.url, None, ENOUGH, 0.0, lambda: False)
         assert "its pages took more than 0 s" in str(in_time(aggregator._clients, late))
 
 
