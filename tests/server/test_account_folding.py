@@ -5,8 +5,9 @@ import pytest
 
 from fake_store import Disk
 from memoire.limits import Limits
+from memoire.pool.tables import ROUNDTRIP
 from memoire.server.handlers.folding import WARN_INTERVAL, AccountFolder
-from memoire.wire.identity import NO_CLIENT
+from memoire.wire.identity import NO_CLIENT, table_number
 from serverkit import ME, NOW, YOU, Ends, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -117,3 +118,11 @@ def test_a_client_that_is_folded_in_a_former_run_and_present_in_the_next_keeps_i
         table.limiter.left = left.append
     assert folded(ends, NOW + 601.0) == set() and ends.state.runs.named("run").ledger.folded == 1
     assert left == [] and NO_CLIENT not in ends.state.ledger
+
+
+def test_who_tried_the_way_there_and_back_is_forgotten_when_silent(ends):
+    ends.update(table=table_number(ROUNDTRIP), steps=1)
+    ends.update(YOU, now=NOW + 50.0, table=table_number(ROUNDTRIP), steps=2)
+    folded(ends, NOW + 61.0)
+    assert [account.client for account in ends.state.probes] == [YOU]
+    assert ends.state.probes.totals().steps == 3

@@ -5,7 +5,7 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
-from memoire.pool.tables import Table
+from memoire.pool.tables import ROUNDTRIP, Table
 from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, unpack
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 WHOLE = table_number("whole")
+PROBE = table_number(ROUNDTRIP)
 LINE = messages.Line(number=1, time=0.0, label=7, text="x")
 
 
@@ -264,3 +265,15 @@ def test_a_client_of_a_former_run_has_not_heard_the_end_of_the_present_one(ends)
     ends.control.finish()
     ends.update(run=RUN, steps=1, finished=True)
     assert ends.state.informed == set()
+
+
+def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
+    state = ends.state
+    assert ends.hello(table=ROUNDTRIP).body.table_name == ROUNDTRIP
+    ends.update(table=PROBE, steps=3, caches=2)
+    assert state.ledger.find(ME) is None and state.ledger.totals().clients == 0
+    assert (state.probes.find(ME).report.steps, state.probes.totals().clients) == (3, 1)
+    for facts in ({"lines": [LINE]}, {"ended": [messages.Ended(number=1, time=0.0, length=3, returned=1.0)]}):
+        with pytest.raises(ProtocolError, match="is for round trips: it keeps no log lines and episodes"):
+            ends.update(table=PROBE, steps=9, **facts)
+    assert state.probes.find(ME).report.steps == 3
