@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import PausedWriter
+from memoire.replay.episode_store import PausedWriter, Verdict
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -304,26 +304,23 @@ class WriterObserver:
     def __init__(self, session: Session, waiting: ClientLock, pusher: Pusher, local: LocalMemory) -> None:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
         self._owed = 0.0  # samples that are to be pushed
-        self._is_beyond = False  # whether the newest entries of rollouts were recorded without room
 
-    def on_entries(self, count: int) -> bool:
-        """Entries were recorded. Returns whether there is no room for more: of rollouts, which wait before they are
-        recorded, so that no step is made by a model whose share is there.
+    def on_entries(self, count: int) -> Verdict:
+        """Entries were recorded. Rollouts wait if there is no room for more: before these are recorded, so that no step
+        is made by a model whose share is there. Entries without room are discarded.
         """
         self._waiting.check_process()
         if self._session.told.storage == "rollouts":
             had_room, has_room = self._pusher.insert_in_order(count)
-            self._is_beyond = not had_room
-            return not (had_room and has_room)
+            if not had_room:
+                return "discard"
+            return "" if has_room else "wait"
         self._insert(count)
-        return False
+        return ""
 
     def pause(self, writer: PausedWriter) -> None:
-        """Ship what is open, so that a learner has it, and wait for room; what was recorded without room is dropped."""
-        if self._is_beyond:
-            writer.discard()
-        else:
-            writer.cut()
+        """Ship what is open, so that a learner has it, and wait for room."""
+        writer.cut()
         self._pusher.await_room()
 
     def _insert(self, count: int) -> None:

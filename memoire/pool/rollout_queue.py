@@ -9,7 +9,7 @@ first entry.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -81,6 +81,8 @@ class RolloutQueue:
         self.bytes = 0
         """Of their arrays."""
         self._fragments: deque[Fragment] = deque()
+        self._names: Counter[tuple[bytes, int]] = Counter()  # fragments of each client and number that are held
+        self._clients: Counter[bytes] = Counter()  # fragments of each client that are held
         self.newest_model = 0
         """Its version; 0: none was published."""
         self._until_publish = 0  # entries that were taken, and whose room is given back with the next model
@@ -98,7 +100,7 @@ class RolloutQueue:
         return len(self._fragments)
 
     def __contains__(self, name: tuple[bytes, int]) -> bool:
-        return any((fragment.client, fragment.number) == name for fragment in self._fragments)
+        return name in self._names
 
     def __iter__(self) -> Iterator[Fragment]:
         return iter(self._fragments)
@@ -110,13 +112,12 @@ class RolloutQueue:
     @property
     def clients(self) -> int:
         """Clients that have recorded what is held."""
-        return len({fragment.client for fragment in self._fragments})
+        return len(self._clients)
 
     def add(self, fragment: Fragment) -> None:
         """Hold one more, behind all others."""
         self._fragments.append(fragment)
-        self.entries += len(fragment)
-        self.bytes += bytes_of(fragment)
+        self._count(fragment, 1)
 
     def make_room(self, entries: int, byte_limit: int) -> tuple[int, int]:
         """Drop the oldest until at most so many entries and bytes are held; returns fragments and entries dropped."""
@@ -140,9 +141,9 @@ class RolloutQueue:
         if not stale:
             return 0
         self._fragments = deque(fragment for fragment in self._fragments if fragment.oldest_model >= least)
+        for fragment in stale:
+            self._count(fragment, -1)
         lost = sum(map(len, stale))
-        self.entries -= lost
-        self.bytes -= sum(map(bytes_of, stale))
         self.counts.stale += lost
         self._newest_stale = max(fragment.oldest_model for fragment in stale), self.newest_model
         return lost
@@ -169,8 +170,7 @@ class RolloutQueue:
             if exact and len(fragment) > missing:
                 fragment, rest = fragment.split(missing, self.schema)
                 self._fragments.appendleft(rest)
-                self.entries += len(rest)
-                self.bytes += bytes_of(rest)
+                self._count(rest, 1)
                 self.counts.split += 1
             taken.append(fragment)
             missing -= len(fragment)
@@ -180,6 +180,8 @@ class RolloutQueue:
         """Let everything go; returns the entries whose room is given back, those included that wait for a model."""
         room = self.entries + self._until_publish
         self._fragments.clear()
+        self._names.clear()
+        self._clients.clear()
         self.entries = self.bytes = self._until_publish = 0
         return room
 
@@ -203,9 +205,20 @@ class RolloutQueue:
 
     def _pop(self) -> Fragment:
         fragment = self._fragments.popleft()
-        self.entries -= len(fragment)
-        self.bytes -= bytes_of(fragment)
+        self._count(fragment, -1)
         return fragment
+
+    def _count(self, fragment: Fragment, sign: int) -> None:
+        """A fragment is held from now on (1), or no more (-1)."""
+        self.entries += sign * len(fragment)
+        self.bytes += sign * bytes_of(fragment)
+        name = fragment.client, fragment.number
+        self._names[name] += sign
+        self._clients[fragment.client] += sign
+        if not self._names[name]:
+            del self._names[name]
+        if not self._clients[fragment.client]:
+            del self._clients[fragment.client]
 
 
 def bytes_of(fragment: Fragment) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .schema import Schema
+
+Verdict = Literal["", "wait", "discard"]
+"""What a writer does after a step: it goes on, waits for room, or first drops the step, for which there was none."""
 
 
 class EpisodeStore(Protocol):
@@ -52,18 +55,17 @@ class PausedWriter(Protocol):
     def cut(self) -> int:
         """Ship what is open."""
 
-    def discard(self) -> int:
-        """Drop what is open."""
-
 
 class Observer(Protocol):
     """Who counts what a writer records: called in the writer's thread, after the memory has it."""
 
-    def on_entries(self, count: int) -> bool | None:
-        """`count` entries were added. Returns whether to call `pause` when the step is done."""
+    def on_entries(self, count: int) -> Verdict | None:
+        """`count` entries were added. Returns what to do; after "wait" and "discard", `pause` is called at the end of
+        the step.
+        """
 
     def pause(self, writer: PausedWriter) -> None:
-        """Wait inside of a step until more may be recorded, after `writer.cut` or `writer.discard`."""
+        """Wait inside of a step until more may be recorded, after `writer.cut`."""
 
     def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
         """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""

@@ -18,18 +18,18 @@ class RolloutWriter(Writer):
     __slots__ = ()
     _cuts_at_once: ClassVar[bool] = True
 
-    def discard(self) -> int:
-        """Drop the entries of open episodes, and go on in them; returns how many were dropped."""
-        with self._alone("discard"):
-            lengths, self._room = self._clock - self._opened, 0
-            for i in np.flatnonzero(lengths).tolist():
-                self._memory.open(int(self.lanes[i]))
-            self._opened[:] = self._clock
-            return int(lengths.sum())
-
     def _between(self, waits: object) -> None:
-        """Cut what is long enough, and have the observer wait if it is to."""
-        if self._room == 0:
+        """Cut what is long enough, or drop what there was no room for; and have the observer wait if it is to."""
+        if waits == "discard":
+            self._discard()
+        elif self._room == 0:
             self._cut_here(self._longest)
         if waits and self._observer is not None:
             self._observer.pause(self)
+
+    def _discard(self) -> None:
+        """Drop the entries of open episodes, and go on in these."""
+        for i in np.flatnonzero(self._opened < self._clock).tolist():
+            self._memory.open(int(self.lanes[i]))
+        self._opened[:] = self._clock
+        self._room = 0

@@ -312,6 +312,9 @@ class Writer:
         if begins and self._starts is not None:
             self._starts.note(begins)
         waits = added and self._observer is not None and self._observer.on_entries(added)
+        if waits == "discard":  # before an episode that ends here is stored
+            self._between(waits)
+            waits = ""
         if ends:
             self._finish(ends)
         if waits or (self._room == 0 and self._cuts_at_once):
@@ -358,8 +361,9 @@ class Writer:
             self._pending[[end.environment for end in ends]] = True
         for i, is_terminal, final, bootstrap in ends:
             lane = int(self.lanes[i])
-            self._memory.close(lane, final_state=final, terminated=is_terminal, bootstrap_value=bootstrap)
-            self._memory.open(lane)
+            if self._opened[i] < self._clock:  # not if its entries were dropped
+                self._memory.close(lane, final_state=final, terminated=is_terminal, bootstrap_value=bootstrap)
+                self._memory.open(lane)
             length, return_ = self._clock - int(self._began[i]), np.array(self._returns[i])
             self._began[i] = self._opened[i] = self._clock
             self._returns[i] = 0.0

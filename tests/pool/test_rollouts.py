@@ -238,6 +238,31 @@ def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
     assert take(pool, 20)["obs"].tolist() == list(range(20, 40))
 
 
+@pytest.mark.parametrize("how", ["taken", "split", "cleared", "passed over", "overwritten"])
+def test_what_has_left_can_be_put_back_once(how: str) -> None:
+    pool = made(6, is_bounded=True, parameters=Parameters(max_model_lag=0))
+    pushed(pool, CLIENTS[0], range(4), version=1)
+    (kept,) = pool.walk()
+    assert pool.put_back(kept) == (False, 0), "it is here"
+    if how == "taken":
+        take(pool, 4)
+    elif how == "split":
+        take(pool, 2)
+        assert pool.put_back(kept) == (False, 0), "its rest is here"
+        take(pool, 2)
+    elif how == "cleared":
+        pool.clear()
+    elif how == "passed over":
+        pool.saw_model(2)
+        with pytest.raises(NotEnoughSamples, match="of 0 clients"):
+            take(pool, 1)
+    else:
+        pushed(pool, CLIENTS[1], range(4, 8), version=1)
+        take(pool, 4)
+    assert pool.put_back(kept) == (True, 0) and pool.stats().held == 4
+    assert pool.put_back(kept) == (False, 0)
+
+
 def test_clearing_gives_back_what_waits_for_a_model_too() -> None:
     pool, room = made(), []
     pool.on_room = room.append

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,49 @@ def test_actors_wait_in_step_until_entries_are_taken(cluster, ends):
         assert actor.number <= expected + 40
     assert table.stats().rate.forgiven == 0.0
     assert client.stats().passed_steps == 0
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends):
+    limits = replace(QUICK, block_timeout=0.05)
+    server = cluster.server(schema=None, tables=rollout_table(capacity=4), limits=limits)
+    client = cluster.client(server, limits=limits)
+    with client.writer(check=False) as writer:
+        for number in range(4):
+            step(writer, number)
+        step(writer, 4, ends=ends)
+        step(writer, 5, stops=True)
+    client.update(timeout=20.0)
+    table = server.table("rollouts")
+    assert client.stats().passed_steps == 2
+    assert table.take(4, timeout=20.0)["obs"].tolist() == [0, 1, 2, 3]
+    until(lambda: server.stats().totals.episodes == 1 + ends)
+    assert client.stats().pushed_caches == 1, "a whole episode is counted, and not sent"
+
+
+def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, tmp_path):
+    tables = rollout_table(capacity=40, length=4)
+    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    writer = cluster.client(server, limits=QUICK).writer(check=False)
+    for number in range(20):
+        step(writer, number)
+    first = server.table("rollouts").take(6, timeout=20.0)["obs"].tolist()
+    until(lambda: server.table("rollouts").stats().held_samples == 14)
+    server.snapshot(tmp_path / "a.snapshot")
+    server.close(0.0)
+    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    for added in (4, 0):  # the same file again brings nothing
+        counts = server.restore([tmp_path / "a.snapshot"])
+        assert counts.episodes == added
+    table = server.table("rollouts")
+    first += table.take(7, exact=False)["obs"].tolist()
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(20, 28):
+        step(writer, number)
+    first += table.take(12, timeout=20.0)["obs"].tolist()
+    assert first == list(range(28)), "each entry once, in order"
+    assert table.stats().held_samples == 0
 
 
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
