@@ -43,8 +43,21 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
-    server.add_argument("--storage", choices=("caches", "episodes"), help="what is stored (default: caches)")
-    server.add_argument("--capacity", type=int, default=0, metavar="N", help="entries of episodes that are stored")
+    server.add_argument(
+        "--storage", choices=("caches", "episodes", "rollouts"), help="what is stored (default: caches)"
+    )
+    server.add_argument(
+        "--capacity",
+        type=int,
+        default=0,
+        metavar="N",
+        help="entries of episodes that are stored; of rollouts, entries that may be recorded and not taken",
+    )
+    server.add_argument(
+        "--full",
+        choices=("wait", "oldest"),
+        help="of rollouts: if there is no room, actors wait, or the oldest leave (default: wait)",
+    )
     add_http(server)
     add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
     server.add_argument(
@@ -188,6 +201,7 @@ def _server(given: argparse.Namespace) -> int:
         cache_limit=given.cache_limit,
         storage=given.storage,
         capacity=given.capacity,
+        full=given.full,
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,

@@ -15,7 +15,7 @@ from typing import Any
 from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.net.descriptors import raise_limit
-from memoire.pool.tables import Storage, Table
+from memoire.pool.tables import Full, Storage, Table
 from memoire.proxy.proxy import Proxy
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
@@ -128,6 +128,7 @@ def serve(
     byte_limit: int,
     storage: Storage | None = None,
     capacity: int = 0,
+    full: Full | None = None,
     state_dir: str | None = None,
     snapshot_caches: bool = False,
     snapshot_every: float | None = None,
@@ -145,7 +146,7 @@ def serve(
     """Run a server until it is told to end; its exit status.
 
     Args:
-        schema, settings, storage, capacity: Of its only table.
+        schema, settings, storage, capacity, full: Of its only table.
         tables: Several in their place.
         limits: Of the library, as `read_limits` takes them.
         beside: Ports for caches and for notices, "PORT,PORT", in place of the two after that of `endpoint`.
@@ -171,6 +172,7 @@ def serve(
             cache_limit=cache_limit,
             storage=storage,
             capacity=capacity,
+            full=full,
             byte_limit=byte_limit or None,
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,

@@ -220,6 +220,21 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
             assert process.wait(100.0) == 0
 
 
+def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
+    what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--full", "oldest")
+    with running("server", "--endpoint", "tcp://127.0.0.1:0", *what, "--set", "rollout_length=3") as server:
+        with memoire.connect(address(server)) as client, client.writer() as writer:
+            for number in range(12):
+                obs = np.full(4, number, np.float32)
+                writer.step(obs, None, 1.0, False, False, obs + 1)
+            client.update(100.0)
+            assert (client.storage, client.parameters.rollout_length) == ("rollouts", 3)
+            told = client.stats()
+            assert (told.pushed_caches, told.passed_steps, told.held_back) == (4, 0, ""), "nobody waits: full=oldest"
+        server.terminate()
+        assert server.wait(100.0) == 0
+
+
 def test_up_says_which_process_could_not_start_and_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
