@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import PausedWriter, Verdict
+from memoire.replay.episode_store import PausedWriter, AfterStep
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -305,7 +305,7 @@ class WriterObserver:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
         self._owed = 0.0  # samples that are to be pushed
 
-    def on_entries(self, count: int) -> Verdict:
+    def on_entries(self, count: int) -> AfterStep:
         """Entries were recorded. Rollouts wait if there is no room for more: before these are recorded, so that no step
         is made by a model whose share is there. Entries without room are discarded.
         """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .schema import Schema
 
-Verdict = Literal["", "wait", "discard"]
+AfterStep = Literal["", "wait", "discard"]
 """What a writer does after a step: it goes on, waits for room, or first drops the step, for which there was none."""
 
 
@@ -59,7 +59,7 @@ class PausedWriter(Protocol):
 class Observer(Protocol):
     """Who counts what a writer records: called in the writer's thread, after the memory has it."""
 
-    def on_entries(self, count: int) -> Verdict | None:
+    def on_entries(self, count: int) -> AfterStep | None:
         """`count` entries were added. Returns what to do; after "wait" and "discard", `pause` is called at the end of
         the step.
         """
