@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import PausedWriter, AfterStep
+from memoire.replay.episode_store import AfterStep, PausedWriter
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
