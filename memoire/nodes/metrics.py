@@ -120,7 +120,6 @@ REQUESTS = {
         messages.Publish,
         messages.Sums,
         messages.Draw,
-        messages.Take,
         messages.Feedback,
         messages.Control,
         messages.Ledger,
