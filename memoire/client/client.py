@@ -38,12 +38,12 @@ from memoire.replay.writer import Writer
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
-from . import io, unreported
+from . import former_clients, io
 from .episodes import OpenEpisodes
 from .io import Connection
 from .io_client_lock import ClientLock
-from .lines import LogLines
 from .local_memory import LocalMemory
+from .log_lines import LogLines
 from .models import ModelHandle, Receiver
 from .pushes import Pusher, WhenFull, WriterObserver, check_when_full
 from .reports import remainder_of
@@ -167,7 +167,7 @@ class Client(Node):
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
         """The label of its log lines."""
-        self._folder = None if state_dir is None else unreported.folder_at(state_dir)
+        self._folder = None if state_dir is None else former_clients.folder_at(state_dir)
         self._limits, self._seed = limits or Limits(), seed
         self._context = context or shared_context()
         self._keys = Keys.of(keys, "actor")
@@ -610,7 +610,7 @@ class Client(Node):
             self._is_left = True
             remainder = remainder_of(self._session, self._io.topics.versions())
         if remainder is not None:
-            fate = unreported.leave(self._folder, remainder)
+            fate = former_clients.leave(self._folder, remainder)
             # The end of a run is no loss: whoever declared it over has all that it wanted.
             level = logging.INFO if self._session.is_finished else logging.WARNING
             _log.log(level, "%s ends before %s. %s", self._name, fate, self._io.advice(probe=False))

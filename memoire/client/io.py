@@ -30,11 +30,11 @@ from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import usual_bytes
 
-from . import unreported
+from . import former_clients
 from .home_watch import Change
 from .io_client_lock import ClientLock
 from .io_data import DataSockets
-from .io_unreported import FormerClient
+from .io_former_clients import FormerClient
 from .local_memory import LocalMemory
 from .reports import report_of
 from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, SentUpdate, Session, Step
@@ -86,9 +86,9 @@ class Connection:
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._connections = 0  # of the channel, that were noticed
         self.worker.post(self.hello)
-        for path, content in () if folder is None else unreported.found(folder):
+        for path, content in () if folder is None else former_clients.found(folder):
             channel = self._channel_of(content.client)
-            self.former.append(FormerClient(channel, unreported.UnreportedClient(path, content), self._told_former))
+            self.former.append(FormerClient(channel, former_clients.UnreportedClient(path, content), self._told_former))
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(

@@ -9,8 +9,8 @@ from memoire.wire import messages
 from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
 
+from .former_clients import FinalCounts, ReportPart
 from .session import Session
-from .unreported import ReportPart, UnreportedCounts
 
 LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
@@ -59,7 +59,7 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
     )
 
 
-def remainder_of(session: Session, models: Mapping[str, int]) -> UnreportedCounts | None:
+def remainder_of(session: Session, models: Mapping[str, int]) -> FinalCounts | None:
     """All that a home has not acknowledged, for a file; None if there is nothing. Takes lines and episodes away: the
     client has ended.
     """
@@ -67,7 +67,7 @@ def remainder_of(session: Session, models: Mapping[str, int]) -> UnreportedCount
     episodes = max(counts.missing.episodes, counts.waiting_episodes)
     if not (counts.missing.steps or episodes or lines):
         return None
-    return UnreportedCounts(
+    return FinalCounts(
         client=session.client,
         label=session.label,
         table=session.told.table_name,

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from clientkit import CLIENT, reply
-from memoire.client import unreported
-from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, UnreportedClient, UnreportedCounts
+from memoire.client import former_clients
+from memoire.client.former_clients import RETRY_INTERVAL, FinalCounts, LateRequest, ReportPart, UnreportedClient
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
@@ -34,9 +34,7 @@ def teller(tmp_path):
     parts = [ReportPart(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
     return UnreportedClient(
         path,
-        UnreportedCounts(
-            client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts
-        ),
+        FinalCounts(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
     )
 
 
@@ -93,20 +91,20 @@ def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
 def whole(**change):
     parts = [ReportPart(0, tail_of(messages.Update(steps=1)))]
     facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
-    return UnreportedCounts(**{"client": CLIENT} | facts | change)
+    return FinalCounts(**{"client": CLIENT} | facts | change)
 
 
 def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
     kept = [whole(client=bytes([number]) * 16) for number in (2, 1)]
-    said = [unreported.leave(tmp_path, untold) for untold in kept]
+    said = [former_clients.leave(tmp_path, untold) for untold in kept]
     assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in said[0]
-    assert [content for _, content in unreported.found(tmp_path)] == kept[::-1]
-    assert unreported.leave(None, kept[0]).endswith("they are not counted")
-    assert unreported.found(tmp_path / "nowhere") == []
+    assert [content for _, content in former_clients.found(tmp_path)] == kept[::-1]
+    assert former_clients.leave(None, kept[0]).endswith("they are not counted")
+    assert former_clients.found(tmp_path / "nowhere") == []
 
 
 def test_a_folder_that_takes_nothing_is_named(tmp_path):
-    said = unreported.leave(tmp_path / "gone", whole())
+    said = former_clients.leave(tmp_path / "gone", whole())
     assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in said
 
 
@@ -123,23 +121,23 @@ DAMAGE = {
 def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
     path = tmp_path / f"untold-{'07' * 16}.msgpack"
     path.write_bytes(DAMAGE[damage])
-    assert unreported.found(tmp_path) == [] and path.exists()
+    assert former_clients.found(tmp_path) == [] and path.exists()
     assert f"{path} cannot be read, and is not told" in caplog.text
 
 
 def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, caplog):
-    path = unreported.save(tmp_path, whole())
-    os.truncate(path, unreported.MAX_BYTES + 1)  # sparse: it takes no room
-    assert unreported.found(tmp_path) == [] and f"it has more than {unreported.MAX_BYTES} bytes" in caplog.text
+    path = former_clients.save(tmp_path, whole())
+    os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: it takes no room
+    assert former_clients.found(tmp_path) == [] and f"it has more than {former_clients.MAX_BYTES} bytes" in caplog.text
 
 
 def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):
     (tmp_path / f"untold-{'07' * 16}.msgpack").symlink_to(tmp_path / "nowhere")
-    assert unreported.found(tmp_path) == [] and not caplog.records
+    assert former_clients.found(tmp_path) == [] and not caplog.records
 
 
 def test_a_folder_is_made_or_refused(tmp_path, monkeypatch):
-    assert unreported.folder_at(tmp_path / "made").is_dir()
+    assert former_clients.folder_at(tmp_path / "made").is_dir()
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(StateUnusable, match="not writable"):
-        unreported.folder_at(tmp_path / "made")
+        former_clients.folder_at(tmp_path / "made")

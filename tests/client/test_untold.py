@@ -6,8 +6,8 @@ import re
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.client import unreported
-from memoire.client.unreported import ReportPart
+from memoire.client import former_clients
+from memoire.client.former_clients import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
 from memoire.wire import messages
@@ -216,7 +216,7 @@ def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluste
     update = messages.Update(lines=lines)
     part = ReportPart(name_hash(RUN), tail_of(update))
     facts = {"client": b"f" * 16, "label": 0, "table": "", "home": "home", "steps": 0, "episodes": 0, "lines": 100}
-    path = unreported.save(tmp_path, unreported.UnreportedCounts(**facts, parts=[part]))
+    path = former_clients.save(tmp_path, former_clients.FinalCounts(**facts, parts=[part]))
     server = cluster.server(name="home", run=RUN, limits=Limits(request_bytes=8000))
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
     until(lambda: "cannot be told, and stays" in caplog.text)

@@ -41,7 +41,7 @@ FOREIGN = {
     "storage/database_reader.py": {"ValueError"},  # a mistake of ours
     "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
-    "client/unreported.py": {"ValueError", "PermissionError"},  # caught where they are raised
+    "client/former_clients.py": {"ValueError", "PermissionError"},  # caught where they are raised
     "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "pool/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised

@@ -98,7 +98,7 @@ def test_lines_say_again_where_the_dashboard_is() -> None:
 
 
 def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    panel = demo.Panel("the title")
+    panel = demo.ProgressPanel("the title")
     progress = progress_of(report([], {}, steps=4000), learner=LEARNER)
     progress.dashboard, progress.solved_after = "http://127.0.0.1:1234", 7.04
     panel.show(progress)

@@ -195,7 +195,7 @@ class Lines:
         """Nothing to tidy."""
 
 
-class Panel:
+class ProgressPanel:
     """Progress as a small table that stays in its place on a terminal; the dashboard's address is its last line."""
 
     def __init__(self, title: str) -> None:
@@ -228,7 +228,7 @@ def display(title: str) -> ProgressDisplay:
     """A table on a terminal (with rich), lines elsewhere."""
     if sys.stdout.isatty():
         try:
-            return Panel(title)
+            return ProgressPanel(title)
         except ImportError:
             pass
     print(title, flush=True)

@@ -9,7 +9,7 @@ from memoire.net.channel import Channel
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 
-from .unreported import LateRequest, UnreportedClient
+from .former_clients import LateRequest, UnreportedClient
 
 
 class FormerClient:

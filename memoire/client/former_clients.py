@@ -46,7 +46,7 @@ class ReportPart(msgspec.Struct, frozen=True):
     """The tail of the message."""
 
 
-class UnreportedCounts(msgspec.Struct, frozen=True, kw_only=True):
+class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """All that a client had to tell when it ended."""
 
     form: int = FORM
@@ -62,7 +62,7 @@ class UnreportedCounts(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[ReportPart]
 
 
-def save(folder: Path, untold: UnreportedCounts) -> Path:
+def save(folder: Path, untold: FinalCounts) -> Path:
     """Write a file for the next client that has this folder; it is whole and on disk, or not there.
 
     Raises:
@@ -75,7 +75,7 @@ def save(folder: Path, untold: UnreportedCounts) -> Path:
     return path
 
 
-def leave(folder: Path | None, untold: UnreportedCounts) -> str:
+def leave(folder: Path | None, untold: FinalCounts) -> str:
     """Leave it in the folder, if there is one; returns what was not acknowledged and what becomes of it, in words."""
     what = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
     if folder is None:
@@ -87,14 +87,14 @@ def leave(folder: Path | None, untold: UnreportedCounts) -> str:
     return f"{what}: they are in {kept}, and the next client with this folder tells them"
 
 
-def found(folder: Path) -> list[tuple[Path, UnreportedCounts]]:
+def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
     """The files of a folder that can be read; a damaged one is named in the log, and stays."""
     files = []
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES} bytes")
-            content = msgspec.msgpack.decode(path.read_bytes(), type=UnreportedCounts)
+            content = msgspec.msgpack.decode(path.read_bytes(), type=FinalCounts)
             if content.form != FORM:
                 raise ValueError(f"it has form {content.form}, this version of memoire reads form {FORM}")
             for part in content.parts:
@@ -137,7 +137,7 @@ class UnreportedClient:
     Each method returns what is to be sent next; None ends it, or leaves it to `begin` at `again_at`.
     """
 
-    def __init__(self, path: Path, untold: UnreportedCounts) -> None:
+    def __init__(self, path: Path, untold: FinalCounts) -> None:
         self.path, self.untold = path, untold
         self.again_at = 0.0
         """When to begin, or to begin again; infinity while it goes on."""
