@@ -207,13 +207,16 @@ class Cluster:
         return node
 
     def server(self, endpoint="", schema=SCHEMA, **options):
-        if not endpoint:  # nobody else's while it is away, should it begin anew
-            endpoint = f"tcp://127.0.0.1:{self.ports.enter_context(held(3))}"
+        endpoint = endpoint or self.address()
         return self.keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
 
-    def proxy(self, servers, front="tcp://127.0.0.1:0", **options):
+    def address(self):
+        """Nobody else's, nor are the two ports after it, should who listens there begin anew."""
+        return f"tcp://127.0.0.1:{self.ports.enter_context(held(3))}"
+
+    def proxy(self, servers, front="", **options):
         urls = [server if isinstance(server, str) else server.endpoint for server in servers]
-        return self.keep(Proxy(front, urls, context=self.context, **options))
+        return self.keep(Proxy(front or self.address(), urls, context=self.context, **options))
 
     def client(self, node, **options):
         url = node if isinstance(node, str) else node.endpoint
