@@ -30,10 +30,12 @@ class InsertGrant:
         """Why the home grants no more, as it says."""
         self.waiting = 0
         """Calls that wait for more now."""
+        self.is_short = False
+        """Whether something was left out for want of a grant since the home answered last."""
         self.waited = 0.0
         """Seconds that calls waited for more, in all."""
         self.pause = MIN_PAUSE
-        """Seconds until the home is asked again while calls wait."""
+        """Seconds until the home is asked again while calls wait, or leave something out."""
         self._counts, self._longest_pause = counts, longest_pause
         self._granted = NO_LIMIT  # entries of this run
         self._size = 0  # how much was granted last
@@ -57,8 +59,10 @@ class InsertGrant:
     def grant(self, granted: int, reason: str) -> None:
         """The home says how many entries of this run may be inserted in all, and why not more."""
         is_more, was_free = granted > self._granted, self._granted == NO_LIMIT
-        self.pause = MIN_PAUSE if is_more else min(2 * self.pause, self._longest_pause)
+        was_asked, self.is_short = self.is_short or self.waiting > 0, False
         self._granted, self.reason = granted, reason
+        in_vain = was_asked and not is_more and self.left <= 0
+        self.pause = min(2 * self.pause, self._longest_pause) if in_vain else MIN_PAUSE
         self._size = self.left if is_more or was_free else self._size
 
     def record(self, entries: int) -> None:

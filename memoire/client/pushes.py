@@ -249,6 +249,9 @@ class Pusher:
             why = self._session.inserts.reason or "learners are behind, and the server has not granted more yet"
             self.reason = f"{reason}: {why}" if reason == HELD_BACK else reason
             self.not_pushed[reason] = self.not_pushed.get(reason, 0) + 1
+            if reason == HELD_BACK and not self._session.inserts.is_short:
+                self._session.inserts.is_short = True
+                self._waiting.wake()
         return False
 
     def _codec(self) -> str:

@@ -72,7 +72,7 @@ class UpdateSchedule:
         has_backlog = outbox.oldest <= self.asked_line or outbox.is_half_full
         if self.asked > self.answered or has_backlog:
             return self._sent_at
-        if inserts.waiting:
+        if inserts.waiting or inserts.is_short:
             return self._sent_at + inserts.pause
         if self.pressed or window.is_half_used or inserts.is_half_used:
             return self._sent_at + PRESSED_INTERVAL

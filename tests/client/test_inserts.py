@@ -1,11 +1,16 @@
 """How far recording may run ahead of drawing, as a client keeps to it."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.client.counts import RunCounts
 from memoire.client.insert_grant import MIN_PAUSE, InsertGrant
+from memoire.client.line_outbox import LineOutbox
+from memoire.client.push_window import PushWindow
+from memoire.client.schedule import UpdateSchedule
 from memoire.replay.limiter import NO_LIMIT
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -60,12 +65,35 @@ def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
 
 
 def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
-    inserts = InsertGrant(RunCounts(), 5 * MIN_PAUSE)
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 5 * MIN_PAUSE)
+    recorded(inserts, counts, 10)
+    inserts.settle(10, 10)
     pauses = []
-    for granted in (10, 10, 10, 10, 11, 11):
+    for granted, waiting, is_short in (
+        (10, 0, True), (10, 1, False), (10, 0, True), (10, 1, True), (10, 0, False), (10, 1, False), (9, 0, True),
+        (11, 1, True), (11, 1, True),
+    ):  # fmt: skip
+        inserts.waiting, inserts.is_short = waiting, is_short
         inserts.grant(granted, "wait")
         pauses.append(round(inserts.pause / MIN_PAUSE))
-    assert pauses == [2, 4, 5, 5, 1, 2]  # the first is no more than without a limit
+        assert not inserts.is_short, "until something is left out again"
+    # Asked in vain it waits twice as long; nobody wanted more at the fifth; the last two have one entry left.
+    assert pauses == [2, 4, 5, 5, 1, 2, 4, 1, 1]
+
+
+def test_a_client_that_leaves_something_out_reports_as_soon_as_one_that_waits():
+    outbox, window, inserts = (
+        LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100),
+        PushWindow(1000),
+        InsertGrant(RunCounts(), 60.0),
+    )
+    schedule = UpdateSchedule(60.0, random.Random(1))
+    schedule.begin(5.0)
+    schedule.is_dirty = True
+    assert schedule.due(outbox, window, inserts) == 65.0
+    inserts.is_short = True
+    assert schedule.due(outbox, window, inserts) == 5.0 + MIN_PAUSE
 
 
 def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():

@@ -349,3 +349,36 @@ def test_an_actor_that_may_not_wait_goes_on_recording_and_pushes_less(free_actor
     until(draw_until_passed)
     assert client.stats().held_back_for < 1.0 and client.stats().not_pushed["held back"] > 0
     assert client.stats().steps == pytest.approx(done[0], abs=100_000) and done[0] > 1000
+
+
+def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(cluster):
+    """Not with its next report, which may be long after its stock was used up."""
+    more = dataclasses.replace(QUICK, credit=1 << 16)  # so much that a few caches on the way bring no report
+    server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
+    rarely = dataclasses.replace(more, update_every=1000.0)
+    client = cluster.client(server, when_full="skip", limits=rarely)
+    writer = client.writer(check=False)
+    for number in range(60):
+        step(writer, number, number % 20 == 19)
+
+    def draw_if_there():
+        if server.stats().unused_samples >= 8:
+            server.get_batch(8, timeout=0.0)
+
+    def push_until_held():
+        draw_if_there()
+        client.push_cache(timeout=0.0)
+        client.push_cache(timeout=0.0)
+        client.update(timeout=100.0)
+        return "waits until more is drawn" in client.stats().held_back
+
+    client.push_cache(timeout=100.0)
+    until(push_until_held)
+    assert not client.push_cache(timeout=0.0)
+
+    def draw_until_wanted():
+        draw_if_there()
+        step(writer)  # something to report, so that no heartbeat tells it the news
+        return client.push_cache(timeout=0.0)
+
+    until(draw_until_wanted)
