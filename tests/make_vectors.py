@@ -227,6 +227,14 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
+        "take": (wire.Take(steps=800, least=512, release="publish", wanted=1024), b""),
+        "rollouts": (
+            wire.Rollouts(
+                epoch=5, held=224, clients=2, capacity=4096,
+                fragments=[wire.FragmentRow(CLIENT, 7, len(made["episode"]), True, False, True, [0.5])],
+            ),
+            made["episode"],
+        ),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
         "news": (wire.News(epoch=5), b""),
         "take_snapshot": (wire.TakeSnapshot(name="nightly", order=CLIENT), b""),

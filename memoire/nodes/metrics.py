@@ -120,6 +120,7 @@ REQUESTS = {
         messages.Publish,
         messages.Sums,
         messages.Draw,
+        messages.Take,
         messages.Feedback,
         messages.Control,
         messages.Ledger,

@@ -9,6 +9,7 @@ first entry.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,18 +155,29 @@ class RolloutQueue:
         """
         if self.entries < wanted.steps or (wanted.min_clients > 1 and self.clients < wanted.min_clients):
             return [], 0
-        taken = self._taken(wanted.steps, wanted.exact)
+        return self._gone(self._taken(wanted.steps, wanted.exact), wanted.release)
+
+    def _gone(self, taken: list[Fragment], release: Release) -> tuple[list[Fragment], int]:
+        """Count what was taken; with it, the entries whose room is given back at once."""
         count = sum(map(len, taken))
         self.counts.taken += count
-        if wanted.release == "now":
+        if release == "now":
             return taken, count
         self._until_publish += count
         return taken, 0
 
-    def _taken(self, steps: int, exact: bool) -> list[Fragment]:
+    def give(self, wanted: TakeRequest, least: int, byte_limit: int) -> tuple[list[Fragment], int]:
+        """The same for a learner far away, who comes again for the rest: as many as are there, and no more than about
+        so many bytes; none while fewer than `least` entries are held.
+        """
+        if self.entries < max(1, least):
+            return [], 0
+        return self._gone(self._taken(wanted.steps, wanted.exact, byte_limit), wanted.release)
+
+    def _taken(self, steps: int, exact: bool, byte_limit: float = math.inf) -> list[Fragment]:
         taken: list[Fragment] = []
-        missing = steps
-        while missing > 0:
+        missing, size = steps, 0
+        while missing > 0 and self._fragments and (not taken or size < byte_limit):
             fragment = self._pop()
             if exact and len(fragment) > missing:
                 fragment, rest = fragment.split(missing, self.schema)
@@ -174,6 +186,7 @@ class RolloutQueue:
                 self.counts.split += 1
             taken.append(fragment)
             missing -= len(fragment)
+            size += bytes_of(fragment)
         return taken
 
     def clear(self) -> int:

@@ -37,6 +37,7 @@ from .interface import DEFAULTS
 from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
+from .rollout_transport import packed
 from .stats import PoolStats
 
 DEFAULT_ENTRIES: Final = 65_536
@@ -210,8 +211,12 @@ class RolloutPool(LastingPool):
 
     def entries(self) -> int:
         """Entries that are held."""
+        return self.held()[0]
+
+    def held(self) -> tuple[int, int]:
+        """Entries that are held, and the clients that recorded them."""
         with self._waiter.lock:
-            return self._queue.entries
+            return self._queue.entries, self._queue.clients
 
     def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
         """The oldest entries, which nobody else gets; all of them or none. See `TableHandle.take`.
@@ -238,6 +243,22 @@ class RolloutPool(LastingPool):
         if passed + room:
             self.on_room(passed + room)
         return taken
+
+    def give(
+        self, wanted: TakeRequest, least: int, byte_limit: int, *, wall: float
+    ) -> tuple[list[messages.FragmentRow], Payload | None]:
+        """What a learner far away gets at once: rows and payload of a ROLLOUTS message. See `RolloutQueue.give`.
+
+        Args:
+            wall: Seconds since 1970.
+        """
+        with self._waiter.lock:
+            passed = self._queue.pass_over(self.parameters.max_model_lag)
+            taken, room = self._queue.give(wanted, least, byte_limit)
+            now = self._clock()
+        if passed + room:
+            self.on_room(passed + room)
+        return packed(taken, self.schema, now=now, wall=wall)
 
     def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:
         """Wait until something has come, or say what is missing."""

@@ -2,6 +2,7 @@
 
                          ┌ directory    HELLO      WELCOME ┐
     calls ── post ──▶    │ rounds       SUMS, DRAW         │ ◀──▶ channels, one for each address
+                         │ takes        TAKE               │
           ◀── notify ──  │ publishing   PUBLISH            │      (io_channels)
         (monitor)        └ feedback     FEEDBACK           ┘
 
@@ -37,9 +38,11 @@ from .directory import Address, Directory, RemoteServer, RunChange
 from .feedback import FeedbackRouter
 from .io_channels import Channels, Finish
 from .io_publisher import Publisher
+from .io_takes import Taker
 from .prefetch import BatchQueue
 from .publishing import Publishing
 from .rounds import ClientPartition, DrawRequest, Rounds
+from .takes import Takes
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +75,13 @@ class ReaderThread:
         self.directory = Directory(urls, reader_id.hex()[:8], self.monitor.now())
         self.rounds = Rounds(self.directory, prefetch, partition, limits=limits, numbers=numbers, rng=rng)
         self.publishing = Publishing(self.directory, limits.model_chunk)
+        self.takes = Takes(self.directory, limits)
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
         self._hello, self._name, self._limits = hello, reader_id.hex()[:8], limits
         self.channels = Channels(self.worker.doors, reader_id=reader_id, numbers=numbers, rng=rng, limits=limits)
         self.publisher = Publisher(self.publishing, self.worker, self.channels, self.monitor, self._leave_out)
+        self.taker = Taker(self.takes, self.worker, self.channels, self.monitor, lambda: dict(self.publishing.versions))
         try:
             self.channels.open(self.directory.addresses, keys, context)
         except BaseException:
@@ -114,7 +119,7 @@ class ReaderThread:
         """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
         if (terms := self.directory.terms) is not None:
             if terms.storage == "rollouts":
-                expected = "'caches' or 'episodes' for a reader: rollouts are taken where the server is (server.table)"
+                expected = "'caches' or 'episodes' for a batch: entries of rollouts are taken by take(steps)"
                 raise ParameterError("storage", terms.storage, f"{expected}, table {terms.table!r}")
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
@@ -146,16 +151,19 @@ class ReaderThread:
         self.channels.ask(server, body, finish, deadline, run=run)
 
     def _next_time(self) -> float:
-        return min(self.channels.next_time(), self.directory.next_time(), self.rounds.next_time(self.monitor.now()))
+        parts = self.channels.next_time(), self.directory.next_time(), self.taker.next_time()
+        return min(*parts, self.rounds.next_time(self.monitor.now()))
 
     def _turn(self, ready: dict[object, int]) -> None:
         self.channels.turn(ready)
         now = self.monitor.now()
         for address in self.directory.due(now):
             self._greet(address)
-        for server in self.rounds.late(now, self.channels.down()):
+        down = self.channels.down()
+        for server in (*self.rounds.late(now, down), *self.takes.late(now, down)):
             self._leave_out(server)
         self._begin(now)
+        self.taker.turn()
 
     def _at_end(self) -> None:
         self.channels.close()
@@ -203,6 +211,8 @@ class ReaderThread:
         self.channels.learn(address, header, told)
         for server in news.dropped:
             self.rounds.forget(server)
+            with self.monitor.changed:
+                self.takes.forget(server)
         self._deliver()
         self.publishing.observe(news.models)
         if news.home is not None:
@@ -224,11 +234,15 @@ class ReaderThread:
         if change is not None:
             with self.monitor.changed:
                 self.publishing.enter(change)
+                if change.is_first:
+                    self.takes.clear()
             if change.is_first:
                 self.rounds.balance.reset()
 
     def _leave_out(self, server: RemoteServer) -> None:
         self.rounds.leave_out(server)
+        with self.monitor.changed:
+            self.takes.leave_out(server)
         self._deliver()
 
     # Drawing, and what comes of it

@@ -40,10 +40,12 @@ from memoire.net import process
 from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.draw import MAX_BATCH, PooledBatch
+from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.prefetch import batches_until_over
+from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
@@ -207,6 +209,51 @@ class Reader(Node):
         self._thread.taken()
         self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
         return batch
+
+    @checked_names()
+    def take(
+        self,
+        steps: int,
+        timeout: float = 30.0,
+        *,
+        exact: bool = True,
+        min_clients: int = 0,
+        release: Release = "now",
+    ) -> Rollouts:
+        """The oldest entries of a table that stores rollouts, of all its servers: nobody gets them again.
+
+        All of them or none: what came in vain is kept here for the next call. Each server gives in proportion to what
+        it holds, in order of arrival. Entries whose model is too old (`max_model_lag`) are passed over and counted.
+
+        Args:
+            steps: Entries, at least 1 and at most the capacity of all servers.
+            timeout: Seconds to wait until they are there.
+            exact: Split fragments so that there are just `steps` entries: the rest is first in the next take. Without
+                it each server's last fragment is taken whole.
+            min_clients: Clients of which entries have to be held before anything is taken.
+            release: When actors may record as many again: "now", or with the next model that is published ("publish"),
+                so that they make no step with a model whose entries were taken already.
+
+        Returns:
+            Arrays of the caller; see `Rollouts` for shapes.
+
+        Raises:
+            ParameterError: an argument is out of its range, or this table stores no rollouts.
+            NotEnoughSamples: too few entries came in that time; it says what was missing.
+            MemoireTimeout: no server answered in that time.
+            Closed: the reader was closed, also from another thread while waiting.
+        """
+        wanted = TakeRequest(steps, exact, min_clients, release)
+        began = time.monotonic()
+        try:
+            taken = self._thread.taker.take(wanted, self._seconds(timeout))
+        finally:
+            waited = time.monotonic() - began
+            with self._monitor.changed:
+                self._handed_out.waited += waited
+        with self._monitor.changed:
+            self._handed_out.batches += 1
+        return Rollouts.of(self.schema, taken, time.monotonic())
 
     def _await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         began = time.monotonic()
@@ -483,5 +530,5 @@ def _hello(reader: Reader) -> messages.Hello:
         pid=os.getpid(),
         codecs=codecs(),
         scalars=reader._scalars,
-        figures=reader._handed_out.figures(reader._prefetch.samples),
+        figures=reader._handed_out.figures(reader._prefetch.samples + reader._thread.takes.taken),
     )

@@ -29,6 +29,12 @@ class ReaderStats:
     """Names of those that do not, and are left out."""
     batches: int
     samples: int
+    rollouts_taken: int
+    """Entries of rollouts that calls took."""
+    rollouts_kept: int
+    """Entries that came and are kept for the next call."""
+    rollouts_stale: int
+    """Entries that came and were passed over here, since their model was too old by then."""
     short: int
     """Samples that a server was asked for and no longer had."""
     waited: float
@@ -80,7 +86,7 @@ def stats_of(
     reader: str, name: str, thread: ReaderThread, handed_out: DeliveredBatches, scalars: Mapping[str, float]
 ) -> ReaderStats:
     """All figures at this moment. From any thread."""
-    directory, rounds, channels = thread.directory, thread.rounds, thread.channels
+    directory, rounds, channels, takes = thread.directory, thread.rounds, thread.channels, thread.takes
     terms, known = directory.terms, directory.known
     return ReaderStats(
         reader=reader,
@@ -89,6 +95,9 @@ def stats_of(
         away=tuple(server.name for server in known if server.is_away),
         batches=handed_out.batches,
         samples=thread.prefetch.samples,
+        rollouts_taken=takes.taken,
+        rollouts_kept=takes.kept,
+        rollouts_stale=takes.stale,
         short=rounds.short,
         waited=handed_out.waited,
         waits_for=rounds.waits_for,

@@ -20,7 +20,7 @@ ROLES: Final = ("actor", "server", "learner", "reader", "proxy")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
-_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW}
+_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE}
 _PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE}
 _LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
 MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(

@@ -46,6 +46,7 @@ from .handlers.feedback import FeedbackHandler, by_client
 from .handlers.folding import AccountFolder
 from .handlers.intake import IntakeHandler, Pushed
 from .handlers.models import ModelsHandler, made
+from .handlers.takes import TakesHandler
 from .once import GivenReplies
 from .owners import ClientOwners
 from .reply import Handler, Reply
@@ -57,6 +58,7 @@ MAX_KEPT_REPLIES = 64
 ONCE: Mapping[type[messages.Body], int] = {
     messages.Publish: MAX_KEPT_REPLIES,
     messages.Draw: messages.DRAWS_IN_FLIGHT,  # batches: only as many as can be on their way
+    messages.Take: 1,  # one at a time: the next one says that this one's reply came
     messages.Feedback: MAX_KEPT_REPLIES,
     messages.Control: MAX_KEPT_REPLIES,  # one sent again must not undo a later one
 }
@@ -133,6 +135,7 @@ class Dispatcher:
         self._unlocked: dict[type[messages.Body], Handler] = {
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
+            messages.Take: TakesHandler(state).take,
         }
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,

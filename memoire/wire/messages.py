@@ -50,6 +50,8 @@ class Type(enum.IntEnum):
     INHERIT = 23
     TAKE_SNAPSHOT = 24
     SNAPSHOT = 25
+    TAKE = 31
+    ROLLOUTS = 32
 
 
 class PayloadRule(enum.Enum):
@@ -411,6 +413,42 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
         unpack_sums(self.clients)
 
 
+class FragmentRow(TailRow, frozen=True, array_like=True):
+    """A fragment of rollouts: where its entries are from, and how it ends."""
+
+    client: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    number: Count  # what its client calls it, the same after a split
+    bytes: Count  # of its container
+    has_final: bool
+    terminated: bool | None
+    cut: bool
+    bootstrap: Annotated[list[float], Meta(max_length=65536)] | None
+
+
+class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Takes the oldest entries of a table of rollouts; answered by ROLLOUTS. A resend has its sequence."""
+
+    type: ClassVar = Type.TAKE
+    steps: Small = 0  # most entries; 0 only asks what is held
+    least: Small = 0  # nothing is taken while fewer are held
+    exact: bool = True  # the last fragment is split, so that there are no more than `steps`
+    release: Annotated[str, Meta(max_length=16)] = "now"  # when room is given back: now, publish
+    wanted: Small = 0  # entries that the reader waits for here
+
+
+class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """What was taken, containers of kind EPISODE one after the other, and what is held after it."""
+
+    type: ClassVar = Type.ROLLOUTS
+    payload: ClassVar = PayloadRule.MAYBE
+    epoch: Word = 0
+    fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
+    held: Count = 0  # entries
+    clients: Count = 0  # that recorded them
+    capacity: Count = 0  # entries that there is room for
+    finished: bool = False
+
+
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
 
@@ -508,7 +546,7 @@ BODIES: Final[dict[int, type[Body]]] = {
     for body in (
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
         Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
-        TakeSnapshot, Snapshot,
+        TakeSnapshot, Snapshot, Take, Rollouts,
     )
 }  # fmt: skip
 

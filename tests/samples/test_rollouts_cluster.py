@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memoire.errors import Closed, NotEnoughSamples, ParameterError
+from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.pool.tables import Table
 from memoire.replay.schema import Schema
-from netkit import QUICK, until
+from netkit import QUICK, in_thread, until
 
 SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
 
@@ -228,8 +228,93 @@ def test_what_takes_no_rollouts_says_so(cluster):
         plain.table("default").take(1)
 
 
-def test_a_reader_says_where_rollouts_are_taken(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=20), limits=QUICK)
-    reader = cluster.reader([server], table="rollouts")
-    with pytest.raises(ParameterError, match=r"rollouts are taken where the server is \(server.table\)"):
+# ------------------------------------------------------------------------------------------------- from far away
+
+
+def taken_of(rollouts):
+    """Numbers of a take, by client."""
+    found, at = {}, 0
+    for client, length in zip(rollouts.client, rollouts.lengths.tolist(), strict=True):
+        found.setdefault(client.tobytes(), []).extend(rollouts["obs"][at : at + length].tolist())
+        at += length
+    return found
+
+
+def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=40, length=6), limits=QUICK)
+    proxy = cluster.proxy([server])
+    client = cluster.client(proxy, limits=QUICK)
+    actor = Actor(client)
+    ends.append(actor)
+    reader = cluster.reader([proxy], table="rollouts", limits=QUICK)
+    expected = 0
+    for _ in range(10):
+        rollouts = reader.take(25, timeout=20.0)
+        assert rollouts["obs"].tolist() == list(range(expected, expected + 25))
+        expected += 25
+        assert actor.number <= expected + 40
+    stats = reader.stats()
+    assert (stats.rollouts_taken, stats.rollouts_kept, stats.batches, stats.faults) == (250, 0, 10, 0)
+    assert server.table("rollouts").stats().samples == 250
+    with pytest.raises(ParameterError, match="at most the capacity of all servers, 40 entries"):
+        reader.take(41)
+    with pytest.raises(ParameterError, match=r"taken by take\(steps\)"):
         reader.get_batch(4, 20.0)
+
+
+def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, ends):
+    tables = rollout_table(capacity=32, length=8, max_model_lag=0)
+    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
+    reader = cluster.reader(servers, table="rollouts", limits=QUICK)
+    reader.publish("policy", b"1", timeout=20.0)
+    clients = [cluster.client(server, limits=QUICK) for server in servers]
+    for client in clients:
+        client.model("policy").wait(20.0)
+    ends += [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
+    for version in range(1, 5):
+        rollouts = reader.take(64, timeout=30.0, release="publish")
+        assert set(rollouts.model_version.tolist()) == {version}
+        assert sorted(len(each) for each in taken_of(rollouts).values()) == [32, 32]
+        reader.publish("policy", b"%d" % (version + 1), timeout=20.0)
+
+
+def test_two_learners_share_what_three_servers_hold_while_one_is_killed(cluster):
+    tables = rollout_table(capacity=4000, length=5)
+    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b", "c")]
+    for number, server in enumerate(servers):
+        writer = cluster.client(server, limits=QUICK).writer(check=False)
+        for step_number in range(300):
+            step(writer, 1000 * number + step_number)
+        writer.cut()
+        until(lambda server=server: server.table("rollouts").stats().held_samples == 300)
+    readers = [cluster.reader(servers, table="rollouts", limits=QUICK) for _ in range(2)]
+    got = []
+    for turn in range(6):
+        got += readers[turn % 2].take(40, timeout=20.0)["obs"].tolist()
+    left = servers[2].table("rollouts").stats().held_samples
+    servers[2].close(0.0)
+    for turn in range(10):
+        got += readers[turn % 2].take(40, timeout=20.0)["obs"].tolist()
+        if turn == 0:
+            assert readers[0].stats().away == ("c",)
+    assert len(set(got)) == len(got) == 16 * 40, "nobody gets an entry that somebody has"
+    lost = 300 - sum(number >= 2000 for number in got)
+    assert lost == left, "all that the third server had handed out came"
+    with pytest.raises(NotEnoughSamples, match="of 700 held"):
+        readers[0].take(700, timeout=0.3)
+
+
+def test_a_call_for_rollouts_far_away_ends_with_the_reader_and_at_its_deadline(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
+    reader = cluster.reader([server], table="rollouts", limits=QUICK)
+    with pytest.raises(NotEnoughSamples, match="waiting for 4 more entries .0 of 4 held, of 0 clients at 1 servers"):
+        reader.take(4, timeout=0.2)
+    thread, box = in_thread(lambda: reader.take(4, timeout=100.0))
+    until(lambda: reader._thread.takes.wanted is not None)
+    reader.close()
+    thread.join(20.0)
+    assert isinstance(box["error"], Closed)
+    gone = cluster.reader([server], table="rollouts", limits=QUICK)
+    server.close(0.0)
+    with pytest.raises(MemoireTimeout, match="rollouts"):
+        until(lambda: gone.take(4, timeout=0.3))

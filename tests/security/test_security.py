@@ -203,7 +203,7 @@ def test_every_role_may_send_what_the_table_says_and_nothing_else():
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
         assert permissions.MAY[role] == requests | leads | pushes
-    assert not permissions.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS})
+    assert not permissions.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS, messages.Type.TAKE})
     assert not permissions.MAY["reader"] & (leads | pushes | {messages.Type.UPDATE})
     for role in permissions.ROLES:
         for kind in messages.Type:
@@ -235,9 +235,9 @@ CALLED = {
 """By the role of a key: what its process may call itself in HELLO."""
 SENDS = {
     "actor": "HELLO FETCH UPDATE CACHE EPISODE",
-    "reader": "HELLO FETCH LEDGER SUMS DRAW",
+    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE",
     "proxy": "HELLO FETCH",
-    "learner": "HELLO FETCH LEDGER SUMS DRAW UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT",
+    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT",
 }
 SENDS["server"] = SENDS["learner"]
 SENDS[""] = " ".join(kind.name for kind in messages.Type)

@@ -101,11 +101,12 @@ KINDS["bool or nothing"] = ([True, False, None], [0, "no"])
 KINDS["parameters or nothing"] = [*KINDS["parameters"][0], None], [each for each in KINDS["parameters"][1] if each]
 
 FIELDS = {
-    "word of 16": "HELLO.role WELCOME.storage SNAPSHOT.state",
+    "word of 16": "HELLO.role WELCOME.storage SNAPSHOT.state TAKE.release",
     "name": "HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
-    "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label",
+    "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
+    "TAKE.steps TAKE.least TAKE.wanted",
     "count": "HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
@@ -114,7 +115,7 @@ FIELDS = {
     "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
     "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size PUBLISH.offset PUBLISH.version PUBLISHED.received "
-    "PUBLISHED.version SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
+    "PUBLISHED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
     "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries ServerRate.inserted ServerRate.drawn ClusterRate.inserted "
     "ClusterRate.drawn ClusterRate.entries Line.number Ended.number Ended.length",
     "8 names": "HELLO.codecs WELCOME.codecs",
@@ -124,7 +125,7 @@ FIELDS = {
     "parameters": "WELCOME.parameters CONTROL.parameters",
     "parameters or nothing": "UPDATED.parameters",
     "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
-    "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch",
+    "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
     "hash": "CHUNK.home",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",
     "1024 names": "ACCOUNTS.runs",
@@ -133,7 +134,7 @@ FIELDS = {
     "64 counts": "UPDATED.rejected",
     "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
-    "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ACCOUNTS.finished ACCOUNTS.durable "
+    "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished ServerRate.is_told",
     "bool or nothing": "EPISODE.terminated",
     "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier ServerRate.ratio ServerRate.tolerance ClusterRate.ratio "
@@ -158,7 +159,7 @@ FIELDS = {
 }
 """By kind: the fields that are so. A field's kind is what its page says it is."""
 OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
-    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing"  # fmt: skip
+    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments"  # fmt: skip
 """Fields that have tests of their own, below."""
 PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
           "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip

@@ -1,0 +1,96 @@
+"""Fragments of rollouts on their way to a learner far away: a row for each in the tail, and their containers behind
+each other.
+
+    fragments   [client a, 512 entries] [client b, 288]         rows say how each one ended
+    payload     EPISODE container ......|EPISODE container ..   a row says how many bytes are its own
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.rollouts import Fragment
+from memoire.replay.schema import Schema
+from memoire.wire import messages, pack
+from memoire.wire.frames import Buffer
+from memoire.wire.parts import Payload
+
+from .episode_checks import checked_episode
+
+_MOST_ENTRIES = 1 << 62  # how many there may be is for their bytes to say
+
+
+def packed(
+    fragments: Sequence[Fragment], schema: Schema, *, now: float, wall: float
+) -> tuple[list[messages.FragmentRow], Payload | None]:
+    """Fragments as rows and payload of a ROLLOUTS message; no payload where there are none.
+
+    Args:
+        now: By the clock of their arrival.
+        wall: Seconds since 1970.
+    """
+    containers = [_container(each, schema, now, wall) for each in fragments]
+    rows = [_row(each, container.nbytes) for each, container in zip(fragments, containers, strict=True)]
+    return rows, np.concatenate(containers) if containers else None
+
+
+def _container(fragment: Fragment, schema: Schema, now: float, wall: float) -> Payload:
+    episode = fragment.episode
+
+    def fill(name: str, target: Payload) -> None:
+        column = episode.columns[name]
+        values: NDArray[np.generic] = column.values if isinstance(column, Ragged) else column
+        target[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    age = fragment.age + np.float32(max(0.0, now - fragment.arrived))
+    lengths = {name: episode.columns[name].lengths for name in schema.ragged}
+    facts = episode.init_w, age, episode.model_version, lengths
+    return pack.pack_episode(schema, fill, *facts, final=episode.final_state, now=wall)
+
+
+def _row(fragment: Fragment, size: int) -> messages.FragmentRow:
+    episode = fragment.episode
+    value = episode.bootstrap_value
+    return messages.FragmentRow(
+        client=fragment.client,
+        number=fragment.number,
+        bytes=size,
+        has_final=episode.final_state is not None,
+        terminated=episode.terminated,
+        cut=episode.is_cut,
+        bootstrap=None if value is None else np.asarray(value, np.float64).reshape(-1).tolist(),
+    )
+
+
+def unpacked(
+    rows: Sequence[messages.FragmentRow], payload: Buffer | None, schema: Schema, *, now: float, limits: Limits
+) -> list[Fragment]:
+    """The fragments of a received ROLLOUTS message, completely checked. Their arrays may lie in the payload.
+
+    Args:
+        now: When it came, by the clock of whoever holds them.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+    data = memoryview(b"" if payload is None else payload).cast("B")
+    sizes = [row.bytes for row in rows]
+    if sum(sizes) != len(data):
+        raise ProtocolError("container", f"fragments of {sum(sizes)} bytes in a payload of {len(data)}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    parts = (data[begin:end] for begin, end in itertools.pairwise(ends))
+    return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
+
+
+def _fragment(row: messages.FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
+    said = messages.Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
+    checked = checked_episode(said, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
+    return Fragment(row.client, row.number, checked.episode, checked.age, now)

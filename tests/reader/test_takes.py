@@ -1,0 +1,276 @@
+"""What a reader takes of rollouts: servers are dispatchers without sockets, and time is passed in."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire.errors import MemoireTimeout, ParameterError
+from memoire.limits import Limits
+from memoire.pool.rollout_queue import TakeRequest
+from memoire.reader.directory import LEFT_OUT_TIMEOUT, Directory
+from memoire.reader.rounds import REFUSED_INTERVAL, RETRY_INTERVAL
+from memoire.reader.takes import Takes, shares
+from memoire.replay.parameters import Parameters
+from readerkit import learn, message, refused, welcome
+from rolloutkit import SCHEMA, TakesServer
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+
+class TakesWorld:
+    """A reader's takes over servers. What is asked is answered when `answer` says so."""
+
+    def __init__(self, *names, capacity=1000, limits=None, **facts):
+        self.servers = {name: TakesServer(capacity) for name in names}
+        self.now, self.limits = 10.0, limits or Limits()
+        self.directory = Directory(["tcp://a"], "reader", 0.0)
+        told = {"schema": SCHEMA, "storage": "rollouts", "table_name": "rollouts"} | facts
+        learn(self.directory, welcome(names[0], names, **told))
+        self.takes = Takes(self.directory, self.limits)
+        self.open, self.versions = [], {"policy": 3}
+
+    def push(self, name, numbers, client=b"c" * 16, **how):
+        self.servers[name].push(client, numbers, **how)
+
+    def begin(self):
+        asks = self.takes.begin(self.now)
+        self.open += asks
+        return [(ask.server.name, ask.body.steps) for ask in asks]
+
+    def answer(self, *names, by=None):
+        """Have open requests to these servers, or all, answered."""
+        for ask in [ask for ask in self.open if not names or ask.server.name in names]:
+            self.open.remove(ask)
+            answer = by or self._reply(ask)
+            came = self.takes.unpack(answer, self.now)
+            self.takes.answered(ask, answer, came, self.now)
+
+    def _reply(self, ask):
+        fields = {name: getattr(ask.body, name) for name in ask.body.__struct_fields__}
+        reply = self.servers[ask.server.name].ask(**fields)
+        return message(reply.body, payload=reply.payload)
+
+    def want(self, steps, **options):
+        self.takes.want(TakeRequest(steps, **options))
+
+    def take(self, steps, turns=6, **options):
+        """Entries that a call gets within so many turns, by their numbers; [] if they did not come."""
+        self.want(steps, **options)
+        found = []
+        for _ in range(turns):
+            self.begin()
+            self.answer()
+            self.now += RETRY_INTERVAL
+            if found := self.takes.take(self.versions):
+                break
+        self.takes.want(None)
+        return [number for each in found for number in each.episode.columns["obs"].tolist()]
+
+
+# ------------------------------------------------------------------------------------------------- how much of whom
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
+def test_shares_are_whole_in_proportion_and_never_more_than_is_held(held, data):
+    missing = data.draw(st.integers(0, sum(held)))
+    found = shares(missing, held) if sum(held) else [0]
+    assert sum(found) == missing
+    for share, there in zip(found, held, strict=False):
+        assert 0 <= share <= there and abs(share - missing * there / max(1, sum(held))) < 1.0
+
+
+def test_one_server_is_asked_for_all_at_once():
+    world = TakesWorld("a")
+    world.push("a", range(30))
+    world.want(20)
+    assert world.begin() == [("a", 20)] and world.begin() == []
+    world.answer()
+    assert world.begin() == [] and world.takes.kept == 20
+    assert sum(map(len, world.takes.take({}))) == 20 and world.takes.taken == 20
+    assert world.servers["a"].pool.counts().taken == 20
+
+
+def test_several_servers_say_what_they_hold_and_give_in_proportion():
+    world = TakesWorld("a", "b")
+    world.push("a", range(30))
+    world.push("b", range(100, 110))
+    world.want(20)
+    assert world.begin() == [("a", 0), ("b", 0)]
+    world.answer("a")
+    assert world.begin() == [], "b has not said what it holds"
+    world.answer("b")
+    assert world.begin() == [("a", 15), ("b", 5)]
+    world.answer()
+    assert world.take(20) == [*range(15), *range(100, 105)]
+
+
+def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
+    world = TakesWorld("a", "b")
+    world.push("a", range(5))
+    world.want(20)
+    world.begin()
+    world.answer()
+    assert world.begin() == [] and world.takes.next_time(world.now) == world.now + RETRY_INTERVAL
+    entries, fragments, clients, why = world.takes.why_not()
+    assert (entries, fragments, clients) == (5, 0, 1)
+    assert why == "waiting for 15 more entries (5 of 20 held, of 1 clients at 2 servers)"
+    world.now += RETRY_INTERVAL
+    assert world.begin() == [("a", 0), ("b", 0)]
+    assert world.servers["a"].pool.held() == (5, 1)
+    limiter = world.servers["a"].tables.numbered(world.servers["a"].tables.first.number).limiter
+    assert limiter is not None
+
+
+def test_what_is_over_is_kept_for_the_next_call():
+    world = TakesWorld("a", "b")
+    world.push("a", range(7), terminated=True)
+    world.push("b", range(100, 107), terminated=True)
+    first = world.take(8, exact=False)
+    assert first == [*range(7), *range(100, 107)] and world.takes.kept == 0
+    world.push("a", range(10, 14))
+    world.push("b", range(110, 114))
+    world.want(8)
+    world.begin()
+    world.answer()
+    world.begin()
+    world.answer("a")
+    world.takes.want(None)  # the call gives up; what comes late stays
+    world.answer("b")
+    assert world.takes.kept == 8
+    assert world.take(3) == [10, 11, 12] and world.take(5) == [13, *range(110, 114)]
+
+
+def test_entries_of_enough_clients_have_to_be_held():
+    world = TakesWorld("a")
+    world.push("a", range(10), client=b"c" * 16)
+    assert world.take(4, min_clients=2) == []
+    world.want(4, min_clients=2)
+    assert "waiting for entries of 1 more clients (1 of min_clients=2)" in world.takes.why_not()[3]
+    world.push("a", range(20, 30), client=b"d" * 16)
+    assert world.take(4, min_clients=2) == [0, 1, 2, 3]
+
+
+def test_what_is_too_old_when_it_is_handed_out_is_passed_over_here_too():
+    world = TakesWorld("a", parameters=Parameters(max_model_lag=0))
+    world.push("a", range(4), version=3)
+    world.want(6)
+    world.begin()
+    world.servers["a"].push(b"c" * 16, range(4, 10), version=4)
+    world.answer()
+    world.takes.want(None)
+    assert world.takes.kept == 6
+    world.versions = {"policy": 4}
+    assert world.take(6) == list(range(4, 10)) and (world.takes.stale, world.takes.kept) == (4, 0)
+    assert "4 entries were passed over here" in world.takes.why_not()[3]
+
+
+def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
+    world = TakesWorld("a", "b", capacity=10)
+    with pytest.raises(ParameterError, match="capacity of all servers, 20 entries"):
+        world.take(21)
+    other = TakesWorld("a", storage="caches", table_name="plain")
+    with pytest.raises(ParameterError, match=r"'plain' gives batches \(get_batch\)"):
+        other.take(1)
+
+
+# ------------------------------------------------------------------------------------------------- who does not answer
+
+
+def test_a_call_goes_on_without_a_server_that_does_not_answer_and_keeps_what_it_sends_late():
+    world = TakesWorld("a", "b")
+    for name, first in (("a", 0), ("b", 100)):
+        world.push(name, range(first, first + 20))
+    world.want(10)
+    world.begin()
+    world.answer()
+    assert world.begin() == [("a", 5), ("b", 5)]
+    world.answer("a")
+    world.now += LEFT_OUT_TIMEOUT - 0.1
+    assert world.takes.late(world.now, []) == []
+    address = world.directory.addresses[0]
+    assert [each.name for each in world.takes.late(world.now, [address])] == ["b"], "its connection has ended"
+    world.now += 0.1
+    (late,) = world.takes.late(world.now, [])
+    world.takes.leave_out(late)
+    assert world.takes.late(world.now, [address]) == [] and world.begin() == [("a", 5)]
+    world.answer("a")
+    assert sum(map(len, world.takes.take(world.versions))) == 10
+    world.takes.want(None)
+    world.answer("b")
+    assert not late.is_away and world.takes.kept == 5
+    assert world.take(5) == list(range(100, 105))
+
+
+@pytest.mark.parametrize("answer", [refused("table"), MemoireTimeout("x", "y", 1.0, "z")])
+def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
+    world = TakesWorld("a")
+    world.want(4)
+    world.begin()
+    world.answer(by=answer)
+    assert world.begin() == [] and world.takes.next_time(world.now) == world.now + REFUSED_INTERVAL
+    assert world.directory.next_time() == 0.0
+    world.now += REFUSED_INTERVAL
+    assert world.begin() == [("a", 4)]
+
+
+def test_a_damaged_reply_is_counted_and_ends_nothing():
+    world = TakesWorld("a")
+    world.push("a", range(8))
+    world.want(4)
+    world.begin()
+    reply = world._reply(world.open[0])
+    world.answer(by=message(reply.body, payload=reply.payload[:-1]))
+    assert (world.takes.refused, world.takes.kept) == (1, 0)
+    assert world.take(4) == [4, 5, 6, 7]
+
+
+def test_another_run_begins_without_what_came_before():
+    world = TakesWorld("a")
+    world.push("a", range(8))
+    world.want(4)
+    world.begin()
+    world.answer()
+    world.takes.clear()
+    assert world.take(4) == [4, 5, 6, 7]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent_again(data):
+    world, pushed, got = TakesWorld("a", "b", "c"), Counter(), []
+    for _ in range(data.draw(st.integers(1, 25))):
+        move = data.draw(st.sampled_from(["push", "push", "take", "late", "exact"]))
+        name = data.draw(st.sampled_from("abc"))
+        count = data.draw(st.integers(1, 12))
+        if move == "push":
+            first = 1000 * "abc".index(name) + pushed[name]
+            world.push(name, range(first, first + count), client=name.encode() * 16)
+            pushed[name] += count
+        elif move == "late":  # a call that gives up while some of it is on its way
+            world.want(count)
+            world.begin()
+            world.answer()
+            world.begin()
+            world.answer(name)
+            world.takes.want(None)
+            world.now += data.draw(st.sampled_from([0.0, RETRY_INTERVAL]))
+        else:
+            took = world.take(count, exact=move == "exact")
+            assert not took or len(took) == count or (move == "take" and len(took) > count)
+            got += took
+    world.answer()
+    held = sum(server.pool.entries() for server in world.servers.values())
+    assert len(got) + world.takes.kept + held == sum(pushed.values()), "nothing is lost, and nothing comes twice"
+    for rest in range(200):
+        left = world.takes.kept + sum(server.pool.entries() for server in world.servers.values())
+        if not left:
+            break
+        assert rest < 199
+        got += world.take(left)
+    everything = [1000 * "abc".index(name) + number for name in "abc" for number in range(pushed[name])]
+    assert sorted(got) == everything
+    for name in "abc":
+        mine = [number for number in got if number // 1000 == "abc".index(name)]
+        assert mine == sorted(mine)

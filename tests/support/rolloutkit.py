@@ -1,0 +1,67 @@
+"""What the tests of rollouts that are taken from far away share: fragments, and a server without sockets."""
+
+import numpy as np
+
+from memoire.limits import Limits
+from memoire.pool.episode_checks import CheckedEpisode
+from memoire.pool.rollout_transport import unpacked
+from memoire.pool.rollouts import RolloutPool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.dataset import Episode
+from memoire.replay.rollouts import Fragment
+from memoire.replay.schema import Schema
+from memoire.server.dispatch import Dispatcher
+from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import table_number
+from serverkit import NOW, READER
+
+SCHEMA = Schema({"obs": np.int64, "reward": np.float32})
+TABLE = table_number("rollouts")
+
+
+def fragment(client, numbers, *, terminated=False, version=3):
+    obs = np.arange(numbers.start, numbers.stop)
+    count = len(obs)
+    episode = Episode(
+        columns={"obs": obs, "reward": obs.astype(np.float32)},
+        init_w=np.ones(count, np.float32),
+        priority=None,
+        learned=np.zeros(count, np.bool_),
+        born=None,
+        model_version=np.full(count, version, np.int64),
+        multiplier=1.0,
+        terminated=terminated,
+        final_state={"obs": np.int64(numbers.stop)},
+        bootstrap_value=None if terminated else np.float32(0.5),
+        is_cut=not terminated,
+    )
+    return Fragment(client, numbers.start, episode, np.full(count, 1.5, np.float32), 0.0)
+
+
+class TakesServer:
+    """A server's decisions, and its readers."""
+
+    def __init__(self, capacity=1000, **limits):
+        self.now = 2.0
+        settings = {"rollouts": Table(SCHEMA, storage="rollouts", capacity=capacity)}
+        self.tables = Tables(settings, lambda _, table: RolloutPool(SCHEMA, capacity=capacity, clock=lambda: self.now))
+        self.limits = Limits(**limits)
+        self.dispatcher = Dispatcher(
+            tables=self.tables, run="run", name="home", limits=self.limits, clock=lambda: NOW, epoch=7
+        )
+        self.pool = self.tables.numbered(TABLE).pool
+        self.numbers = {}
+
+    def push(self, client, numbers, **how):
+        made = fragment(client, numbers, **how)
+        self.pool.add(client, made.number, CheckedEpisode(made.episode, made.age, len(made)))
+
+    def ask(self, reader=READER, *, again=False, **what):
+        self.numbers[reader] = self.numbers.get(reader, 0) + (not again)
+        frames = encode(messages.Take(**what), client=reader, sequence=self.numbers[reader], table=TABLE)
+        return self.dispatcher.answer(parse(frames))
+
+    def got(self, reply):
+        assert isinstance(reply.body, messages.Rollouts), reply.body
+        return unpacked(reply.body.fragments, reply.payload, SCHEMA, now=5.0, limits=self.limits)
