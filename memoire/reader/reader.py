@@ -31,9 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import arguments
-from memoire.accounting.merge import ClusterTotals, ServerAccounts
 from memoire.arguments import process_name, seconds, table_name, whole
-from memoire.errors import EndpointError, MemoireError, ParameterError
+from memoire.errors import EndpointError, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net import process
@@ -43,10 +42,9 @@ from memoire.pool.draw import MAX_BATCH, PooledBatch
 from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
-from memoire.replay.parameters import NAMES, Parameters
+from memoire.replay.parameters import Parameters
 from memoire.replay.prefetch import batches_until_over
 from memoire.replay.rollouts import Rollouts
-from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
@@ -56,6 +54,7 @@ from memoire.wire.compression import codecs
 
 from .admin import ClusterAdmin
 from .io import ReaderThread
+from .orders import ClusterOrders
 from .prefetch import BatchQueue
 from .rounds import ClientPartition
 from .stats import DeliveredBatches, ReaderStats, stats_of
@@ -66,7 +65,7 @@ BATCHES_AHEAD = 3
 """Unless a reader is told another number, or its learner waits."""
 
 
-class Reader(Node):
+class Reader(ClusterOrders, Node):
     """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
     thread-safe.
 
@@ -368,102 +367,6 @@ class Reader(Node):
 
     def _seconds(self, timeout: float | None) -> float:
         return seconds(timeout, self._limits.request_timeout)
-
-    # ---------------------------------------------------------------------------------- what it orders, and asks
-
-    @checked_names(NAMES)
-    def configure(
-        self,
-        timeout: float | None = None,
-        *,
-        sampler: Sampler | None = None,
-        discount: float | Sequence[float] | None = None,
-        **fields: Any,
-    ) -> None:
-        """Change parameters at every known server, and so at all clients; returns when the servers have them. Takes
-        what `Buffer.configure` takes.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
-                together need the same parameters, so call again when it is back.
-            Refused: a server does not take them.
-        """
-        self._admin.configure(timeout, changes_of(sampler, discount, fields))
-
-    def finish(self, timeout: float | None = None) -> None:
-        """Declare the run over at every server; returns when those that are there know it.
-
-        Raises:
-            MemoireTimeout: none of them answered in time.
-        """
-        self._admin.finish(timeout)
-
-    def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Count this run from now on at every server: from zero, or where it ended; see `Server.begin_run`.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
-            Refused: that is no name.
-        """
-        self._admin.begin_run(name, timeout)
-
-    def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
-        """What all servers together have counted, each client once, wherever it was at home.
-
-        A server that does not answer in time is named in `missing`, and so is an address on a proxy's list where nobody
-        has answered since the proxy began. Exact for what clients have told; they tell it twice a second.
-
-        Args:
-            run: Name of the experiment; None is the one that is counted now.
-
-        Raises:
-            MemoireTimeout: no server answered.
-            Refused: the servers that answered know no such run.
-        """
-        return self._admin.totals(run, timeout)
-
-    def accounts(
-        self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
-    ) -> dict[str, ServerAccounts | MemoireError]:
-        """Every server's accounts of a run, by its name, or why there are none.
-
-        Args:
-            run: Name of the experiment; None is the one that each server counts now.
-            servers: Names of those to ask; None asks all.
-        """
-        return self._admin.accounts(run, timeout, servers)
-
-    def ask(
-        self, bodies: Mapping[str, messages.Body], timeout: float | None = None
-    ) -> dict[str, messages.Body | MemoireError]:
-        """One request to each of some servers, by their names, all at once; the answers, or why there are none.
-
-        Raises:
-            ParameterError: a name is none of the servers'.
-            Closed: the reader was closed.
-        """
-        return self._admin.ask(bodies, timeout)
-
-    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
-        """Have every server write what it holds into its own state folder, as `snapshots/NAME.snapshot`, while it goes
-        on; each server's answer when its file is on disk, or why it is not there.
-
-        Args:
-            name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
-
-        Raises:
-            MemoireTimeout: an address leads to nobody, so that a server would not hear of it; nothing was ordered.
-        """
-        return self._admin.snapshot(name, timeout)
-
-    def tell(self, name: str, body: messages.Body, timeout: float | None = None) -> messages.Taken:
-        """One request that is answered by TAKEN to one server.
-
-        Raises:
-            MemoireTimeout: it did not answer in time.
-            Refused: it does not do it.
-        """
-        return self._admin.tell(name, body, timeout)
 
     # ------------------------------------------------------------------------------------------------- its end
 

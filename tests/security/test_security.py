@@ -198,7 +198,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
 
 
 def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "LEDGER"]}
+    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "TAKE", "LEDGER"]}
     leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
