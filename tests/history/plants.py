@@ -50,32 +50,32 @@ def increments() -> None:
     import msgspec
 
     from memoire.accounting.ledger import Ledger
-    from memoire.client.client import Client
+    from memoire.client import io
 
-    body_of, report = Client._update_body, Ledger.report
+    report_of, report = io.report_of, Ledger.report
 
-    def new_since(self: Any, *arguments: Any, **options: Any) -> Any:
-        body = body_of(self, *arguments, **options)
-        before = getattr(self, "_reported", (0, 0))
-        self._reported = (body.episodes, body.steps)
+    def new_since(session: Any, *arguments: Any) -> Any:
+        body = report_of(session, *arguments)
+        before = getattr(session, "reported_before", (0, 0))
+        session.reported_before = (body.episodes, body.steps)
         return msgspec.structs.replace(body, episodes=body.episodes - before[0], steps=body.steps - before[1])
 
     def add(self: Any, client: bytes, sequence: int, update: Any, now: float, table: int = 0) -> Any:
-        old = self.account(client, now, table).report
+        old = self.greet(client, now, table).report
         added = msgspec.structs.replace(update, episodes=old.episodes + update.episodes, steps=old.steps + update.steps)
         return report(self, client, sequence, added, now, table)
 
-    Client._update_body, Ledger.report = new_since, add  # type: ignore[method-assign]
+    io.report_of, Ledger.report = new_since, add  # type: ignore[method-assign]
 
 
-def _take_with(change: Callable[[Any, bytes, list[Any]], list[Any]]) -> None:
-    """A logbook that takes `change(logbook, client, lines)` in place of the lines."""
+def _take_with(change: Callable[[list[Any], int], tuple[list[Any], int]]) -> None:
+    """A logbook that takes what `change(lines, through)` returns in place of both."""
     from memoire.accounting.logbook import Logbook
 
     take = Logbook.take
 
-    def wrong(self: Any, client: bytes, lines: Any, now: float) -> Any:
-        return take(self, client, change(self, client, list(lines)), now)
+    def wrong(self: Any, client: bytes, lines: Any, through: int, now: float) -> Any:
+        return take(self, client, *change(list(lines), through), now)
 
     Logbook.take = wrong  # type: ignore[method-assign]
 
@@ -84,21 +84,14 @@ def _take_with(change: Callable[[Any, bytes, list[Any]], list[Any]]) -> None:
 def unnumbered_lines() -> None:
     """Servers take every line that comes, also one that they have."""
 
-    def forget(book: Any, client: bytes, lines: list[Any]) -> list[Any]:
-        book._through.pop(client, None)
-        return lines
-
-    _take_with(forget)
+    _take_with(lambda lines, through: (lines, 0))
 
 
 @planted("log: ", stops=0)
 def lost_lines() -> None:
     """Servers acknowledge every other line without keeping it, where they get several."""
 
-    def skip(book: Any, client: bytes, lines: list[Any]) -> list[Any]:
-        return [line for line in lines if line.number % 2] or lines
-
-    _take_with(skip)
+    _take_with(lambda lines, through: ([line for line in lines if line.number % 2] or lines, through))
 
 
 @planted("caches: ", stops=0)

@@ -265,15 +265,16 @@ def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_planted_fault_is_found(tmp_path: Path) -> None:
-    """One of ten: tests/soak/planted_faults.py plants them all."""
-    plant = PLANTS["early_replies"]
+@pytest.mark.parametrize("name", ["early_replies", "increments", "unnumbered_lines"])
+def test_a_planted_fault_is_found(tmp_path: Path, name: str) -> None:
+    """Three of them, which replace most of the product: tests/soak/planted_faults.py plants them all."""
+    plant = PLANTS[name]
     began = time.monotonic()
     for seed in itertools.count(
         plant.settings["seed"]
     ):  # faults may miss the moments that matter: look until one met it
         (folder := tmp_path / str(seed)).mkdir()
-        outcome = trial.run(trial.Settings(plant="early_replies", **plant.settings | {"seed": seed}), folder)
+        outcome = trial.run(trial.Settings(plant=name, **plant.settings | {"seed": seed}), folder)
         if any(violation.startswith(plant.found_by) for violation in outcome.violations):
             return
         assert time.monotonic() < began + 50.0, outcome
