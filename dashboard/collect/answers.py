@@ -92,6 +92,12 @@ class TableRow:
     """What else its servers say, server by server."""
     samples_per_insert: float | None = None
     """Samples drawn for each step recorded, over the newest minute; None: nothing was recorded, or nobody knows yet."""
+    overwritten_samples: int = 0
+    """Samples, or entries of rollouts, in what made room that nobody had drawn."""
+    passed_over_samples: int = 0
+    """Let go because they had become too old (`max_age`, `max_model_lag`)."""
+    split_fragments: int = 0
+    """Of rollouts: those that a take has split."""
 
 
 @dataclass(frozen=True, slots=True)

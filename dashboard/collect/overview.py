@@ -93,7 +93,8 @@ def _table(name: str, told: Mapping[str, dict[str, Any] | None], ratio: float | 
         key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
         for key in (
             "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
-            "waited", "overwritten_caches", "episodes", "steps", "capacity",
+            "waited", "overwritten_caches", "overwritten_samples", "passed_over_samples", "split_fragments",
+            "episodes", "steps", "capacity",
         )
     }  # fmt: skip
     number = sum(row.get("held_caches" if row["storage"] == "caches" else "held_samples", 0) for row in rows)

@@ -4,7 +4,7 @@ import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
 import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, NONE, share, until} from "../format.js";
+import {bytes, count, duration, figure, HELD, NONE, share, until} from "../format.js";
 import {term} from "../help.js";
 import {choice, every, facts, showProblem, table} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
@@ -116,9 +116,28 @@ function worth({totals, rates, forecast}) {
 
 const times = (factor) => (factor > 0.95 && factor < 1.05 ? "once" : factor < 1 ? `in part: ${share(factor)}` : `${figure(factor)} times on average`);
 
+const drawnOf = (row) => [
+  [term("held", `${HELD[row.storage]} held`), count(row.held_caches)],
+  [term("unused", row.storage === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
+  [term("drawn", "samples drawn"), count(row.samples)],
+  [term("overwritten", "overwritten"), count(row.overwritten_caches)],
+  [term("learners_waited", "learners waited"), duration(row.waited)],
+  [term("samples_per_insert", "samples per insert, wanted"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
+];
+
+/** Each entry that arrived is held, or counted once as one of these. */
+const takenOf = (row) => [
+  [term("held", "fragments held"), count(row.held_caches)],
+  [term("unused", "entries held"), count(row.unused_samples)],
+  [term("taken", "entries taken"), count(row.samples)],
+  [term("passed_over", "entries too old"), count(row.passed_over_samples)],
+  [term("overwritten", "entries overwritten"), count(row.overwritten_samples)],
+  [term("split", "fragments split"), count(row.split_fragments)],
+  [term("learners_waited", "learners waited"), duration(row.waited)],
+];
+
 function tableCard(row, overview) {
   const isByBytes = row.full === row.held_bytes / row.byte_limit;
-  const kind = ({caches: "caches", episodes: "episodes", rollouts: "fragments"})[row.storage];
   const room = isByBytes ? bytes(row.byte_limit) : `${count(row.capacity)} ${row.storage === "caches" ? "caches" : "entries"}`;
   const full = row.full !== null && `, ${share(row.full)} of ${room}`;
   const answering = Object.keys(row.facts).length;
@@ -126,14 +145,7 @@ function tableCard(row, overview) {
   return h("section.card", h("h2", `Table ${row.name}`),
     h("p.answer", `${bytes(row.held_bytes)} held${full || ", without a limit"}`, missing > 0 && h("span.state.unready", ` by ${answering} of ${answering + missing} servers`)),
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),
-    facts([
-      [term("held", `${kind} held`), count(row.held_caches)],
-      [term("unused", kind === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
-      [term("drawn", "samples drawn"), count(row.samples)],
-      [term("overwritten", "overwritten"), count(row.overwritten_caches)],
-      [term("learners_waited", "learners waited"), duration(row.waited)],
-      [term("samples_per_insert", "samples per insert, wanted"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
-    ]), ...[row.draws_wait, row.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
+    facts(row.storage === "rollouts" ? takenOf(row) : drawnOf(row)), ...[row.draws_wait, row.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
 }
 
 const OF_SERVER = [

@@ -1,7 +1,7 @@
 // Is it well, does it learn? What holds the run up, the curve of returns, the figures that say why, and the tables.
 import {get} from "../api.js";
 import {h, patch} from "../dom.js";
-import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
+import {bytes, count, duration, figure, HELD, NONE, share, until, words} from "../format.js";
 import {term} from "../help.js";
 import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
@@ -227,12 +227,12 @@ function tableOf({tables}) {
     {title: "Table", value: (row) => row.name},
     {title: "Storage", value: (row) => row.storage},
     {title: "Actors", value: (row) => count(row.clients), number: true},
-    {title: "Held", value: (row) => `${count(row.held_caches)} ${row.storage}`, number: true},
+    {title: "Held", value: (row) => `${count(row.held_caches)} ${HELD[row.storage]}`, number: true},
     {title: "Size", value: (row) => bytes(row.held_bytes), number: true},
     {title: "Full", value: fullness},
     {title: "Samples drawn", value: (row) => count(row.samples), number: true},
     {title: "Samples left", value: (row) => count(row.unused_samples), number: true},
-    {title: "Overwritten", value: (row) => `${count(row.overwritten_caches)} ${row.storage}`, number: true},
+    {title: "Overwritten", value: (row) => `${count(row.overwritten_caches)} ${HELD[row.storage]}`, number: true},
   ];
   return tables.length ? table("Tables", columns, tables) : null;
 }
