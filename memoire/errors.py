@@ -189,7 +189,7 @@ class EmptyEpisodeError(EpisodeError):
 
 
 class EpisodeTooLong(EpisodeError):
-    """An open episode fills the memory: the entry that does not fit was refused."""
+    """An episode that is still open fills the whole memory. The entry that did not fit was refused."""
 
     def __init__(self, lane: int, length: int, capacity: int, ragged_limit: int = 0) -> None:
         super().__init__(lane, length, capacity, ragged_limit)

@@ -23,7 +23,7 @@ BATCH = 64
 
 
 class Stuck(Exception):
-    """The cache went a part of its way only: how far, and what to look at."""
+    """The trial cache did not arrive: the message says how far it came, and what to look at."""
 
     def __init__(self, found: str, advice: str) -> None:
         super().__init__(found, advice)

@@ -50,7 +50,7 @@ class UpdateSchedule:
         self._news_at = 0.0
 
     def hear_news(self, now: float) -> None:
-        """Send one soon, whatever there is to say: its answer says what is new."""
+        """The home has sent NEWS: an UPDATE is due within `REPORT_DELAY` seconds, at random, whose answer has it."""
         self._news_at = min(self._news_at, now + self._rng.uniform(0.0, REPORT_DELAY))
 
     def begin(self, now: float) -> None:

@@ -89,7 +89,7 @@ Step: TypeAlias = ChunkRequest | CompleteModel
 
 
 class TopicFetcher:
-    """Decides what is fetched of one topic.
+    """Decides which versions of a topic's models are fetched, from where and when. Pure.
 
     Args:
         has_receivers: Whether anybody wants every version, and not only the newest.

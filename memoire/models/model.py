@@ -158,7 +158,9 @@ class ModelStore:
         return any(model is not None and (model.version, model.digest) == (version, digest) for model in known)
 
     def put(self, model: Model) -> bool:
-        """Store a model that somebody else made; False (and nothing stored) unless it is the newest of its topic."""
+        """Store a model that was published elsewhere. Returns False, and stores nothing, unless it is newer than all
+        of its topic that are here.
+        """
         if self._numbered.get(model.topic) is model:
             del self._numbered[model.topic]
         if model.version <= self.version(model.topic):

@@ -48,8 +48,9 @@ def is_tuned() -> bool:
 
 
 def pass_over_in_threads(kind: type[BaseException]) -> None:
-    """Report no thread that ends by an error of this kind: at the interpreter's end, when nodes are closed, daemon
-    threads that wait for one hear that it is closed, which is no news. Only in a tuned process.
+    """Print no traceback of a thread that ends with an error of this kind, in a tuned process.
+
+    When the interpreter ends it closes nodes, and daemon threads that wait for one get `Closed`: that is no fault.
     """
     if _is_tuned:
         report = threading.excepthook

@@ -43,7 +43,9 @@ class ChosenCaches(NamedTuple):
 
 
 def choose_caches(queues: CacheQueues, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
-    """Caches to look at: those of some clients, and of each of these some, for so many samples together."""
+    """Choose clients at random, and some caches of each, that hold about `most_samples` samples together: what a
+    histogram is made of. `now` is in seconds of the pool's clock.
+    """
     held, reuse = queues.held, queues.parameters.reuse_cache
     # Over the largest: sums of what clients say could overflow.
     most = max((client.total_weight for client in queues.clients.values()), default=0.0)

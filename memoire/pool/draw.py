@@ -46,10 +46,12 @@ class PooledBatch:
         return sum(array.nbytes for array in (*values, *columns) if isinstance(array, np.ndarray))
 
     def parted(self, batch_size: int, is_global: bool) -> "Iterator[PooledBatch]":
-        """Batches of so many samples, side by side in the same arrays; a rest that fills none is left out.
+        """Cut this batch into batches of `batch_size` samples, which share its arrays. Samples that are left over, too
+        few for a batch, are left out.
 
         Args:
-            is_global: Whether the divisor is the largest importance that is possible; otherwise it is each batch's.
+            is_global: Whether importance is divided by the largest one that is possible. Otherwise it is divided by the
+                largest one in each batch.
         """
         for begin in range(0, len(self.importance) - batch_size + 1, batch_size):
             rows = slice(begin, begin + batch_size)

@@ -48,6 +48,6 @@ class LastingPool:
         return 0
 
     def expire(self) -> int:
-        """Do not count silent clients any more; returns how many these were."""
+        """Stop counting clients that were silent for `client_timeout`; returns how many. What they sent stays."""
         with self._waiter.lock:
             return len(self._clients.expire(self._clock()))

@@ -179,7 +179,7 @@ class BackendLink(Backend):
         self.requests.put(frames, sum(len(frame) for frame in frames))
 
     def forward_cache(self, frames: Sequence[Buffer], size: int) -> None:
-        """Send a cache or an episode there, as soon as there is room for it; `size` are the bytes of its payload."""
+        """Queue a cache or an episode for this server; it leaves when there is room. `size` is its payload in bytes."""
         self.caches.put(frames, size)
         # At once: a turn may bring more than the lane holds, while the server has room for all of it.
         self.caches.send(self._push.socket)

@@ -48,11 +48,12 @@ class ClusterOrders:
         self._admin.finish(timeout)
 
     def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Count this run from now on at every server: from zero, or where it ended; see `Server.begin_run`.
+        """Have every server count the run of this name from now on; see `Server.begin_run`. A new run begins at zero, a
+        former one goes on from its own totals.
 
         Raises:
             MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
-            Refused: that is no name.
+            Refused: `name` is not allowed as a name.
         """
         self._admin.begin_run(name, timeout)
 

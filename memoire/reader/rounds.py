@@ -181,7 +181,7 @@ class Rounds:
             made.open -= stock.open
 
     def forget(self, server: RemoteServer) -> None:
-        """It is on no list any more: left out, and nothing is kept of it."""
+        """No address lists this server any more: leave it out of batches, and drop all that is known of it."""
         self.leave_out(server)
         del self._stocks[server]
 

@@ -159,7 +159,7 @@ def check_whole(name: str, value: Any, low: int, high: int) -> None:
 
 
 def check_out(out: Any, dtype: Any, size: int) -> None:
-    """Refuse what is no contiguous array of this dtype and size to write into. Raises ParameterError."""
+    """Raise ParameterError unless `out` is a writable contiguous array of this dtype with `size` elements."""
     if not isinstance(out, np.ndarray) or out.dtype != dtype or out.size != size or not out.flags.carray:
         raise ParameterError(
             "out", getattr(out, "shape", out), f"a contiguous {np.dtype(dtype)} array of {size} numbers"

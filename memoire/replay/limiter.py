@@ -218,7 +218,9 @@ class Limiter:
         self._clients[client] = _Client(inserted, sequence)
 
     def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
-        """A client has recorded so many entries in all. Returns whether these are more than were known."""
+        """A client says that it has recorded `inserted` entries in all, in its message number `sequence`; `entries` are
+        held now. Returns whether it has recorded more than was known.
+        """
         known = self._clients.get(client)
         if known is None:  # it said HELLO to a former life
             self._clients[client] = _Client(inserted, sequence)

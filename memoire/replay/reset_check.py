@@ -112,8 +112,9 @@ class ResetCheck:
         return self._row(environment, first) >= (PROOF_AT_ONCE if ends else PROOF)
 
     def began(self, environment: int, first: int) -> int:
-        """An episode has begun here, and its first step is stored. Returns how many in a row began where
-        an episode had just ended.
+        """Note that an episode has begun in this environment; `first` is the hash of its first observation.
+
+        Returns how many episodes in a row began there in the state in which the one before had ended.
         """
         if not self._is_repeated(environment, first):
             self.reset(environment)

@@ -14,7 +14,7 @@ LOG_FLUSH_INTERVAL = 1.0
 
 
 class LineFile:
-    """The current log file; there is none before `open`, which any thread may call.
+    """Writes the lines that a server takes to a file. There is none before `open`, which any thread may call.
 
     Only the requests' thread writes and flushes.
     """

@@ -27,10 +27,11 @@ KNOWN_RUNS = 20
 
 
 class Queries:
-    """Answers about one server. Thread-safe. Each call raises ParameterError if the server knows no such run.
+    """Answers questions about the runs of one server: totals, accounts, episodes, log lines. Thread-safe. Each call
+    raises ParameterError if the server knows no run of that name.
 
     Args:
-        store: Its state folder; None if it has none.
+        store: The server's state folder; None if it has none.
     """
 
     def __init__(self, dispatcher: Dispatcher, store: StateStore | None) -> None:

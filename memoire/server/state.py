@@ -40,8 +40,8 @@ class ClientNames:
 
 
 class ServerState:
-    """One server, as its handlers know it. The dispatcher's lock guards everything but pools and limiters, which have
-    locks of their own.
+    """Everything that the handlers of a server's messages read and change. The dispatcher's lock guards it, except for
+    pools and limiters, which have their own locks.
 
     Args:
         tables: What it keeps; each with schema, parameters and pool of its own.

@@ -141,7 +141,7 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
 
 
 def check_payload(payload: Buffer, checksum: int) -> None:
-    """Raise ProtocolError if a payload is not what its header was made for. One pass over it, without the GIL."""
+    """Raise ProtocolError if the checksum of a payload is not the one in its header. Reads it once, without the GIL."""
     found = _bytes.checksum(payload)
     if found != checksum:
         text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"

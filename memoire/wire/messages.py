@@ -370,7 +370,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """One row for each client that holds something: `CLIENT_SUMS`, packed."""
+    """Answers SUMS: for each client of which the server holds samples, one row of `CLIENT_SUMS`, packed."""
 
     type: ClassVar = Type.SUMMED
     epoch: Word = 0
@@ -514,7 +514,7 @@ class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """How the order of a snapshot stands, and when it is done, what was written."""
+    """Answers TAKE_SNAPSHOT: the state of that order, and once it is done, what was written."""
 
     type: ClassVar = Type.SNAPSHOT
     name: Name

@@ -105,7 +105,7 @@ def build(
     """Draw a cache from a `Memory`: the payload of a CACHE message, 64-byte aligned, of one consistent moment.
 
     Args:
-        memory: Where to draw: `Memory`, or anything with its doors for caches.
+        memory: Where to draw: a `Memory`, or an object that draws and writes caches as it does.
         samples: How many; None is the parameters' cache_size.
         now: Unix seconds, for the cache's age.
         compression: "none", "zlib" or "lz4" (which the home must have); None is the parameters'. A column that does not

@@ -32,7 +32,9 @@ class ControlHandler:
         self._state, self._models, self._feedback, self._on_news = state, models, feedback, on_news
 
     def control(self, now: float, header: MessageHeader, body: messages.Control, _: Any) -> Reply:
-        """Do what somebody far away has decided. What comes before a mistake is done."""
+        """Carry out a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. What
+        stands before a mistake is done.
+        """
         table = self._state.tables.numbered(header.table)
         try:
             if body.parameters:
@@ -62,7 +64,7 @@ class ControlHandler:
         return parameters
 
     def announce(self) -> None:
-        """Have clients ask soon, once all that was said so far is saved."""
+        """Tell clients by NEWS that they should ask soon. It is sent once all changes so far are saved."""
         self._state.committer.after(self._on_news)
 
     def begin_run(self, name: str, now: float) -> None:

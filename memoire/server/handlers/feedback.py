@@ -133,7 +133,7 @@ class FeedbackHandler:
             self._count_lost(run, account, account.waiting_feedback)
 
     def give_up_all(self, run: Run) -> None:
-        """Count as lost what waits for all clients: their run is not counted any more."""
+        """Count the TD errors that still wait for a client of this run as lost: the run is not counted any more."""
         for client in list(self._waiting):
             self.give_up(run, client)
 

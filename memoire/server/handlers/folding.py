@@ -16,7 +16,9 @@ CROWD = 1 << 16
 
 
 class AccountFolder:
-    """Folds accounts and lets go of former runs, now and then, and says when too many new clients have come."""
+    """Moves accounts of clients that are gone, and runs that nobody asks for, out of memory. Warns when too many new
+    clients come.
+    """
 
     def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:
         self._state, self._feedback, self._crowd = state, feedback, crowd
