@@ -20,7 +20,7 @@ class ClusterOrders:
 
     _admin: ClusterAdmin
 
-    @checked_names(NAMES)
+    @checked_names(NAMES, called="Reader.configure")
     def configure(
         self,
         timeout: float | None = None,

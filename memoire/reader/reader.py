@@ -44,7 +44,7 @@ from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.prefetch import batches_until_over
-from memoire.replay.rollouts import Rollouts
+from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
@@ -65,7 +65,7 @@ BATCHES_AHEAD = 3
 """Unless a reader is told another number, or its learner waits."""
 
 
-class Reader(ClusterOrders, Node):
+class Reader(Node, ClusterOrders):
     """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
     thread-safe.
 
@@ -243,16 +243,18 @@ class Reader(ClusterOrders, Node):
             Closed: the reader was closed, also from another thread while waiting.
         """
         wanted = TakeRequest(steps, exact, min_clients, release)
-        began = time.monotonic()
-        try:
-            taken = self._thread.taker.take(wanted, self._seconds(timeout))
-        finally:
-            waited = time.monotonic() - began
-            with self._monitor.changed:
-                self._handed_out.waited += waited
-        with self._monitor.changed:
-            self._handed_out.batches += 1
+        taken = self._await_rollouts(wanted, self._seconds(timeout))
         return Rollouts.of(self.schema, taken, time.monotonic())
+
+    def _await_rollouts(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
+        began, taken = time.monotonic(), list[Fragment]()
+        try:
+            taken = self._thread.taker.take(wanted, patience)
+            return taken
+        finally:
+            with self._monitor.changed:
+                self._handed_out.waited += time.monotonic() - began
+                self._handed_out.batches += bool(taken)
 
     def _await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         began = time.monotonic()

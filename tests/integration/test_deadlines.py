@@ -61,6 +61,7 @@ class Alone:
         assert self.client.push_cache(100.0)  # and from now on its window is full
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
         self.rollouts = self.cluster.server(storage="rollouts", capacity=1000)
+        self.taker = self.cluster.reader([self.rollouts])
         self.shipper = self.cluster.keep(
             Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
         )
@@ -128,6 +129,7 @@ WAITS = {
     (Receiver, "receive_model"): Waits(lambda at, t: at.client.subscribe("m").receive_model(t)),
     (Reader, "get_batch"): Waits(lambda at, t: at.reader.get_batch(8, t), gives=(MemoireTimeout, NotEnoughSamples)),
     (Reader, "batches"): Waits(lambda at, t: first(at.reader.batches(8, t)), ended="no batch"),
+    (Reader, "take"): Waits(lambda at, t: at.taker.take(8, t), gives=NotEnoughSamples, owner="taker"),
     (Reader, "publish"): Waits(lambda at, t: at.reader.publish("m", b"x", t)),
     (Reader, "configure"): Waits(lambda at, t: at.reader.configure(t, importance_exponent=0.5)),
     (Reader, "finish"): Waits(lambda at, t: at.reader.finish(t)),
