@@ -5,9 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
+from memoire.limits import Limits
 from memoire.pool.rollout_transport import unpacked
-from rolloutkit import SCHEMA, TakesServer
-from serverkit import READER, YOU
+from memoire.server.dispatch import Dispatcher
+from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from rolloutkit import SCHEMA, TABLE, TakesServer
+from serverkit import NOW, READER, YOU, tables_of
 
 
 @given(st.lists(st.tuples(st.sampled_from("aab"), st.integers(1, 9), st.integers(0, 2), st.booleans()), max_size=40))
@@ -45,6 +49,19 @@ def test_nothing_is_taken_below_the_least_and_what_is_held_is_said():
     (only,) = served.got(served.ask(steps=20, least=10))
     assert (only.client, only.number, only.episode.terminated, only.episode.is_cut) == (bytes(16), 0, True, False)
     assert only.age.tolist() == [3.5] * 10 and only.episode.model_version.tolist() == [3] * 10
+
+
+def test_another_table_and_another_schema_are_refused():
+    served = TakesServer()
+    served.push(bytes(16), range(4))
+    table = served.tables.numbered(TABLE)
+    frames = encode(messages.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
+    assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
+    tables = tables_of()
+    dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7)
+    frames = encode(messages.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
+    refused = dispatcher.answer(parse(frames)).body
+    assert refused.code == "table" and "stores caches; TAKE is for rollouts" in refused.text
 
 
 def test_a_wrong_request_and_a_wrong_reply_are_refused():

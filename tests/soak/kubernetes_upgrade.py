@@ -123,7 +123,7 @@ def reuse_alone(release: Trial) -> None:
     try:
         reuse(release, "--reuse-values")
     except AssertionError as error:
-        if "missing prop" not in str(error):
+        if not any(words in str(error) for words in ("missing prop", "is required")):
             raise
         release.note("--reuse-values was refused: the former defaults lack what is new")
         reuse(release, "--reset-then-reuse-values")
