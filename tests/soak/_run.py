@@ -78,6 +78,11 @@ def page(former: str, made: dict[str, str]) -> str:
     return HEAD.format(machine=where) + "".join(f"\n<!-- {name} -->\n{text}\n" for name, text in sections)
 
 
+def recorded(written: Path) -> set[str]:
+    """The scripts whose results are on the page: one that cannot run here takes none of them away."""
+    return {name for name, _ in SECTION.findall(written.read_text(encoding="utf-8"))} if written.exists() else set()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", type=Path, help="page to write the results to")
@@ -91,7 +96,7 @@ def main() -> int:
             f"{path.stem}: {'ok' if status == 0 else f'status {status}'} after {seconds:.0f} s\n{output}\n", flush=True
         )
         failed += [path.stem] * (status not in (0, CANNOT))
-        if given.write:
+        if given.write and (status != CANNOT or path.stem not in recorded(given.write)):
             former = given.write.read_text(encoding="utf-8") if given.write.exists() else ""
             made = {path.stem: section(path, status, output, seconds)}
             given.write.write_text(page(former, made), encoding="utf-8")
