@@ -166,6 +166,29 @@ def test_settings_that_differ_from_their_default_stand_out(browser, board):
         assert usual.locator("td").all_inner_texts() == ["silent_after", "20 s"]
 
 
+CUT_WORDS = """() => [...document.querySelectorAll(".settings td")].flatMap((cell) => {
+    const found = [], texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode())
+        for (const {0: word, index} of texts.currentNode.data.matchAll(/[^\\s-]+/g)) {
+            const range = new Range();
+            range.setStart(texts.currentNode, index);
+            range.setEnd(texts.currentNode, index + word.length);
+            if (new Set([...range.getClientRects()].map(({top}) => Math.round(top))).size > 1) found.push(word);
+        }
+    return found;
+})"""
+"""Words of the settings that go on in a second line."""
+
+
+def test_no_word_of_the_settings_is_cut_on_a_phone(browser, board):
+    with window(browser, board.url, size=PHONE) as page:
+        open_page(page, board.url, "settings")
+        page.locator("tr.changed code").first.wait_for()
+        for fold in page.get_by_text("settings with their defaults").all():
+            fold.click()
+        assert page.locator(".settings td").count() > 100 and page.evaluate(CUT_WORDS) == []
+
+
 def test_a_node_has_its_curves_first_and_what_it_said_folded(browser, board, node):
     with window(browser, board.url) as page:
         open_page(page, board.url, f"nodes?url={node[2].url}")

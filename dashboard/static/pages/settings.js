@@ -68,8 +68,13 @@ function rowsOf(caption, rows, isChanged) {
   const head = ["Setting", "Value", ...(isChanged ? ["Default"] : [])];
   return h("div.scroll", {tabindex: "0", role: "region", "aria-label": caption}, h("table", h("caption.hidden-text", caption),
     h("thead", h("tr", head.map((title) => h("th", {scope: "col"}, title)))),
-    h("tbody", rows.map(({name, value, note}) => h(isChanged ? "tr.changed" : "tr", h("td", h("code", name)),
+    h("tbody", rows.map(({name, value, note}) => h(isChanged ? "tr.changed" : "tr", h("td", h("code", breakable(name))),
       h("td.value", shown(name, value)), isChanged && h("td.default", note))))));
+}
+
+/** A name that may go on in the next line behind each underscore, and nowhere else. */
+function breakable(name) {
+  return name.split(/(?<=_)/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
 }
 
 /** The same setting: a number for each reward is that number for all. */
@@ -96,13 +101,18 @@ function shown(name, value) {
   if (value === null || value === undefined) return NULL[name] ?? "not set";
   if (SECRETS.includes(name)) return value ? "set" : "not set";
   if (typeof value === "boolean") return value ? "yes" : "no";
-  if (Array.isArray(value)) return value.length ? value.map((each) => (typeof each === "object" ? JSON.stringify(each) : String(each))).join(", ") : "none";
+  if (Array.isArray(value)) return value.length ? value.map((each) => (typeof each === "object" ? asJson(each) : String(each))).join(", ") : "none";
   if (value === 0 && name in ZERO) return ZERO[name];
-  if (typeof value === "object") return JSON.stringify(value);
+  if (typeof value === "object") return asJson(value);
   if (typeof value !== "number") return String(value) || "not set";
   if (IS_BYTES.test(name)) return bytes(value);
   if (IS_SECONDS.test(name)) return duration(value);
   return Number.isInteger(value) ? count(value) : figure(value);
+}
+
+/** JSON in one line, with blanks at which it may go on in the next one. */
+function asJson(value) {
+  return JSON.stringify(value, null, 1).replace(/\n\s*/g, " ");
 }
 
 /** The columns of a schema as a table: each is [name, type, shape, role]. */
