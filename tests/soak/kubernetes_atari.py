@@ -23,7 +23,7 @@ SCHEMA = {
 ATARI = [
     *("--set", "learner.enabled=false,server.parameters.cache_size=256,server.heldBytes=256Mi"),
     *("--set-json", f"server.schema={json.dumps(SCHEMA)}"),
-    *("--set-json", f'server.parameters={{"frame_stack":{STACK},"multi_step":3,"samples_per_insert":0,"cache_size":256}}'),
+    *("--set-json", f'server.parameters={{"frame_stack":{STACK},"multi_step":3,"cache_size":256}}'),
     *("--set", f"actors.image.repository={IMAGE[0]},actors.image.tag={IMAGE[2]}"),
     *("--set-json", "actors.command=[]", "--set-json", "actors.args=[]"),
 ]  # fmt: skip
