@@ -58,6 +58,7 @@ class Taker:
 
         with self._monitor.changed:
             self._takes.want(wanted)
+        self._worker.wake()
         try:
             if not self._monitor.wait(is_whole, left):
                 raise self._shortage(wanted, patience)

@@ -38,6 +38,8 @@ OPERATIONS = {"episode": 9, "push": 5, "log": 4, "update": 2, "look": 2}
 class Play:
     """One client and what it did so far."""
 
+    storage = "caches"
+
     def __init__(self, record: Recorder, endpoint: str, seed: str, rate: float, stop: threading.Event) -> None:
         self.record, self.rate, self.stop = record, rate, stop
         self.rng = random.Random(seed)
@@ -48,7 +50,8 @@ class Play:
             endpoint, seed=self.rng.randrange(1 << 30), capacity=1000, timeout=JOIN, limits=LIMITS
         )
         self.id = self.client.client_id.hex()
-        self.tell("join", took=time.monotonic() - began, home=self.client.home, tag=self.tag)
+        facts = {"home": self.client.home, "tag": self.tag, "storage": self.storage}
+        self.tell("join", took=time.monotonic() - began, **facts)
         self.policy = self.client.model(TOPIC)
 
     def tell(self, do: str, **facts: object) -> float:
@@ -92,6 +95,7 @@ class Play:
         self.episodes += 1
 
     def push(self) -> None:
+        """Push a cache."""
         began = time.monotonic()
         pushed = self.client.push_cache(timeout=PUSH)
         self.tell("push", ok=pushed, reason=self.client.push_reason, took=time.monotonic() - began, timeout=PUSH)
@@ -126,6 +130,7 @@ class Play:
             received=stats.received_bytes,
             lost=stats.lost_bytes,
             in_flight=stats.in_flight_bytes,
+            passed=stats.passed_steps,
             faults=stats.faults,
             refused=stats.refused,
         )
@@ -137,6 +142,33 @@ class Play:
             return ""
         self.tell("saw", content=str(newest.value)[:32], version=newest.version)
         return str(newest.value)
+
+
+class RolloutPlay(Play):
+    """One that records rollouts, in order: entry t of its client is number t, whatever episodes they are in."""
+
+    storage = "rollouts"
+
+    def run(self) -> None:
+        """The same, by a writer."""
+        self.writer = self.client.writer(check=False)
+        super().run()
+
+    def episode(self) -> None:
+        """Record an episode, and wait for room where there is none."""
+        length = self.rng.randrange(2, 30)
+        self.tell("count", episodes=self.episodes + 1, steps=self.steps + length)
+        for left in range(length, 0, -1):
+            obs, action, reward = entry(self.tag, self.steps)
+            self.writer.step(obs, action, reward, left == 1, False, entry(self.tag, self.steps + 1)[0])
+            self.steps += 1
+        self.episodes += 1
+
+    def push(self) -> None:
+        """Nothing: fragments are sent at the steps that fill them, and where episodes end."""
+
+
+PLAYS = {play.storage: play for play in (Play, RolloutPlay)}
 
 
 def entry(tag: int, number: int) -> tuple[np.ndarray, ...]:
@@ -153,6 +185,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--seed", required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--storage", choices=PLAYS, required=True)
     given = parser.parse_args()
     plant()
     record, stop = Recorder(given.history, given.name), threading.Event()
@@ -161,7 +194,7 @@ def main() -> int:
     def play(number: int) -> None:
         try:
             endpoint = given.endpoints[number % len(given.endpoints)]
-            Play(record, endpoint, f"{given.seed}/{number}", given.rate, stop).run()
+            PLAYS[given.storage](record, endpoint, f"{given.seed}/{number}", given.rate, stop).run()
         except Exception as error:
             failed.append(error)
             record("failed", error=repr(error))

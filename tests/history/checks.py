@@ -37,6 +37,10 @@ class Story:
     pushed_caches: int = 0
     pushed_after: int = 0
     """push_cache calls that said yes."""
+    storage: str = "caches"
+    """What it records."""
+    amiss: int = 0
+    """Caches, bytes and steps of which its servers may lack entries: refused, lost, or passed for want of room."""
 
 
 @dataclass
@@ -67,6 +71,8 @@ def stories(events: Iterable[Event]) -> dict[str, Story]:
             continue
         story = found.setdefault(event["client"], Story(event["client"], event["by"]))
         match event["do"]:
+            case "join":
+                story.storage = event.get("storage", story.storage)
             case "count":
                 story.done = event["episodes"], event["steps"]
             case "log":
@@ -80,6 +86,7 @@ def stories(events: Iterable[Event]) -> dict[str, Story]:
                 story.pushed_after += 1
             case "stats":
                 story.pushed_caches = event["pushed_caches"]
+                story.amiss = sum(event["rejected"].values()) + event["lost"] + event.get("passed", 0)
             case "left":
                 story.left, story.delivered = event, event["delivered"]
                 if event["delivered"]:
@@ -96,6 +103,7 @@ def check(events: list[Event], kept: Kept) -> list[str]:
         *totals(events, kept),
         *log(told, kept),
         *caches(events, told, kept),
+        *rollouts(events, told),
         *models(events, told),
         *deadlines(events),
         *endings(events, told),
@@ -245,12 +253,54 @@ def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> It
             )
     for server, clients in kept.accepted.items():
         for client, accepted in clients.items():
-            # One more than it wrote down: it may have been killed between the push and the record of it.
-            if client in told and accepted > told[client].pushed_after + 1:
+            # It may have been killed between the push and the record of it.
+            if client in told and accepted > max_pushed(told[client]):
                 yield (
                     f"caches: {server} accepted {accepted} of client {client[:8]}, "
                     f"which pushed {told[client].pushed_after}"
                 )
+
+
+def max_pushed(story: Story) -> int:
+    """Caches that it may have pushed: one more than it wrote down, or of rollouts each entry in a fragment of its own."""
+    return story.pushed_after + 1 if story.storage == "caches" else story.done[1]
+
+
+def rollouts(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
+    """Rollouts: each entry is handed out once, whole, and recorded by somebody. None is left out that a client's server
+    accepted, where every server lived: they are handed out in order, so that what lacks lies before what came."""
+    events = list(events)
+    owners: dict[int, list[Story]] = defaultdict(list)
+    taken: dict[int, Counter[int]] = defaultdict(Counter)
+    for event in events:
+        if event["do"] == "join" and event.get("storage") == "rollouts":
+            owners[event["tag"]].append(told[event["client"]])
+        elif event["do"] == "took" and event["samples"]:
+            if event["torn"]:
+                yield f"rollouts: {event['torn']} of {event['samples']} entries that were taken are torn"
+            for tag, numbers in event["entries"].items():
+                taken[int(tag)].update(numbers)
+    for tag, counts in taken.items():
+        whose = owners[tag]
+        doubled = sorted(number for number, count in counts.items() if count > max(1, len(whose)))
+        if doubled:
+            yield f"rollouts: entries {doubled[:5]} of tag {tag} were handed out more than once"
+        if max(counts) >= max((story.done[1] for story in whose), default=0):
+            yield f"rollouts: entry {max(counts)} of tag {tag} was taken, and nobody recorded it"
+    if any(event["do"] in ("killed", "ended") and event["target"].startswith("server") for event in _torment(events)):
+        return  # a server that ends without a snapshot loses what it held
+    for tag, counts in taken.items():
+        missing = sorted(set(range(max(counts))) - counts.keys())
+        if missing and len(owners[tag]) == 1 and owners[tag][0].delivered and not owners[tag][0].amiss:
+            yield f"rollouts: entries {missing[:5]} of tag {tag} are lost: those up to {max(counts)} were taken"
+
+
+def _torment(events: Iterable[Event]) -> Iterator[Event]:
+    """What happened before everybody was up again, for the last time."""
+    for event in events:
+        if event["do"] == "healed":
+            return
+        yield event
 
 
 def _numbers(event: Event) -> str:

@@ -12,12 +12,17 @@ import numpy as np
 from memoire.errors import MemoireError
 from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
+from memoire.replay.rollouts import Rollouts
 
 from .actor import LAST, LIMITS, TOPIC
 from .plants import plant
 from .record import Recorder
 
 PUBLISH_BATCHES = 0.3
+TAKEN = 64
+"""Entries of rollouts that are taken at once."""
+DRAINED = 2.0
+"""Seconds for which takes go on after the last fault."""
 
 
 def is_whole(batch: object) -> np.ndarray:
@@ -56,6 +61,43 @@ def draw(reader: Reader, record: Recorder) -> None:
     record("drew", samples=len(obs), torn=torn, newest={str(tag): number for tag, number in newest.items()})
 
 
+def torn_entries(rollouts: Rollouts) -> int:
+    """Entries of which a part is of another one, or which are not where they were recorded: one behind the other."""
+    obs, action = np.asarray(rollouts["obs"]).astype(int), np.asarray(rollouts["action"])
+    tag, number = obs[:, 0], obs[:, 1]
+    fits = (obs[:, 2] == (tag * 31 + number) % (1 << 20)) & (obs[:, 3] == 1) & (action == number)
+    ends = np.cumsum(rollouts.lengths)
+    after = np.append(obs[1:, :2], [[0, 0]], axis=0)  # [N, 2] tag and number of the state that follows
+    after[ends - 1] = np.asarray(rollouts.final["obs"])[:, :2].astype(int)
+    terminal = np.zeros(len(obs), bool)
+    terminal[ends - 1] = rollouts.terminated  # nobody recorded a state after it
+    fits &= terminal | ((after[:, 0] == tag) & (after[:, 1] == number + 1))
+    return int((~fits).sum())
+
+
+def take(reader: Reader, record: Recorder) -> None:
+    try:
+        rollouts = reader.take(TAKEN, timeout=0.1)
+    except MemoireError as error:
+        record("took", samples=0, error=str(error))
+        return
+    entries: dict[int, list[int]] = {}
+    for tag, number in np.asarray(rollouts["obs"]).astype(int)[:, :2].tolist():
+        entries.setdefault(tag, []).append(number)
+    facts = {"entries": {str(tag): numbers for tag, numbers in entries.items()}, "torn": torn_entries(rollouts)}
+    record("took", samples=len(rollouts), **facts)
+
+
+def drain(reader: Reader, record: Recorder) -> None:
+    """Take what was held at this moment, and more: what came before is handed out before what comes now."""
+    until = time.monotonic() + DRAINED
+    while time.monotonic() < until:
+        take(reader, record)
+
+
+USES = {"caches": draw, "rollouts": take}
+
+
 def begin_run(reader: Reader, record: Recorder, name: str) -> None:
     """Begin it everywhere, however often servers are killed meanwhile."""
     deadline = time.monotonic() + LAST
@@ -78,6 +120,7 @@ def main() -> int:
     parser.add_argument("--history", required=True)
     parser.add_argument("--run", action="append", default=[], help="runs to begin, one after the other")
     parser.add_argument("--every", type=float, default=0.0, help="seconds for each run")
+    parser.add_argument("--storage", choices=USES, required=True)
     given = parser.parse_args()
     plant()
     record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
@@ -92,9 +135,11 @@ def main() -> int:
                 due = time.monotonic() + PUBLISH_BATCHES
                 number += 1
                 publish(reader, record, number)
-            draw(reader, record)
+            USES[given.storage](reader, record)
         if tether.stopping:
             return 0
+        if given.storage == "rollouts":
+            drain(reader, record)
         for _, name in runs:
             begin_run(reader, record, name)
         deadline = time.monotonic() + LAST

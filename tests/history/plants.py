@@ -155,6 +155,31 @@ def older_models() -> None:
     ModelHandle.newest = sometimes_old  # type: ignore[method-assign]
 
 
+@planted("rollouts: ", storage="rollouts", stops=0)
+def doubled_rollouts() -> None:
+    """Servers hand some fragments out twice."""
+    from memoire.pool.rollout_queue import RolloutQueue
+
+    give = RolloutQueue.give
+
+    def again(self: Any, *arguments: Any) -> Any:
+        taken, room = give(self, *arguments)
+        if taken and self.counts.taken % 3 == 0:
+            self.add(taken[0])
+        return taken, room
+
+    RolloutQueue.give = again  # type: ignore[method-assign]
+
+
+@planted("rollouts: ", storage="rollouts", seconds=6.0, stops=6)
+def forgotten_replies() -> None:
+    """Servers that are asked a second time for rollouts hand out the next ones: those of the first answer are lost."""
+    from memoire.server.once import GivenReplies
+
+    GivenReplies.find = lambda self, header, most: None  # type: ignore[method-assign]
+    GivenReplies.keep = lambda self, header, reply, most: None  # type: ignore[method-assign]
+
+
 # What follows is about state folders: servers are killed.
 
 KILLED = {"kills": 5, "stops": 0, "seconds": 6.0, "spared": ("proxy",), "pace": 4.0, "actors": 2}

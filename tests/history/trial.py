@@ -36,7 +36,11 @@ SCHEMA = Schema(
         "reward": Column(np.float32, (), "reward"),
     }
 )
-SETTINGS = ("cache_size=16", "priority_exponent=0.0")
+SETTINGS = {
+    "caches": ("--set", "cache_size=16", "--set", "priority_exponent=0.0"),
+    "rollouts": ("--set", "rollout_length=8", "--capacity", "4096"),
+}
+"""Of the servers' table, by what it stores."""
 READY = 60.0
 TERM_GRACE = 20.0
 """Seconds in which a node that got SIGTERM has to be gone, with status 0; more where the machine is busy."""
@@ -75,6 +79,8 @@ class Settings:
     """Above 1 makes faults as much shorter."""
     runs: int = 1
     """Experiments, one after the other."""
+    storage: str = "caches"
+    """What the servers keep: caches, which the learner draws from, or rollouts, which it takes."""
     plant: str = ""
     """Name of a planted fault."""
 
@@ -152,7 +158,7 @@ class Trial:
         history = str(self.folder / "history" / f"{name}.{self.lives[name]}.jsonl")
         match name.partition("-")[0]:
             case "server":
-                settings = [part for setting in SETTINGS for part in ("--set", setting)]
+                settings = ("--storage", self.settings.storage, *SETTINGS[self.settings.storage])
                 schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", self.runs[0])
                 state = ("--state-dir", str(self.folder / "state" / name))
                 open_to_all = (
@@ -170,6 +176,7 @@ class Trial:
                     "--history": history,
                     "--clients": self.settings.clients,
                     "--rate": self.settings.rate,
+                    "--storage": self.settings.storage,
                     "--seed": f"{self.settings.seed}/{name}/{self.lives[name]}",
                 }
                 words = [str(word) for option in options.items() for word in option]
@@ -180,7 +187,8 @@ class Trial:
             case _:
                 every = self.settings.seconds / self.settings.runs
                 runs = [word for run in self.runs[1:] for word in ("--run", run)]
-                return "history.learner", self._fronts[0], "--history", history, "--every", str(every), *runs
+                how = ("--history", history, "--every", str(every), "--storage", self.settings.storage)
+                return "history.learner", self._fronts[0], *how, *runs
 
     @property
     def _fronts(self) -> list[str]:
@@ -452,7 +460,7 @@ class Trial:
             "delivered": sum(story.delivered for story in told.values()),
             "caches_pushed": sum(story.pushed_after for story in told.values()),
             "caches_accepted": sum(sum(rows.values()) for rows in kept.accepted.values()),
-            "samples_drawn": sum(event["samples"] for event in events if event["do"] == "drew"),
+            "samples_drawn": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
             "slowest_update": round(max(took, default=0.0), 2),
         }
 
