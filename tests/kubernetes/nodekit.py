@@ -329,7 +329,7 @@ class Trial(Report, Release):
         for client in counted.keys() - self.words.keys():
             # An actor that was lost before its first word was read: it waits for NOTICE seconds after that.
             self.check(counted[client]["steps"] == 0, f"client {client[:8]} is counted and never said a word")
-        told = self.totals()
+        told = self.totals()["steps"]
         summed = sum(each["steps"] for each in counted.values())
         self.check(told == summed, f"the cluster's total is {told} steps, its servers' accounts have {summed}")
         self.note("steps", f"{summed:,}")
@@ -357,8 +357,3 @@ class Trial(Report, Release):
             most = self.limits.get(said["client"], said["did"])
             well = all(map(operator.le, said["confirmed"], counts)) and all(map(operator.le, counts, most))
             self.check(well, f"client {who} was lost: {said['confirmed']} confirmed, {counts} counted, {most} at most")
-
-    def totals(self):
-        """Steps, as anyone is told who asks the cluster."""
-        command = ("exec", self.ready("server")[0], "--", "memoire", "totals", "--json", self.endpoint)
-        return json.loads(self.kubectl(*command))["totals"]["steps"]
