@@ -292,6 +292,30 @@ def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, 
         reader.publish("policy", b"%d" % (version + 1), timeout=20.0)
 
 
+def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_then(cluster, ends):
+    tables = rollout_table(capacity=32, length=8, max_model_lag=0)
+    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
+    ranks = [cluster.reader(servers, table="rollouts", limits=QUICK) for _ in range(2)]
+    ranks[0].publish("policy", b"1", timeout=20.0)
+    clients = [cluster.client(server, limits=QUICK) for server in servers]
+    for client in clients:
+        client.model("policy").wait(20.0)
+    ends += [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
+    taken = []
+    for version in range(1, 5):
+        calls = [in_thread(lambda rank=rank: rank.take(32, timeout=30.0, release="publish")) for rank in ranks]
+        for thread_, _ in calls:
+            thread_.join(40.0)
+        halves = [box["value"] for _, box in calls]
+        assert all(set(half.model_version.tolist()) == {version} for half in halves)
+        taken += [entry for half in halves for entry in half["obs"].tolist()]
+        ranks[0].publish("policy", b"%d" % (version + 1), timeout=20.0)
+    assert len(set(taken)) == len(taken) == 4 * 64, "each entry at one rank"
+    for actor in ends:
+        actor.end()
+    assert all(actor.made.count(version) <= 32 for actor in ends for version in range(1, 5))
+
+
 def test_two_learners_share_what_three_servers_hold_while_one_is_killed(cluster):
     tables = rollout_table(capacity=4000, length=5)
     servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b", "c")]
