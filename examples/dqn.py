@@ -61,7 +61,9 @@ def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) ->
             if step >= 1000:
                 batch = buffer.sample(128).to("cpu")
                 errors = td_errors(net, target, batch)
-                loss = (batch.importance * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
+                loss = (
+                    batch.importance * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+                ).mean()
                 optimizer.zero_grad(), loss.backward(), optimizer.step()
                 batch.update_priorities(errors.detach())
                 for slow, fast in zip(target.parameters(), net.parameters(), strict=True):

@@ -1,0 +1,142 @@
+"""Do the examples that are one file each reach their goal, whatever the seed?
+
+Each example is a program as a user runs it, with seeds 0 to 4, one after the other. It ends once the mean return of
+its last episodes reaches the goal. Torch is needed: PYTHONPATH=build/torch after `make setup-torch`.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import machine
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SEEDS = range(5)
+MAX_SECONDS = 600.0
+"""Of one run: an example that takes longer has failed."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, its task, and the mean return that ends it."""
+
+    name: str
+    task: str
+    goal: float
+    window: int
+    """Episodes of which that is the mean."""
+
+
+TASKS = (
+    Example("dqn", "CartPole-v1", 475.0, 20),
+    Example("sac", "Pendulum-v1", -200.0, 20),
+    Example("apex_dqn", "CartPole-v1, four actors", 475.0, 20),
+    Example("r2d2", "CartPole-v1 without speeds", 300.0, 40),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an example."""
+
+    seconds: float
+    mean: float
+    """Of the last episodes."""
+    curve: list[tuple[int, float]]
+    """Steps, and the mean return of the last episodes then."""
+
+
+def run(example: Example, seed: int) -> Run:
+    """Run it. Raises CalledProcessError or TimeoutExpired if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, began = Path(folder, "curve.csv"), time.monotonic()
+        command = [sys.executable, EXAMPLES / f"{example.name}.py", "--seed", str(seed), "--curve", file]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=MAX_SECONDS).stdout
+        seconds, rows = time.monotonic() - began, [line.split(",") for line in file.read_text().splitlines()]
+    found = re.search(r"mean return of the last \d+ \w+: (\S+)", said)
+    assert found is not None, said
+    recent, curve = deque[float](maxlen=example.window), list[tuple[int, float]]()
+    for step, returned in rows:
+        recent.append(float(returned))
+        if len(recent) == example.window:
+            curve.append((int(step), sum(recent) / example.window))
+    return Run(seconds, float(found[1]), curve)
+
+
+def row(example: Example, runs: list[Run]) -> str:
+    """A line of the table."""
+    reached = sum(each.mean >= example.goal for each in runs)
+    steps, seconds = (
+        sorted(values) for values in ([each.curve[-1][0] for each in runs], [each.seconds for each in runs])
+    )
+    middle = len(runs) // 2
+    cells = (
+        f"[{example.name}.py](../../examples/{example.name}.py)", example.task, f"{example.goal:g}", f"{reached} of {len(runs)}",
+        f"{steps[middle]:,} ({steps[0]:,} to {steps[-1]:,})", f"{seconds[middle]:.0f} ({seconds[0]:.0f} to {seconds[-1]:.0f})",
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = """| example | task | goal | seeds that reach it | steps until then, median (all) | seconds |
+| --- | --- | ---: | ---: | ---: | ---: |"""
+PAGE = """# benchmarks/curves.py
+
+{question}
+
+{machine}
+
+{table}
+
+A curve is the mean return of the last episodes, {window}, a line for each seed. The dashed line is the goal.
+
+![curves](curves.svg)
+"""
+
+
+def draw(found: dict[Example, list[Run]], path: Path) -> None:
+    """A plot for each example, with a line for each seed."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    figure, plots = pyplot.subplots(1, len(found), figsize=(4 * len(found), 3.2), layout="constrained", squeeze=False)
+    for axes, (example, runs) in zip(plots[0], found.items(), strict=True):
+        for each in runs:
+            thinned = each.curve[:: max(1, len(each.curve) // 150)]
+            axes.plot(*zip(*thinned, each.curve[-1], strict=True), linewidth=1.2)
+        axes.axhline(example.goal, color="gray", linestyle="--", linewidth=0.8)
+        axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="also write curves.md and curves.svg there")
+    parser.add_argument("--only", default="", metavar="NAME", help="this example alone")
+    given = parser.parse_args()
+    found: dict[Example, list[Run]] = {}
+    print(HEAD, flush=True)
+    for example in TASKS:
+        if given.only in ("", example.name):
+            found[example] = [run(example, seed) for seed in SEEDS]
+            print(row(example, found[example]), flush=True)
+    if given.write:
+        question, window = __doc__.partition("\n")[0], "20 of them, or 40 of R2D2"
+        table = "\n".join([HEAD, *(row(*each) for each in found.items())])
+        page = PAGE.format(question=question, machine=machine(), table=table, window=window)
+        (given.write / "curves.md").write_text(page, encoding="utf-8")
+        draw(found, given.write / "curves.svg")
+    return 0 if all(each.mean >= example.goal for example, runs in found.items() for each in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
