@@ -6,17 +6,19 @@ its last episodes reaches the goal. Torch is needed: PYTHONPATH=build/torch afte
 
 import argparse
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from measure import machine
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "learning"
 SEEDS = range(5)
 MAX_SECONDS = 600.0
 """Of one run: an example that takes longer has failed."""
@@ -71,16 +73,15 @@ def run(example: Example, seed: int) -> Run:
 
 def row(example: Example, runs: list[Run]) -> str:
     """A line of the table."""
-    reached = sum(each.mean >= example.goal for each in runs)
-    steps, seconds = (
-        sorted(values) for values in ([each.curve[-1][0] for each in runs], [each.seconds for each in runs])
-    )
-    middle = len(runs) // 2
-    cells = (
-        f"[{example.name}.py](../../examples/{example.name}.py)", example.task, f"{example.goal:g}", f"{reached} of {len(runs)}",
-        f"{steps[middle]:,} ({steps[0]:,} to {steps[-1]:,})", f"{seconds[middle]:.0f} ({seconds[0]:.0f} to {seconds[-1]:.0f})",
-    )  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    reached = f"{sum(each.mean >= example.goal for each in runs)} of {len(runs)}"
+    link = f"[{example.name}.py](../../examples/learning/{example.name}.py)"
+    steps, seconds = spread([each.curve[-1][0] for each in runs]), spread([each.seconds for each in runs])
+    return "| " + " | ".join([link, example.task, f"{example.goal:g}", reached, steps, seconds]) + " |"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 HEAD = """| example | task | goal | seeds that reach it | steps until then, median (all) | seconds |

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from history.ports import block
@@ -50,6 +51,15 @@ TOGETHER = {
 }
 
 
+# Programs that learn, each in one file: how to make them short. docs/benchmarks/curves.md has them whole.
+LEARN = {
+    "dqn.py": ["--steps", "1500"],
+    "sac.py": ["--steps", "1400"],
+    "apex_dqn.py": ["--actors", "2", "--seconds", "3"],
+    "r2d2.py": ["--steps", "3000"],
+}
+
+
 def start(name: str, arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return subprocess.Popen(
@@ -86,6 +96,19 @@ def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", LEARN)
+def test_a_program_that_learns_begins_to(name: str, tmp_path: Path) -> None:
+    with start(f"learning/{name}", [*LEARN[name], "--curve", "curve.csv"], tmp_path) as process:
+        try:
+            keeps("mean return of the last", process)
+        finally:
+            process.kill()
+    rows = [line.split(",") for line in (tmp_path / "curve.csv").read_text().splitlines()]
+    steps, returns = [int(step) for step, _ in rows], [float(returned) for _, returned in rows]
+    assert steps == sorted(steps) and len(rows) >= 1 and np.isfinite(returns).all()
+
+
 @pytest.mark.parametrize("programs", TOGETHER)
 def test_programs_that_belong_together_keep_their_promises(programs: str, tmp_path: Path) -> None:
     ports, parts = TOGETHER[programs]
@@ -107,4 +130,13 @@ def test_every_example_is_run_and_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= 60, f"{path.name} has {len(lines)} lines"
+        assert lines[0].startswith('"""'), f"{path.name} does not say what it shows"
+
+
+def test_every_program_that_learns_is_run_and_stands_alone() -> None:
+    programs = sorted((EXAMPLES / "learning").glob("*.py"))
+    assert {path.name for path in programs} == set(LEARN)
+    for path in programs:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 150, f"{path.name} has {len(lines)} lines"
         assert lines[0].startswith('"""'), f"{path.name} does not say what it shows"

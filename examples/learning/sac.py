@@ -1,7 +1,7 @@
 """Soft actor-critic that swings a pendulum up, in one file: two critics, and an entropy bonus that is learned.
 
-    python examples/sac.py                    about a minute: Pendulum-v1 to a mean return of -200
-    python examples/sac.py --seed 3 --steps 10000 --curve curve.csv
+    python examples/learning/sac.py                    about a minute: Pendulum-v1 to a mean return of -200
+    python examples/learning/sac.py --seed 3 --steps 10000 --curve curve.csv
 
 It needs `pip install 'memoire-rl[demo,torch]'`. Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018.
 """

@@ -1,7 +1,7 @@
 """DQN that balances a pole, in one file: double Q-learning on three-step returns from a prioritized buffer.
 
-    python examples/dqn.py                    about two minutes: CartPole-v1 to a mean return of 475
-    python examples/dqn.py --seed 3 --steps 20000 --curve curve.csv
+    python examples/learning/dqn.py                    about two minutes: CartPole-v1 to a mean return of 475
+    python examples/learning/dqn.py --seed 3 --steps 20000 --curve curve.csv
 
 It needs `pip install 'memoire-rl[demo,torch]'`. Mnih et al., Human-level control, Nature 2015; van Hasselt et al.,
 Double Q-learning, AAAI 2016; Schaul et al., Prioritized Experience Replay, ICLR 2016.

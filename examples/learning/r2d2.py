@@ -1,9 +1,9 @@
 """R2D2 in one file: a recurrent Q-network balances a pole whose speeds it does not see.
 
-    python examples/r2d2.py                   a few minutes: CartPole-v1 without speeds to a mean return of 300
-    python examples/r2d2.py --seed 3 --steps 40000 --curve curve.csv
+    python examples/learning/r2d2.py                   a few minutes: CartPole-v1 without speeds to a mean return of 300
+    python examples/learning/r2d2.py --seed 3 --steps 40000 --curve curve.csv
 
-Sequences of 16 entries overlap by half. Each comes with the hidden state in which its first entry was met, and four
+Sequences of 24 entries overlap by half. Each comes with the hidden state in which its first entry was met, and eight
 entries of burn-in let that catch up with what was learned since. It needs `pip install 'memoire-rl[demo,torch]'`.
 Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019.
 """
@@ -48,7 +48,7 @@ def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch
 
 
 def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) -> float:
-    """Play and learn; the mean return of the last 40 episodes that were nearly greedy, which ends it once it reaches the goal."""
+    """Play and learn; the mean return of the last 40 episodes that were nearly greedy. It ends at the goal."""
     torch.manual_seed(seed), torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     envs = gym.make_vec("CartPole-v1", ENVS, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
