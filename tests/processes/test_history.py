@@ -94,6 +94,7 @@ def well() -> tuple[list[Event], Kept]:
         event(4.0, "publish", by="learner-0", number=2, last=True),
         event(4.1, "saw", ONE, content="2 last", version=2),
         event(4.2, "left", ONE, delivered=True, finished=True, took=0.1, episodes=2, steps=15, lines=2),
+        event(4.5, "healed", by="nemesis"),
         event(5.0, "ended", by="nemesis", target="server-0", life=1, status=0, took=0.4, grace=10.0, tail=[]),
     ]
     lines = {"server-0": logged("server-0", (ONE, 1), (ONE, 2)), "server-1": []}
@@ -159,6 +160,20 @@ def accepted(count: int) -> Any:
     return change
 
 
+def rollouts_of(*numbers: int, torn: int = 0) -> Any:
+    """Client ONE records rollouts, pushes them all, and these of its entries are handed out."""
+
+    def change(events: list[Event], kept: Kept) -> None:
+        kept.pushed[ONE] = (2, 2)
+        next(event for event in events if event["do"] == "join")["storage"] = "rollouts"
+        next(event for event in events if event["do"] == "stats")["lost"] = 0
+        next(event for event in events if event["do"] == "stats")["received"] = 14
+        took = event(2.9, "took", by="learner-0", samples=len(numbers), torn=torn, entries={"5": list(numbers)})
+        added(took)(events, kept)
+
+    return change
+
+
 def pushed(*counts: int) -> Any:
     def change(events: list[Event], kept: Kept) -> None:
         kept.pushed[ONE] = counts  # type: ignore[assignment]
@@ -208,6 +223,10 @@ def put(name: str, value: Any) -> Any:
         (said("drew", torn=2), "2 of 3 samples of a batch are torn"),
         (said("drew", newest={"5": 15}), "entry 15 of tag 5 was drawn, and nobody recorded it"),
         (accepted(3), "server-0 accepted 3 of client 11111111, which pushed 1"),
+        (rollouts_of(0, 1, 2, 2), "entries [2] of tag 5 were handed out more than once"),
+        (rollouts_of(0, 1, 3), "entries [2] of tag 5 are lost: those up to 3 were taken"),
+        (rollouts_of(0, 15), "entry 15 of tag 5 was taken, and nobody recorded it"),
+        (rollouts_of(0, torn=1), "1 of 1 entries that were taken are torn"),
         (pushed(1, 1), "client 11111111 left and has pushed 2; the servers have 1, of which 1 were received or are lost"),
         (pushed(2, 1), "client 11111111 left and has pushed 2; the servers have 2, of which 1 were received or are lost"),
         (said("saw", content="7"), "has '7', which nobody published"),
@@ -262,6 +281,14 @@ def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -
     assert sum(outcome.figures["killed"].values()) == 5
     assert outcome.figures["delivered"] >= 12
     assert outcome.figures["caches_accepted"] > 0 < outcome.figures["samples_drawn"]
+
+
+@pytest.mark.slow
+def test_each_entry_of_rollouts_is_handed_out_once_while_nodes_are_stopped(tmp_path: Path) -> None:
+    settings = trial.Settings(seed=2, seconds=5, kills=0, stops=4, spared=("actor",), pace=2.0, storage="rollouts")
+    outcome = trial.run(settings, tmp_path)
+    assert not outcome.violations, outcome
+    assert outcome.figures["samples_drawn"] > 100
 
 
 @pytest.mark.slow
