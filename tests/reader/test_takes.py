@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
+from memoire.net.node_monitor import NodeLock
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.reader.directory import LEFT_OUT_TIMEOUT, Directory
+from memoire.reader.io_takes import Taker
 from memoire.reader.rounds import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.reader.takes import Takes, shares
 from memoire.replay.parameters import Parameters
@@ -274,3 +276,18 @@ def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent
     for name in "abc":
         mine = [number for number in got if number // 1000 == "abc".index(name)]
         assert mine == sorted(mine)
+
+
+def test_a_call_wakes_the_thread_that_asks_for_it():
+    class SleepingWorker:
+        turns = 0
+
+        def wake(self):
+            self.turns += 1
+            world.begin()
+            world.answer("a")
+
+    world, worker = TakesWorld("a"), SleepingWorker()
+    world.push("a", range(20))
+    taker = Taker(world.takes, worker, None, NodeLock("this reader"), dict)
+    assert sum(map(len, taker.take(TakeRequest(20), 0.0))) == 20 and worker.turns == 1

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
-from memoire.net import thread
 from memoire.pool.tables import Table
-from memoire.reader import directory
 from memoire.replay.schema import Schema
 from netkit import QUICK, in_thread, until
 
@@ -262,18 +260,6 @@ def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends
         reader.take(41)
     with pytest.raises(ParameterError, match=r"taken by take\(steps\)"):
         reader.get_batch(4, 20.0)
-
-
-def test_a_take_far_away_begins_at_once_though_nothing_else_is_due(cluster, monkeypatch):
-    monkeypatch.setattr(directory, "HELLO_INTERVAL", 1e6)
-    monkeypatch.setattr(thread, "IDLE_INTERVAL", 1e6)
-    server = cluster.server(schema=None, tables=rollout_table(capacity=400), limits=QUICK)
-    with cluster.client(server, limits=QUICK).writer(check=False) as writer:
-        for number in range(100):
-            step(writer, number)
-    until(lambda: server.table("rollouts").stats().held_samples == 100)
-    reader = cluster.reader([server], table="rollouts", limits=QUICK)
-    assert [reader.take(20, timeout=10.0)["obs"][0] for _ in range(5)] == [0, 20, 40, 60, 80]
 
 
 def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, ends):
