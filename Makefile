@@ -24,7 +24,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch
+.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-torch    what needs torch or Stable-Baselines3, installed into $$MEMOIRE_TORCH (build/torch): one gigabyte or more"
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
+	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
@@ -176,6 +177,9 @@ bench: setup-dev
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks
+
+curves: setup-torch
+	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks
 
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev

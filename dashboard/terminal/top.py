@@ -164,6 +164,8 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
 TABLE_TITLES = (
     "table", "storage", "actors", "held", "size", "full", "samples left", "samples drawn", "overwritten", "",
 )  # fmt: skip
+HELD = {"caches": "caches", "episodes": "episodes", "rollouts": "fragments"}
+"""What a table counts that it holds; the pages say the same."""
 ACTOR_TITLES = (
     "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
 )  # fmt: skip
@@ -229,12 +231,12 @@ def _table(row: TableRow) -> tuple[str, ...]:
         row.name,
         row.storage,
         count(row.clients),
-        count(row.held_caches),
+        f"{count(row.held_caches)} {HELD.get(row.storage, row.storage)}",
         bytes_of(row.held_bytes),
         "no limit" if row.full is None else share(row.full),
         count(row.unused_samples),
         count(row.samples),
-        count(row.overwritten_caches),
+        f"{count(row.overwritten_caches)} {HELD.get(row.storage, row.storage)}",
         "; ".join(waits),
     )
 

@@ -289,7 +289,8 @@ def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
         "online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "", 0, 0.5
     )
     (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("online")]
-    assert shown.split(None, 9)[4:9] == ["512", "B", "50", "%", "77"] and shown.endswith("waits for 37 more entries")
+    assert shown.split()[3:10] == ["40", "caches", "512", "B", "50", "%", "77"]
+    assert re.search(r" 1 caches +waits for 37 more entries$", shown)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +321,14 @@ def test_columns_are_called_as_in_the_pages():
     rows = (top.TABLE_TITLES, top.ACTOR_TITLES, top.LEARNER_TITLES, top.NODE_TITLES)
     heads = {head for row in rows for head in row if head}
     assert heads <= called
+
+
+def test_what_a_table_holds_is_called_as_in_the_pages():
+    script = (Path(top.__file__).parent.parent / "static" / "format.js").read_text("utf-8")
+    (said,) = re.findall(r"const HELD = {(.*?)}", script)
+    assert dict(part.strip().split(": ") for part in said.split(",")) == {
+        key: f'"{word}"' for key, word in top.HELD.items()
+    }
 
 
 @pytest.mark.parametrize(
