@@ -50,7 +50,7 @@ from memoire.errors import MemoireError
 from memoire.limits import Limits
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
-from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import USUAL
 from memoire.version import SOFTWARE, VERSION
 
 from . import exports
@@ -86,7 +86,7 @@ WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
-    "parameters": Parameters(),
+    "parameters": USUAL,
     "limits": Limits(),
     "dashboard": Settings.defaults(),
 }
