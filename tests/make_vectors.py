@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from memoire.replay.columns import Column
+from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
@@ -22,6 +23,7 @@ from memoire.wire.parts import ContainerKind, Part
 FOLDER = Path(__file__).with_name("vectors")
 SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})
 POINTS = Column(np.float32, (None, 3))
+ROWS = RowSchema({"obs": (np.uint8, (2,)), "points": POINTS})
 RAGGED = Schema({"cloud": Column(np.float32, (None, 3), "state"), "points": POINTS, "reward": np.float32})
 CLIENT = bytes(range(16))
 OTHER = bytes(range(16, 32))
@@ -122,6 +124,8 @@ def containers() -> dict[str, bytes]:
         (0, Part.FINAL, 1, np.arange(6, dtype="<f4").tobytes()),
         *clouds[2:],
     ]
+    # Rows of an observation and a ragged column, for an inference node.
+    rows = [block(0, Part.PREV, "u1", [[1, 2], [3, 4], [5, 6]]), *clouds[2:4]]
     # Sequences of 3 entries, stack 1: the second begins one entry later and ends with its episode after 2.
     sequences = [
         own(Part.PREV_INDEX, "<u4", [[0, 1, 2, 3], [1, 2, 3, Z]]),
@@ -148,6 +152,7 @@ def containers() -> dict[str, bytes]:
         "drawn": container(ContainerKind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
         "episode": container(ContainerKind.EPISODE, 3, 1, 1, episode),
         "feedback": container(ContainerKind.FEEDBACK, 3, 1, 1, feedback),
+        "rows": container(ContainerKind.ROWS, 3, 1, 1, rows),
         "ragged": container(ContainerKind.CACHE, 3, 1, 2, ragged + clouds, (8.0, 6, 0.5)),
         "ragged_drawn": container(ContainerKind.DRAWN, 3, 1, 2, ragged + drawn + clouds),
         "ragged_episode": container(ContainerKind.EPISODE, 3, 1, 1, ragged_episode),
@@ -235,6 +240,8 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             ),
             made["episode"],
         ),
+        "infer": (wire.Infer(patience=2.0, min_version=9), made["rows"]),
+        "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), made["rows"]),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
         "news": (wire.News(epoch=5), b""),
         "take_snapshot": (wire.TakeSnapshot(name="nightly", order=CLIENT), b""),

@@ -222,10 +222,12 @@ class Schema(Mapping[str, Column]):
                 )
             qvest = "qvest"
             leaves = {**leaves, qvest: Column(np.float32, leaves[value].shape, "return")}
-        _check_roles(leaves, reward, value, qvest)
+        self._check_states(leaves)
+        _check_ragged(leaves)
         self._columns = leaves
         tree = tree_of(leaves)
-        _check_roots(tree)
+        self._check_names(leaves, tree)
+        _check_roles(leaves, reward, value, qvest)
         self._trees = with_tuples(tree, leaves, tuples)
         self.names = tuple(leaves)
         self.entry_names = tuple(name for name in leaves if name != qvest)
@@ -245,6 +247,20 @@ class Schema(Mapping[str, Column]):
         rows = [[name, column.dtype.str, list(column.shape), *role_and_nan(column)] for name, column in leaves.items()]
         self._json = json.dumps({"columns": rows, "tuples": sorted(tuples)}, sort_keys=True, separators=(",", ":"))
         self.fingerprint = int.from_bytes(hashlib.blake2b(self._json.encode(), digest_size=8).digest(), "little")
+
+    def _check_states(self, leaves: Mapping[str, Column]) -> None:
+        if not any(column.role == "state" for column in leaves.values()):
+            raise SchemaError(
+                f"no column is a state (there are {', '.join(leaves) or 'none'}). Call one 'obs' or 'state', or "
+                f"declare it as Column(dtype, shape, 'state')."
+            )
+
+    def _check_names(self, leaves: Mapping[str, Column], roots: Mapping[str, Any]) -> None:
+        if "reward" in leaves and leaves["reward"].role != "reward":
+            raise SchemaError(
+                "column 'reward' is not the reward. Give it role 'reward', or rename it: a batch's key is that."
+            )
+        _check_roots(roots)
 
     def _check_root(self, root: str) -> None:
         if root not in self._trees:
@@ -317,26 +333,11 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         raise SchemaError(
             f"{len(leaves)} columns are more than {_MAX_COLUMNS}. Put values of one dtype into one array."
         )
-    if not any(column.role == "state" for column in leaves.values()):
-        raise SchemaError(
-            f"no column is a state (there are {', '.join(leaves) or 'none'}). Call one 'obs' or 'state', or declare "
-            f"it as Column(dtype, shape, 'state')."
-        )
-    if reward != "reward" and "reward" in leaves:
-        raise SchemaError(
-            "column 'reward' is not the reward. Give it role 'reward', or rename it: a batch's key is that."
-        )
     if (value is not None or qvest is not None) and (reward is None or value is None):
         missing = "reward" if reward is None else "value"
         raise SchemaError(
             f"column {value or qvest!r} needs a {missing} column beside it: returns are made of rewards and values."
         )
-    for ragged in (name for name, column in leaves.items() if column.is_ragged):
-        if f"{ragged}_length" in leaves:
-            raise SchemaError(
-                f"column '{ragged}_length': a batch has the lengths of the ragged column {ragged!r} under this name. "
-                f"Choose another."
-            )
     for name in (reward, value, qvest):
         if name is None:
             continue
@@ -358,6 +359,15 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
             raise SchemaError(
                 f"column {name!r} has shape {column.shape}, but the reward {reward!r} has {leaves[reward].shape}: "
                 f"reward, value and return have one shape."
+            )
+
+
+def _check_ragged(leaves: Mapping[str, Column]) -> None:
+    for ragged in (name for name, column in leaves.items() if column.is_ragged):
+        if f"{ragged}_length" in leaves:
+            raise SchemaError(
+                f"column '{ragged}_length': a batch has the lengths of the ragged column {ragged!r} under this name. "
+                f"Choose another."
             )
 
 

@@ -21,6 +21,7 @@ cpdef enum:  # what a container holds
     KIND_DRAWN = 4
     KIND_SEQUENCES = 5
     KIND_DRAWN_SEQUENCES = 6
+    KIND_ROWS = 7
 
 cpdef enum:  # what a block holds; docs/wire.md says shape and range of each
     PART_PREV = 1

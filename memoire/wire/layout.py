@@ -89,7 +89,7 @@ class ContainerLayout:
         frame_stack: Frames of a sample's states.
         prev, next: Names of the columns of both sides.
         kind: CACHE or DRAWN (SEQUENCES or DRAWN_SEQUENCES: `SequenceLayout`); EPISODE (every column but the return, and
-            with `final` the final state); FEEDBACK.
+            with `final` the final state); FEEDBACK; ROWS (every column, and nothing else).
         final: Whether an episode has a final state.
     """
 
@@ -224,6 +224,8 @@ class ContainerLayout:
             return set(OF_FEEDBACK)
         if self.kind is ContainerKind.EPISODE:
             return set(OF_EPISODE)
+        if self.kind is ContainerKind.ROWS:
+            return set()
         parts = {Part.NUMBER, Part.WEIGHT, Part.DISCOUNT, Part.STEPS, Part.AGE, Part.MODEL}
         if self.schema.reward is not None:
             parts.add(Part.REWARD_SUM)
@@ -253,6 +255,8 @@ class ContainerLayout:
 
     def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
         """The blocks of one column, in order."""
+        if self.kind is ContainerKind.ROWS:
+            return [(Part.PREV, RowCount.PER_SAMPLE)]
         if self.kind is ContainerKind.EPISODE:
             rows = [] if name == self.schema.qvest else [(Part.PREV, RowCount.PER_SAMPLE)]
             return rows + ([(Part.FINAL, RowCount.SINGLE)] if final and column.role == "state" else [])
@@ -419,7 +423,7 @@ def layout_of(
 
     kind: CACHE and DRAWN are of sequences where the parameters ask for them (`sequence_length`).
     """
-    if kind is ContainerKind.EPISODE or kind is ContainerKind.FEEDBACK:
+    if kind in (ContainerKind.EPISODE, ContainerKind.FEEDBACK, ContainerKind.ROWS):
         return _layout(schema, 1, (), (), kind, final)
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     if parameters.sequence_length:

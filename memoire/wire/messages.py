@@ -50,6 +50,8 @@ class Type(enum.IntEnum):
     INHERIT = 23
     TAKE_SNAPSHOT = 24
     SNAPSHOT = 25
+    INFER = 26
+    INFERRED = 27
     TAKE = 31
     ROLLOUTS = 32
 
@@ -171,6 +173,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     granted_steps: Count = NO_LIMIT  # as in UPDATED
     unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
     pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
+    outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an inference node
 
 
 class Line(TailRow, frozen=True, array_like=True):
@@ -449,6 +452,25 @@ class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False
 
 
+class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks an inference node for its function's value of some rows: a container of kind ROWS. Answered by INFERRED."""
+
+    type: ClassVar = Type.INFER
+    payload: ClassVar = PayloadRule.ALWAYS
+    patience: Seconds  # after which whoever asks needs no answer any more
+    min_version: Count = 0  # of the weights: the rows wait until these are there
+
+
+class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of each row, a container of kind ROWS of the outputs; all are of one version of the weights."""
+
+    type: ClassVar = Type.INFERRED
+    payload: ClassVar = PayloadRule.ALWAYS
+    version: Count = 0  # of the weights; 0: nobody has said one
+    batch: Small = 0  # rows that were given to the function together
+    waited: Seconds = 0.0  # for others
+
+
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
 
@@ -546,7 +568,7 @@ BODIES: Final[dict[int, type[Body]]] = {
     for body in (
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
         Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
-        TakeSnapshot, Snapshot, Take, Rollouts,
+        TakeSnapshot, Snapshot, Infer, Inferred, Take, Rollouts,
     )
 }  # fmt: skip
 

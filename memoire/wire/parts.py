@@ -33,6 +33,7 @@ class ContainerKind(IntEnum):
     DRAWN = _container.KIND_DRAWN
     SEQUENCES = _container.KIND_SEQUENCES
     DRAWN_SEQUENCES = _container.KIND_DRAWN_SEQUENCES
+    ROWS = _container.KIND_ROWS
 
 
 class Part(IntEnum):

@@ -34,6 +34,7 @@ CODES: Final = {
     "busy": "too much is waiting already",
     "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
     "closed": "this node is closing",
+    "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
     "missing": "asked for something that is not stored here (any more)",
 }
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""

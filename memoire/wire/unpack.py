@@ -34,30 +34,40 @@ class EpisodeRows(NamedTuple):
 
 def read_episode(held: _container.HeldCache, layout: ContainerLayout) -> EpisodeRows:
     """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
-
-    def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
-        data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
-        count = row.raw // layout.blocks[block].row_bytes if block in layout.ragged else row.rows
-        array = np.frombuffer(data, dtype).reshape(count, *shape) if row.raw else np.zeros((count, *shape), dtype)
-        return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
-
     facts = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
-    told = [rows(block, FACTS[part].dtype, ()) for part in facts if (block := layout.place(part)) is not None]
+    told = [_rows(held, layout, layout.bookkeeping(part), FACTS[part].dtype, ()) for part in facts]
+    columns, final = read_columns(held, layout)
+    return EpisodeRows(columns, final or None, *told)
+
+
+def read_columns(held: _container.HeldCache, layout: ContainerLayout) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Each column [n, *F] of a container of kind EPISODE or ROWS that `check` found fit `layout`, a ragged one as
+    `Ragged`; and each column of the final state [*F]. The arrays may lie in the payload.
+    """
     columns: dict[str, Any] = {}
     final: dict[str, NDArray[Any]] = {}
     for block, part, name in layout.columns:
         column = layout.schema[name]
         if part in LENGTHS:
             continue
-        array = rows(block, column.dtype, column.element)
+        array = _rows(held, layout, block, column.dtype, column.element)
         if part is Part.FINAL:
             final[name] = array if column.is_ragged else array[0]
         elif column.is_ragged:
-            columns[name] = Ragged(array, rows(layout.ragged[block], LENGTH, ()))
+            columns[name] = Ragged(array, _rows(held, layout, layout.ragged[block], LENGTH, ()))
         else:
             columns[name] = array
-    return EpisodeRows(columns, final or None, *told)
+    return columns, final
+
+
+def _rows(
+    held: _container.HeldCache, layout: ContainerLayout, block: int, dtype: DTypeLike, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
+    data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
+    count = row.raw // layout.blocks[block].row_bytes if block in layout.ragged else row.rows
+    array = np.frombuffer(data, dtype).reshape(count, *shape) if row.raw else np.zeros((count, *shape), dtype)
+    return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
 
 
 def check(

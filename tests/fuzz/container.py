@@ -16,14 +16,14 @@ from memoire.pool.episodes import EpisodePool
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages, pack, unpack
+from memoire.wire import messages, pack, row_container, unpack
 from memoire.wire.compression import codecs
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.refusals import CODES
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
-REACHED = {"cache", "drawn", "episode", "feedback", "container", "value", "index", "parameters", "schema"}
+REACHED = {"cache", "drawn", "episode", "feedback", "rows", "container", "value", "index", "parameters", "schema"}
 LIMITS = Limits(message_bytes=1 << 20)
 VECTORS = Path(__file__).parent.parent / "vectors"
 WINDOWS, SEQUENCES = Parameters(frame_stack=2, multi_step=2), Parameters(sequence_length=3)
@@ -39,6 +39,7 @@ KINDS = (
     ("ragged_drawn", make_vectors.RAGGED, RAGGED, ContainerKind.DRAWN),
     ("ragged_episode", make_vectors.RAGGED, Parameters(), ContainerKind.EPISODE),
     ("ragged_sequences", make_vectors.RAGGED, SEQUENCES, ContainerKind.CACHE),
+    ("rows", make_vectors.ROWS, Parameters(), ContainerKind.ROWS),
 )
 """Golden container, and under which schema and parameters it is one."""
 ME, READER = b"m" * 16, b"r" * 16
@@ -71,6 +72,7 @@ def one(data: bytes) -> str:
         ContainerKind.DRAWN: _use_drawn,
         ContainerKind.EPISODE: _use_episode,
         ContainerKind.FEEDBACK: _use_feedback,
+        ContainerKind.ROWS: _use_rows,
     }
     try:
         unpack.table(payload)
@@ -82,6 +84,15 @@ def one(data: bytes) -> str:
         assert error.code in CODES and len(str(error)) < 1000
         return error.code
     return kind.name.lower()
+
+
+def _use_rows(payload, schema, parameters):
+    columns, rows = row_container.unpack_rows(payload, schema, LIMITS)
+    made = row_container.pack_rows(schema, columns, rows)
+    again, _ = row_container.unpack_rows(made, schema, LIMITS)
+    for name, values in columns.items():
+        one, other = (getattr(each, "values", each) for each in (values, again[name]))
+        assert len(values) == rows and np.array_equal(one, other)
 
 
 def _use_cache(payload, schema, parameters):

@@ -44,6 +44,7 @@ GOLDEN = {
     "cache": ContainerKind.CACHE, "drawn": ContainerKind.DRAWN, "episode": ContainerKind.EPISODE, "feedback": ContainerKind.FEEDBACK,
     "sequences": ContainerKind.CACHE, "drawn_sequences": ContainerKind.DRAWN,
     "ragged": ContainerKind.CACHE, "ragged_drawn": ContainerKind.DRAWN, "ragged_episode": ContainerKind.EPISODE, "ragged_sequences": ContainerKind.CACHE,
+    "rows": ContainerKind.ROWS,
 }  # fmt: skip
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -58,6 +59,8 @@ def golden_settings(name: str) -> tuple[Schema, Parameters]:
         parameters = Parameters(sequence_length=3)
     else:
         parameters = Parameters(frame_stack=1 if "ragged" in name else 2, multi_step=2)
+    if name == "rows":
+        return make_vectors.ROWS, parameters
     return make_vectors.RAGGED if "ragged" in name else make_vectors.SCHEMA, parameters
 
 

@@ -106,7 +106,7 @@ FIELDS = {
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
     "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
-    "TAKE.steps TAKE.least TAKE.wanted",
+    "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch",
     "count": "HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
@@ -115,13 +115,13 @@ FIELDS = {
     "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
     "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size PUBLISH.offset PUBLISH.version PUBLISHED.received "
-    "PUBLISHED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
+    "PUBLISHED.version INFER.min_version INFERRED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
     "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries ServerRate.inserted ServerRate.drawn ClusterRate.inserted "
     "ClusterRate.drawn ClusterRate.entries Line.number Ended.number Ended.length",
     "8 names": "HELLO.codecs WELCOME.codecs",
     "64 floats": "HELLO.scalars UPDATE.scalars",
     "32 floats": "HELLO.figures",
-    "schema": "WELCOME.schema",
+    "schema": "WELCOME.schema WELCOME.outputs",
     "parameters": "WELCOME.parameters CONTROL.parameters",
     "parameters or nothing": "UPDATED.parameters",
     "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
@@ -141,7 +141,7 @@ FIELDS = {
     "ClusterRate.tolerance",
     "signed": "ServerRate.surplus ClusterRate.surplus",
     "share": "ClusterRate.share",
-    "seconds": "UPDATED.time ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
+    "seconds": "UPDATED.time INFER.patience INFERRED.waited ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
     "4096 lines": "UPDATE.lines",
     "4096 ended": "UPDATE.ended",
     "65536 floats or nothing": "EPISODE.bootstrap",

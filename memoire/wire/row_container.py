@@ -1,0 +1,95 @@
+"""Rows of a schema's columns as one container: what INFER brings to an inference node and INFERRED brings back.
+
+    row 0   obs [0.1 0.2]   points [1 0 0] [2 0 0]        block PREV of obs      0.1 0.2 | 0.3 0.4
+    row 1   obs [0.3 0.4]   points (none)                 block PREV of points   [1 0 0] [2 0 0]       no padding
+                                                          PREV_LENGTHS           2 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.schema import Schema
+from memoire.replay.value_conversion import exact, is_finite
+
+from . import unpack
+from .layout import ContainerLayout, layout_of
+from .pack import Container, ContainerHead
+from .parts import LENGTH, ContainerKind, Part, Payload
+
+Rows = dict[str, Any]
+"""Each column of n rows [n, *F], a ragged one as `Ragged`."""
+_DEFAULTS: Final = Limits()
+_PARAMETERS: Final = Parameters()
+
+
+def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
+    """Columns in exactly their dtypes and shapes [rows, *F]; those of a ragged one may be arrays in a list.
+
+    Raises:
+        EntryError: a value has another dtype or shape.
+    """
+    return {name: exact(name, column, columns[name], (rows,)) for name, column in schema.items()}
+
+
+def pack_rows(schema: Schema, columns: Rows, rows: int) -> Payload:
+    """The container of kind ROWS of columns that `exact_rows` made."""
+    layout = _layout(schema)
+    ragged = {name: columns[name] for name in schema.ragged}
+    elements = {block: len(ragged[layout.schema.names[layout.blocks[block].column]].values) for block in layout.ragged}
+    made = Container(layout, ContainerHead(), rows, elements=elements)
+    arrays: dict[int, Any] = {}
+    for block, part, name in layout.columns:
+        if part is Part.PREV_LENGTHS:
+            arrays[block] = ragged[name].lengths.astype(LENGTH)
+        else:
+            arrays[block] = np.ascontiguousarray(ragged[name].values if name in ragged else columns[name])
+    made.fill_blocks(arrays)
+    return made.payload
+
+
+def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tuple[Rows, int]:
+    """The columns of a received container of kind ROWS, completely checked, and how many rows these are.
+
+    The arrays may lie in the payload.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+    held = unpack.check(payload, _layout(schema), limits)
+    columns, _ = unpack.read_columns(held, _layout(schema))
+    for name in schema.finite:
+        if not is_finite(columns[name]):
+            raise ProtocolError("value", f"column {name!r} is not finite; declare it with nan='allow' where it may be")
+    return columns, int(held.samples)
+
+
+def _layout(schema: Schema) -> ContainerLayout:
+    return layout_of(schema, _PARAMETERS, ContainerKind.ROWS)
+
+
+def joined(schema: Schema, parts: list[Rows]) -> Rows:
+    """The rows of several containers, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    made: Rows = {}
+    for name in schema.names:
+        values = [part[name] for part in parts]
+        if name in schema.ragged:
+            lengths = np.concatenate([each.lengths for each in values])
+            made[name] = Ragged(np.concatenate([each.values for each in values]), lengths)
+        else:
+            made[name] = np.concatenate(values)
+    return made
+
+
+def cut(columns: Rows, begin: int, end: int) -> Rows:
+    """Some of the rows, without a copy."""
+    return {name: values[begin:end] for name, values in columns.items()}

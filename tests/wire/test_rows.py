@@ -1,0 +1,112 @@
+"""Rows that go to an inference node and come back: nothing is padded, and only what fits the schema comes out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.errors import EntryError, ProtocolError, SchemaError, WrongType
+from memoire.replay.columns import Column
+from memoire.replay.ragged import Ragged
+from memoire.replay.row_schema import RowSchema, row_schema_from
+from memoire.replay.schema import Schema
+from memoire.wire.parts import ALIGNMENT
+from memoire.wire.row_container import cut, exact_rows, joined, pack_rows, unpack_rows
+
+GRAPH = RowSchema(
+    {
+        "obs": {"speed": (np.float32, (2,)), "image": np.uint8},
+        "nodes": Column(np.int32, (None, 3)),
+        "value": np.float64,
+        "nothing": (np.float32, (0,)),
+    }
+)
+
+
+def rows_of(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    n = len(lengths)
+    return {
+        "obs.speed": rng.normal(size=(n, 2)).astype(np.float32),
+        "obs.image": rng.integers(0, 256, n).astype(np.uint8),
+        "nodes": [rng.integers(-9, 9, (length, 3)).astype(np.int32) for length in lengths],
+        "value": rng.normal(size=n),
+        "nothing": np.zeros((n, 0), np.float32),
+    }
+
+
+def equal(columns, other):
+    assert list(columns) == list(other)
+    for name, values in columns.items():
+        one, two = (each.values if isinstance(each, Ragged) else each for each in (values, other[name]))
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+        if isinstance(values, Ragged):
+            np.testing.assert_array_equal(values.lengths, other[name].lengths)
+
+
+lengths = st.lists(st.integers(0, 5), min_size=1, max_size=7)
+
+
+@given(lengths, st.integers(0, 9))
+def test_what_is_packed_is_what_comes_out_and_no_padding_travels(sizes, seed):
+    given_rows = exact_rows(GRAPH, rows_of(sizes, seed), len(sizes))
+    payload = pack_rows(GRAPH, given_rows, len(sizes))
+    found, rows = unpack_rows(payload.tobytes(), GRAPH)
+    assert rows == len(sizes)
+    equal(found, given_rows)
+    raw = len(sizes) * (8 + 1 + 4 + 8) + 12 * sum(sizes)
+    head, table, blocks = 64, 32 * (len(GRAPH) + 1), len(GRAPH) + 1
+    assert payload.nbytes <= head + table + raw + ALIGNMENT * blocks
+
+
+@given(st.lists(lengths, min_size=1, max_size=4))
+def test_rows_that_are_joined_and_cut_again_are_the_same(parts):
+    given_rows = [exact_rows(GRAPH, rows_of(sizes, i), len(sizes)) for i, sizes in enumerate(parts)]
+    whole, begin = joined(GRAPH, given_rows), 0
+    for sizes, each in zip(parts, given_rows, strict=True):
+        equal(cut(whole, begin, begin + len(sizes)), each)
+        begin += len(sizes)
+
+
+def test_a_state_that_is_not_finite_is_refused_unless_its_column_allows_it():
+    columns = rows_of([1, 2])
+    columns["obs.speed"][1, 0] = np.nan
+    payload = pack_rows(GRAPH, exact_rows(GRAPH, columns, 2), 2)
+    with pytest.raises(ProtocolError, match=r"column 'obs\.speed' is not finite") as caught:
+        unpack_rows(payload, GRAPH)
+    assert caught.value.code == "value"
+    tolerant = RowSchema({"obs": Column(np.float32, (2,), "state", "allow")})
+    found, _ = unpack_rows(pack_rows(tolerant, {"obs": columns["obs.speed"]}, 2), tolerant)
+    assert np.isnan(found["obs"][1, 0])
+
+
+def test_rows_of_another_schema_are_refused():
+    payload = pack_rows(GRAPH, exact_rows(GRAPH, rows_of([1]), 1), 1)
+    with pytest.raises(ProtocolError):
+        unpack_rows(payload, RowSchema({"obs": np.float32}))
+
+
+def test_a_value_of_another_form_is_refused_with_its_name():
+    columns = rows_of([1, 1]) | {"value": np.zeros(3)}
+    with pytest.raises(EntryError, match="value"):
+        exact_rows(GRAPH, columns, 2)
+
+
+def test_a_row_needs_no_state_and_its_names_mean_nothing():
+    schema = RowSchema({"value": np.float32, "reward": np.int32, "weight": np.float32, "next_action": np.int64})
+    assert {column.role for column in schema.values()} == {"plain"}
+    assert schema.names == ("value", "reward", "weight", "next_action") and not schema.finite
+    assert RowSchema.from_json(schema.to_json()) == schema
+    with pytest.raises(SchemaError, match="no column is a state"):
+        Schema({"action": np.float32})
+
+
+def test_a_schema_of_a_server_can_be_given_for_rows():
+    schema = Schema({"obs": np.float32, "reward": np.float32, "value": np.float32})
+    assert row_schema_from("inputs", schema).names == ("obs", "reward", "value", "qvest")
+    assert row_schema_from("inputs", {"obs": np.float32}) == RowSchema({"obs": np.float32})
+    with pytest.raises(WrongType, match="inputs"):
+        row_schema_from("inputs", np.float32)
+    with pytest.raises(SchemaError, match="no column"):
+        RowSchema({})
