@@ -18,7 +18,7 @@ import socket as _socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
@@ -86,6 +86,8 @@ class Gate:
         self._local = permissions.OPEN
         self._context = context
         self._authenticator: _Authenticator | None = None  # since something was bound
+        self.on_hang_up: Callable[[int], None] = lambda descriptor: None
+        """Told of each connection of a guarded address that has ended, in the thread of its socket."""
         self.domain = ""
         """By which the authenticator knows this node."""
         if keys is not None:
@@ -320,6 +322,7 @@ class _GuardedAddress:
             self._shaking[value] = time.monotonic()
         elif event == zmq.EVENT_DISCONNECTED:
             self._shaking.pop(value, None)
+            self._gate.on_hang_up(value)
         elif event == zmq.EVENT_LISTENING:
             descriptors.guard_listener(value, self._made)
         else:

@@ -182,6 +182,14 @@ def origin(frame: zmq.Frame) -> tuple[str, int]:
         return "", -1
 
 
+def descriptor_of(frame: zmq.Frame) -> int:
+    """The descriptor of the connection that a message came by; -1 where ZeroMQ does not say."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError):
+        return -1
+
+
 def listened_at(made: Socket) -> str:
     """The address that a socket was bound to last, as ZeroMQ spells it."""
     return made.get_string(zmq.LAST_ENDPOINT).rstrip("\0")

@@ -1,0 +1,1 @@
+"""Batched inference: observations of many clients in, one call of a function, named outputs back."""

@@ -1,0 +1,274 @@
+"""When rows that wait become a batch, and what becomes of each request. Pure: time is passed in.
+
+    ask ──▶ waiting ──▶ due? ──▶ take: one batch ──▶ running ──▶ answered: kept for resends
+              │    full: rows reach max_batch; everyone: each client alive has a request here; wait: the oldest waited
+              └──▶ expired: its patience is over, so the function never sees it
+
+A barrier of all clients would stop when one of them dies. Here a dead client costs `max_wait` a batch, for at most
+`alive` seconds after its last request; if its connection is known to have ended, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from memoire.errors import ProtocolError
+
+KEPT_REPLIES = 4
+"""Newest replies to each client that are kept for resends."""
+KEPT_TIMEOUT = 15.0
+"""Seconds after a client's last request for which they are kept: longer than the pause between two resends."""
+KEPT_BYTES = 64 << 20
+"""Bytes of replies that are kept for all clients; beyond, those of the clients that are silent for longest leave."""
+CLIENT_PART = 2
+"""One client may fill one part in so many of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """Rows that one client asked for together."""
+
+    client: bytes
+    """16 bytes."""
+    number: int
+    """Of the request: a resend has the same."""
+    rows: int
+    content: Any
+    """What the owner needs to answer it."""
+    arrived: float
+    expires: float
+    """When whoever asks needs no answer any more."""
+    min_version: int = 0
+    """Of the weights: it waits until they are there."""
+
+
+class RequestBatch(NamedTuple):
+    """Requests that are given to the function together."""
+
+    requests: list[InferenceRequest]
+    reason: str
+    """full, everyone or wait."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all of them."""
+        return sum(request.rows for request in self.requests)
+
+
+class KeptReply(NamedTuple):
+    """A reply that was sent, for whoever asks again."""
+
+    content: Any
+    size: int
+
+
+@dataclass(slots=True)
+class _Client:
+    asked_at: float
+    rows: int = 0
+    """That wait."""
+    is_awaited: bool = True
+    """Whether its connection may bring a further request."""
+    waiting: int = 0
+    """Requests that wait."""
+    numbers: set[int] = field(default_factory=set)
+    """Of requests that wait or run."""
+    replies: OrderedDict[int, KeptReply] = field(default_factory=OrderedDict)
+
+
+class Batching:
+    """The requests of one node that wait.
+
+    Args:
+        max_batch: Rows of a batch.
+        max_wait: Seconds that the oldest request waits for others.
+        alive: Seconds after a client's last request for which others wait for its next one.
+        queue_rows: Rows that wait in all; one client may have half of them.
+    """
+
+    def __init__(self, max_batch: int, max_wait: float, alive: float, queue_rows: int) -> None:
+        self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
+        self.rows = 0
+        """Rows that wait."""
+        self.expired = 0
+        """Requests that were dropped, since nobody needed their answer any more."""
+        self.resends = 0
+        """Requests that came again."""
+        self.batches: Counter[str] = Counter()
+        """Batches by reason."""
+        self._queue: deque[InferenceRequest] = deque()  # by time of arrival
+        self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by the time of their newest request
+        self._kept_bytes = 0
+
+    @property
+    def client_rows(self) -> int:
+        """Rows of one client that wait at most."""
+        return max(self.max_batch, self.queue_rows // CLIENT_PART)
+
+    def clients(self, now: float) -> int:
+        """Clients that asked within `alive` seconds."""
+        return sum(now - client.asked_at < self.alive for client in list(self._clients.values()))
+
+    # Requests
+
+    def is_open(self, client: bytes, number: int) -> bool:
+        """Whether a request waits or runs."""
+        known = self._clients.get(client)
+        return known is not None and number in known.numbers
+
+    def ask(self, request: InferenceRequest) -> KeptReply | None:
+        """Take a request in. Returns the reply that it has had already, if it was sent again.
+
+        Raises:
+            ProtocolError: there is no room for it (code "busy"), or it has more rows than a batch ("too_large").
+        """
+        client = self._asked(request)
+        if (kept := client.replies.get(request.number)) is not None or request.number in client.numbers:
+            self.resends += 1
+            return kept
+        self._check_room(request, client)
+        self._queue.append(request)
+        client.numbers.add(request.number)
+        client.waiting += 1
+        client.rows += request.rows
+        self.rows += request.rows
+        return None
+
+    def _asked(self, request: InferenceRequest) -> _Client:
+        client = self._clients.setdefault(request.client, _Client(request.arrived))
+        client.asked_at, client.is_awaited = request.arrived, True
+        self._clients.move_to_end(request.client)
+        return client
+
+    def _check_room(self, request: InferenceRequest, client: _Client) -> None:
+        if request.rows > self.max_batch:
+            text = f"{request.rows} rows; a batch has at most {self.max_batch} (max_batch). Ask for fewer at a time"
+            raise ProtocolError("too_large", text)
+        if client.rows + request.rows > self.client_rows:
+            text = f"{client.rows} rows of this client wait already; {self.client_rows} may (queue_rows)"
+            raise ProtocolError("busy", text)
+        if self.rows + request.rows > max(self.queue_rows, self.max_batch):
+            text = f"{self.rows} rows wait already, for others too; {self.queue_rows} may (queue_rows)"
+            raise ProtocolError("busy", text)
+
+    def left(self, client: bytes) -> None:
+        """The connection of a client has ended: others do not wait for its next request. What it asked stays: it may
+        connect again and ask for the answer.
+        """
+        if client in self._clients:
+            self._clients[client].is_awaited = False
+
+    # Batches
+
+    def next_time(self, now: float, version: int) -> float:
+        """When `take` has something to do without a further request; `version` is that of the weights."""
+        times = [request.expires for request in self._queue]
+        ready = next((request for request in self._queue if request.min_version <= version), None)
+        if ready is not None:
+            times.append(now if self._reason(now, version) else ready.arrived + self.max_wait)
+            times += [client.asked_at + self.alive for client in self._missing(now)]
+        times += [client.asked_at + KEPT_TIMEOUT for client in list(self._clients.values())[:1] if not client.numbers]
+        return min(times, default=math.inf)
+
+    def take(self, now: float, version: int) -> RequestBatch | None:
+        """The batch that is due now, if there is one. Call it when no other one runs."""
+        self._drop_expired(now)
+        self._forget(now)
+        reason = self._reason(now, version)
+        if not reason:
+            return None
+        taken: list[InferenceRequest] = []
+        rows = 0
+        for request in self._queue:
+            if request.min_version > version:
+                continue
+            if rows + request.rows > self.max_batch:
+                break
+            taken.append(request)
+            rows += request.rows
+        chosen = {id(request) for request in taken}
+        self._queue = deque(request for request in self._queue if id(request) not in chosen)
+        for request in taken:
+            self._leaves_queue(request)
+        self.batches[reason] += 1
+        return RequestBatch(taken, reason)
+
+    def answered(self, request: InferenceRequest, reply: KeptReply | None) -> None:
+        """A request of a batch has its reply; None: it was refused, and is computed again if it comes again."""
+        client = self._clients.get(request.client)
+        if client is None:
+            return
+        client.numbers.discard(request.number)
+        if reply is None:
+            return
+        client.replies[request.number] = reply
+        self._kept_bytes += reply.size
+        if len(client.replies) > KEPT_REPLIES:
+            self._kept_bytes -= client.replies.popitem(last=False)[1].size
+        for other in self._clients.values():
+            if self._kept_bytes <= KEPT_BYTES:
+                return
+            self._forget_replies(other)
+
+    def _reason(self, now: float, version: int) -> str:
+        """Why a batch is due now; "" while none is."""
+        ready = [request for request in self._queue if request.min_version <= version and request.expires > now]
+        if not ready:
+            return ""
+        if sum(request.rows for request in ready) >= self.max_batch:
+            return "full"
+        if now >= ready[0].arrived + self.max_wait:
+            return "wait"
+        return "" if self._missing(now) else "everyone"
+
+    def _missing(self, now: float) -> list[_Client]:
+        """Clients whose next request is awaited."""
+        found = []
+        for client in reversed(self._clients.values()):
+            if now >= client.asked_at + self.alive:
+                break
+            if client.is_awaited and not client.waiting:
+                found.append(client)
+        return found
+
+    def _drop_expired(self, now: float) -> None:
+        if all(request.expires > now for request in self._queue):
+            return
+        for request in [each for each in self._queue if each.expires <= now]:
+            self._queue.remove(request)
+            self._leaves_queue(request)
+            self._clients[request.client].numbers.discard(request.number)
+            self.expired += 1
+
+    def _leaves_queue(self, request: InferenceRequest) -> None:
+        client = self._clients[request.client]
+        client.waiting -= 1
+        client.rows -= request.rows
+        self.rows -= request.rows
+
+    def _forget(self, now: float) -> None:
+        """Forget clients that are silent for long."""
+        while self._clients:
+            name, client = next(iter(self._clients.items()))
+            if client.numbers or now < client.asked_at + KEPT_TIMEOUT:
+                return
+            self._forget_replies(client)
+            del self._clients[name]
+
+    def _forget_replies(self, client: _Client) -> None:
+        self._kept_bytes -= sum(reply.size for reply in client.replies.values())
+        client.replies.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where sums are not what they add up. For tests."""
+        for name, client in self._clients.items():
+            own = [request for request in self._queue if request.client == name]
+            assert (client.waiting, client.rows) == (len(own), sum(request.rows for request in own))
+            assert {request.number for request in own} <= client.numbers
+            assert len(client.replies) <= KEPT_REPLIES
+        assert self.rows == sum(request.rows for request in self._queue) <= max(self.queue_rows, self.max_batch)
+        kept = sum(reply.size for client in self._clients.values() for reply in client.replies.values())
+        assert self._kept_bytes == kept <= KEPT_BYTES

@@ -1,0 +1,337 @@
+"""The thread of an inference node: it takes requests, has batches computed, and sends the answers.
+
+    ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──▶ SendQueues ──▶ ROUTER
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.models.model import Model
+from memoire.net import monitor, sockets
+from memoire.net.admission import Admission
+from memoire.net.context import Context, Socket
+from memoire.net.curve_server import Gate
+from memoire.net.send_queues import SendQueues, size_of
+from memoire.net.thread import Worker
+from memoire.security.envelope import EnvelopedRequest
+from memoire.version import VERSION
+from memoire.wire import messages
+from memoire.wire.frames import Buffer, Message, MessageHeader, reply
+from memoire.wire.identity import NO_CLIENT
+from memoire.wire.row_container import Rows, pack_rows, unpack_rows
+
+from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
+from .computation import Computation, Weights
+from .io_batches import SerialThread
+from .io_weights import ModelLink
+from .stats import InferenceCounts
+
+_log = logging.getLogger(__name__)
+
+REQUESTS_PER_TURN = 200
+MAX_OWNERS = 1 << 16
+"""Client ids of which the key is remembered."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a request needs to be answered."""
+
+    envelope: list[Buffer]
+    header: MessageHeader
+    columns: Rows
+
+
+class InferenceThread:
+    """Owns the sockets and the two threads beside them. Plain attributes may be read from any thread.
+
+    Args:
+        load: Makes weights of a model's content; called in a thread of its own.
+        is_waiting: Whether rows wait until there are weights.
+        owner: Lives as long as the thread.
+
+    Raises:
+        EndpointError: the address is in use or malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        batching: Batching,
+        computation: Computation,
+        load: Callable[[bytes | str], Any],
+        *,
+        gate: Gate,
+        name: str,
+        limits: Limits,
+        context: Context,
+        is_waiting: bool,
+        owner: object,
+    ) -> None:
+        self._owner, self._name, self._limits = owner, name, limits
+        self.batching, self.computation, self._load = batching, computation, load
+        self.started, self.counts = time.monotonic(), InferenceCounts()
+        self.weights, self.is_waiting = Weights(), is_waiting
+        self.pages: tuple[str, ...] = ()
+        self.changed = threading.Condition()
+        """Notified when weights were swapped."""
+        self.models: ModelLink | None = None
+        self._is_running = False
+        self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
+        self._owners: OrderedDict[bytes, str] = OrderedDict()  # whose key a client's id belongs to
+        self._clients_of: dict[int, set[bytes]] = {}  # by the descriptor of their connection
+        self.batches = SerialThread("memoire-batches")
+        self.loader = SerialThread("memoire-weights", is_newest_only=True)
+        self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
+        self.lanes = SendQueues()
+        self.admission = Admission(gate, limits, count=self._count, own=self._own)
+        gate.on_hang_up = self._hung_up
+        try:
+            self._router = sockets.request_server(context, limits.request_bytes)
+            self.endpoint, way = gate.bind(self._router, endpoint)
+            self.worker.doors.add(self._router, way=way or _HangUps(self._router, self._hung_up))
+        except BaseException:
+            self.worker.stop(0.0)
+            raise
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in (self.batches, self.loader, self.worker):
+            thread.start()
+
+    # From any thread
+
+    def use(self, value: Any, version: int) -> None:
+        """Compute with these weights from the next batch on, unless newer ones are here."""
+        self.worker.post(lambda: self._swap(Weights(value, version, True)))
+
+    def load(self, model: Model) -> None:
+        """Make weights of this model in the thread for it, and use them."""
+        self.loader.run(lambda: self._load_model(model))
+
+    def _load_model(self, model: Model) -> None:
+        try:
+            value = self._load(model.value)
+        except Exception:
+            self.counts.weights_failures += 1
+            _log.exception("inference node %s: version %d of %r was not loaded", self._name, model.version, model.topic)
+            return
+        self.use(value, model.version)
+
+    def stop(self, timeout: float) -> bool:
+        """End all threads within these seconds; False if the function or the loading goes on."""
+        deadline = time.monotonic() + timeout
+        has_ended = self.worker.stop(max(0.0, timeout), linger=min(timeout, 1.0))
+        for thread in (self.batches, self.loader):
+            has_ended = thread.stop(max(0.0, deadline - time.monotonic())) and has_ended
+        return has_ended
+
+    # ------------------------------------------------------------------------- from here on: inside of the thread
+
+    def _next_time(self) -> float:
+        times = [self.lanes.next_time()]
+        if not self._is_running:
+            times.append(self.batching.next_time(time.monotonic(), self._version))
+        if self.models is not None:
+            times.append(self.models.next_time())
+        return min(times)
+
+    @property
+    def _version(self) -> int:
+        """Of the weights; -1 while rows wait for the first ones."""
+        return self.weights.version if self.weights.is_there or not self.is_waiting else -1
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        if self._router in ready:
+            self._take_requests()
+        if self.models is not None:
+            self.models.turn(ready)
+        self.lanes.turn(time.monotonic())
+        self._fire()
+
+    def _at_end(self) -> None:
+        if self.models is not None:
+            self.models.close()
+
+    def _swap(self, weights: Weights) -> None:
+        with self.changed:
+            self.weights = weights
+            self.changed.notify_all()
+
+    # Requests
+
+    def _take_requests(self) -> None:
+        for _ in range(REQUESTS_PER_TURN):
+            frames = sockets.receive(self._router, most=sockets.ENVELOPE)
+            if frames is None:
+                return
+            descriptor = sockets.descriptor_of(frames[-1])
+            request = self.admission.receive_request(self._router, frames)
+            if request is not None:
+                self._serve(request, descriptor)
+
+    def _serve(self, request: EnvelopedRequest, descriptor: int) -> None:
+        self.counts.requests += 1
+        now = time.monotonic()
+        try:
+            message = self.admission.parse(request, now)
+            if message.header.client == NO_CLIENT:
+                raise ProtocolError("client", "a request needs a client id")
+            if isinstance(message.body, messages.Infer):
+                self._clients_of.setdefault(descriptor, set()).add(message.header.client)
+                self._ask(request, message, message.body, now)
+            elif isinstance(message.body, messages.Hello):
+                self._send([*request.envelope, *reply(message.header, self._welcome())])
+            else:
+                text = f"{message.type.name} was sent to an inference node, which answers HELLO and INFER. Ask a server"
+                raise ProtocolError("unexpected", text)
+        except ProtocolError as error:
+            refusal = self.admission.refuse_request(request, error)
+            if refusal is not None:
+                self._send(refusal)
+
+    def _ask(self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float) -> None:
+        inputs, header = self.computation.inputs, message.header
+        if header.fingerprint != inputs.fingerprint:
+            raise ProtocolError("schema", f"rows of another schema; this node takes {inputs!r}"[:1000])
+        columns, rows = unpack_rows(message.payload, inputs, self._limits)
+        key = header.client, header.sequence
+        if key in self._open:  # a resend may have come by a new connection
+            self._open[key].envelope = request.envelope
+        asked = _Asked(request.envelope, header, columns)
+        wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version)
+        kept = self.batching.ask(InferenceRequest(*wanted))
+        if kept is not None:
+            self._send([*request.envelope, *kept.content])
+        elif key not in self._open:
+            self._open[key] = asked
+            self.counts.rows += rows
+
+    def _welcome(self) -> messages.Welcome:
+        computation = self.computation
+        return messages.Welcome(
+            schema=computation.inputs.to_json(),
+            outputs=computation.outputs.to_json(),
+            storage="inference",
+            home_name=self._name,
+            endpoints=messages.Endpoints(request=self.endpoint),
+            models={"": self.weights.version},
+            limits={"request_bytes": self._limits.request_bytes, "rows": self.batching.max_batch},
+            software=f"memoire {VERSION}",
+            pages=list(self.pages),
+        )
+
+    def _send(self, frames: Sequence[Buffer]) -> None:
+        self.lanes.send(self._router, frames, time.monotonic())
+
+    def _count(self, error: ProtocolError) -> None:
+        self.counts.refused[error.code] += 1
+
+    def _own(self, client: bytes, principal: str) -> None:
+        """Bind a client's id to the key that used it first."""
+        if self._owners.setdefault(client, principal) != principal:
+            raise ProtocolError("owner", "this client id belongs to another key")
+        self._owners.move_to_end(client)
+        if len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+
+    def _hung_up(self, descriptor: int) -> None:
+        for client in self._clients_of.pop(descriptor, ()):
+            self.batching.left(client)
+
+    # Batches
+
+    def _fire(self) -> None:
+        if self._is_running:
+            return
+        expired, now = self.batching.expired, time.monotonic()
+        batch = self.batching.take(now, self._version)
+        if self.batching.expired != expired:
+            self._open = {key: asked for key, asked in self._open.items() if self.batching.is_open(*key)}
+        if batch is not None:
+            self._is_running = True
+            weights = self.weights
+            self.batches.run(lambda: self._compute(batch, weights, now))
+
+    def _compute(self, batch: RequestBatch, weights: Weights, fired: float) -> None:
+        """In the thread for batches."""
+        begun = time.perf_counter()
+        try:
+            found: list[Any] | ProtocolError = self._computed(batch, weights, fired)
+        except ProtocolError as error:
+            _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
+            found = error
+        took = time.perf_counter() - begun
+        self.worker.post(lambda: self._finish(batch, found, fired, took))
+
+    def _computed(self, batch: RequestBatch, weights: Weights, fired: float) -> list[Any]:
+        outputs = self.computation.outputs
+        asked = [request.content for request in batch.requests]
+        found = self.computation.run([each.columns for each in asked], weights)
+        replies = []
+        for request, rows in zip(batch.requests, found, strict=True):
+            body = messages.Inferred(
+                version=weights.version, batch=batch.rows, waited=max(0.0, fired - request.arrived)
+            )
+            payload = pack_rows(outputs, rows, request.rows)
+            replies.append(reply(request.content.header, body, payload=payload, fingerprint=outputs.fingerprint))
+        return replies
+
+    def _finish(self, batch: RequestBatch, found: list[Any] | ProtocolError, fired: float, took: float) -> None:
+        self._is_running = False
+        counts = self.counts
+        counts.batched_rows += batch.rows
+        counts.computed += took
+        counts.waited += sum(fired - request.arrived for request in batch.requests)
+        if isinstance(found, ProtocolError):
+            counts.failures += 1
+        for i, request in enumerate(batch.requests):
+            asked = self._open.pop((request.client, request.number), request.content)
+            if isinstance(found, ProtocolError):
+                self.batching.answered(request, None)
+                counts.refused[found.code] += 1
+                refusal = messages.Refused(code=found.code, text=found.detail)
+                self._send([*asked.envelope, *reply(asked.header, refusal)])
+            else:
+                self.batching.answered(request, KeptReply(found[i], size_of(found[i])))
+                self._send([*asked.envelope, *found[i]])
+
+
+class _HangUps:
+    """Tells of connections that ended at an address where nobody shows keys. Belongs to the socket's thread."""
+
+    look_at = float("inf")
+
+    def __init__(self, made: Socket, hung_up: Callable[[int], None]) -> None:
+        self.monitor: Socket | None = monitor.monitor(made, zmq.EVENT_DISCONNECTED)
+        self._made, self._hung_up = made, hung_up
+
+    def turn(self, now: float) -> None:
+        """Nothing is due by itself."""
+
+    def heard(self) -> None:
+        """Take what the monitor has."""
+        assert self.monitor is not None
+        for _, descriptor, _ in monitor.events(self.monitor):
+            self._hung_up(descriptor)
+
+    def leave(self, made: Socket) -> None:
+        """Nothing else is connected through this one."""
+
+    def close(self) -> None:
+        """Give the monitor back."""
+        if self.monitor is not None:
+            monitor.end_monitor(self._made, self.monitor)
+            self.monitor = None

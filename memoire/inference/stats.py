@@ -1,0 +1,60 @@
+"""What an inference node counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from memoire.security.exposure import Security
+
+
+@dataclass(slots=True)
+class InferenceCounts:
+    """Counted by the node's thread; any thread may read."""
+
+    requests: int = 0
+    rows: int = 0
+    batched_rows: int = 0
+    failures: int = 0
+    weights_failures: int = 0
+    waited: float = 0.0
+    computed: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceStats:
+    """An inference node at one moment; for whoever watches."""
+
+    name: str
+    endpoint: str
+    uptime: float
+    requests: int
+    """That were answered or refused, resends too."""
+    rows: int
+    """That were asked for."""
+    batches: dict[str, int]
+    """Calls of the function, by what made them due: full, everyone, wait."""
+    batched_rows: int
+    """Rows that the function was given, without those that fill a batch up."""
+    expired: int
+    """Requests that were dropped before the function saw them: nobody needed the answer any more."""
+    resends: int
+    failures: int
+    """Batches for which the function raised, or whose outputs did not fit."""
+    weights_failures: int
+    """Models of which no weights could be made; the former ones are still used."""
+    refused: dict[str, int]
+    """Requests that were refused, by code."""
+    queue_rows: int
+    """Rows that wait now."""
+    clients: int
+    """That asked within `alive` seconds."""
+    version: int
+    """Of the weights."""
+    waited_seconds: float
+    """That requests waited for others, in all."""
+    computed_seconds: float
+    """That the function took, in all."""
+    security: Security
+    faults: int

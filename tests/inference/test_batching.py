@@ -1,0 +1,248 @@
+"""When rows become a batch, with clocks that are passed in: dead clients, resends, patience, versions and bounds."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from memoire.errors import ProtocolError
+from memoire.inference import batching
+from memoire.inference.batching import Batching, InferenceRequest, KeptReply
+
+ALIVE, WAIT = 1.0, 0.005
+
+
+def client(number):
+    return number.to_bytes(16, "little")
+
+
+def asked(who, number, now, rows=1, patience=2.0, min_version=0):
+    return InferenceRequest(client(who), number, rows, (who, number), now, now + patience, min_version)
+
+
+def made(max_batch=64, queue_rows=256):
+    return Batching(max_batch, WAIT, ALIVE, queue_rows)
+
+
+def taken(found):
+    return None if found is None else (found.reason, [request.content for request in found.requests])
+
+
+def test_a_batch_fires_when_it_is_full():
+    batches = made(max_batch=4)
+    batches.ask(asked(1, 1, 0.0, rows=2))
+    batches.ask(asked(2, 1, 0.0))
+    assert taken(batches.take(0.0, 0)) == ("everyone", [(1, 1), (2, 1)])
+    batches.ask(asked(1, 2, 0.001, rows=3))
+    assert batches.take(0.001, 0) is None
+    batches.ask(asked(1, 3, 0.001, rows=1))
+    assert taken(batches.take(0.001, 0)) == ("full", [(1, 2), (1, 3)])
+
+
+def test_a_batch_fires_when_everyone_alive_waits_and_not_before():
+    batches = made()
+    for who in (1, 2):
+        batches.ask(asked(who, 1, 0.0))
+    batches.take(0.0, 0)
+    batches.ask(asked(1, 2, 0.001))
+    assert batches.take(0.001, 0) is None and batches.next_time(0.001, 0) == pytest.approx(0.001 + WAIT)
+    batches.ask(asked(2, 2, 0.002))
+    assert taken(batches.take(0.002, 0)) == ("everyone", [(1, 2), (2, 2)])
+
+
+def rounds(take, dead_from, count=400, actors=8):
+    """Simulate actors that ask at once when they are answered; one of them stops. Returns when each batch fired."""
+    batches, now, fired = made(), 0.0, []
+    numbers = dict.fromkeys(range(1, actors + 1), 0)
+    answered = list(numbers)
+    while len(fired) < count and now < 60.0:
+        for who in answered:
+            if who != 1 or now < dead_from:
+                numbers[who] += 1
+                batches.ask(asked(who, numbers[who], now))
+        found = take(batches, now, actors)
+        answered = []
+        if found is not None:
+            fired.append(now)
+            for request in found.requests:
+                batches.answered(request, KeptReply(None, 1))
+                answered.append(int.from_bytes(request.client, "little"))
+        now += 0.001
+    return fired
+
+
+def test_a_dead_client_costs_the_wait_for_a_second_and_then_nothing():
+    fired = rounds(lambda batches, now, actors: batches.take(now, 0), dead_from=0.1)
+    assert len(fired) == 400
+    gaps = [(begin, end - begin) for begin, end in zip(fired, fired[1:], strict=False)]
+    assert max(gap for begin, gap in gaps if begin < 0.09) < 0.0015
+    assert max(gap for _, gap in gaps) < WAIT + 0.0025
+    assert max(gap for begin, gap in gaps if begin > 0.1 + ALIVE) < 0.0015
+
+
+def test_the_barrier_rule_stalls_when_a_client_dies():
+    """The control: a batch of all clients that were ever there."""
+
+    def barrier(batches, now, actors):
+        return batches.take(now, 0) if batches.rows >= actors else None
+
+    fired = rounds(barrier, dead_from=0.1)
+    assert len(fired) < 110 and fired[-1] < 0.11
+
+
+def test_a_client_whose_connection_ended_is_not_awaited():
+    batches = made()
+    for who in (1, 2):
+        batches.ask(asked(who, 1, 0.0))
+    batches.take(0.0, 0)
+    batches.left(client(2))
+    batches.ask(asked(1, 2, 0.001))
+    assert taken(batches.take(0.001, 0)) == ("everyone", [(1, 2)])
+    batches.left(client(9))
+
+
+def test_what_a_client_asked_before_its_connection_ended_is_answered_when_it_is_back():
+    batches = made()
+    batches.ask(asked(1, 1, 0.0))
+    batches.left(client(1))
+    batches.answered(batches.take(1.0, 0).requests[0], KeptReply("reply", 1))
+    assert batches.ask(asked(1, 1, 1.1)).content == "reply"
+
+
+def test_an_overdue_request_is_dropped_and_counted():
+    batches = made()
+    batches.ask(asked(1, 1, 0.0, patience=0.5, min_version=7))
+    batches.ask(asked(2, 1, 0.4, patience=0.5, min_version=7))
+    assert batches.next_time(0.4, 0) == 0.5
+    assert batches.take(0.5, 7) and batches.expired == 1
+    assert batches.rows == 0
+
+
+def test_a_request_waits_for_its_version_and_lets_others_pass():
+    batches = made()
+    batches.ask(asked(1, 1, 0.0, min_version=3))
+    batches.ask(asked(2, 1, 0.0))
+    assert taken(batches.take(0.0, 2)) == ("everyone", [(2, 1)])
+    assert batches.take(1.0, 2) is None
+    assert taken(batches.take(1.0, 3)) == ("wait", [(1, 1)])
+
+
+def test_a_resend_is_recognised_while_it_waits_while_it_runs_and_after_its_answer():
+    batches = made()
+    batches.ask(asked(1, 1, 0.0))
+    assert batches.ask(asked(1, 1, 0.001)) is None and batches.rows == 1
+    found = batches.take(0.01, 0)
+    assert batches.ask(asked(1, 1, 0.02)) is None and batches.rows == 0
+    batches.answered(found.requests[0], KeptReply("reply", 5))
+    assert batches.ask(asked(1, 1, 0.03)).content == "reply"
+    assert batches.resends == 3 and batches.take(1.0, 0) is None
+
+
+def test_a_request_that_was_refused_is_computed_when_it_comes_again():
+    batches = made()
+    batches.ask(asked(1, 1, 0.0))
+    batches.answered(batches.take(0.01, 0).requests[0], None)
+    assert batches.ask(asked(1, 1, 0.02)) is None and batches.rows == 1
+
+
+def test_replies_are_kept_for_the_newest_requests_and_for_a_while(monkeypatch):
+    batches = made()
+    for number in range(1, 7):
+        batches.ask(asked(1, number, 0.0))
+        batches.answered(batches.take(0.0, 0).requests[0], KeptReply(number, 10))
+    assert batches.ask(asked(1, 6, 0.0)).content == 6
+    assert batches.ask(asked(1, 1, 0.0)) is None and batches.rows == 1
+    batches.answered(batches.take(0.0, 0).requests[0], None)
+    batches.take(batching.KEPT_TIMEOUT + 1.0, 0)
+    assert batches.ask(asked(1, 6, 20.0)) is None and batches.rows == 1
+    monkeypatch.setattr(batching, "KEPT_BYTES", 15)
+    for who in (2, 3):
+        batches.ask(asked(who, 1, 20.0))
+    for request in batches.take(21.0, 0).requests:
+        batches.answered(request, KeptReply(request.content, 10))
+    batches.check_invariants()
+
+
+def test_the_queue_is_bounded_in_all_and_for_each_client():
+    batches = made(max_batch=8, queue_rows=32)
+    for number in (1, 2):
+        batches.ask(asked(1, number, 0.0, rows=8))
+    with pytest.raises(ProtocolError, match="16 rows of this client wait already; 16 may") as caught:
+        batches.ask(asked(1, 3, 0.0))
+    assert caught.value.code == "busy"
+    for number in (1, 2):
+        batches.ask(asked(2, number, 0.0, rows=8))
+    with pytest.raises(ProtocolError, match="32 rows wait already, for others too") as caught:
+        batches.ask(asked(3, 1, 0.0))
+    assert caught.value.code == "busy"
+    with pytest.raises(ProtocolError, match="9 rows; a batch has at most 8") as caught:
+        batches.ask(asked(4, 1, 0.0, rows=9))
+    assert caught.value.code == "too_large"
+
+
+class BatchingMachine(RuleBasedStateMachine):
+    """Against a list of what waits: every request ends once, in a batch or overdue, and none waits beyond its time."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches, self.now, self.version = made(max_batch=6, queue_rows=16), 0.0, 0
+        self.waiting, self.running, self.number = {}, [], 0
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.004, 0.3, 1.0, 20.0]))
+    def passes(self, seconds):
+        self.now += seconds
+
+    @rule(who=st.integers(1, 4), rows=st.integers(1, 6), min_version=st.integers(0, 2), patience=st.sampled_from([0.0, 0.01, 2.0]))
+    def asks(self, who, rows, min_version, patience):
+        self.number += 1
+        request = asked(who, self.number, self.now, rows, patience, min_version)
+        try:
+            assert self.batches.ask(request) is None
+        except ProtocolError as error:
+            assert error.code == "busy"
+            own = sum(each.rows for each in self.waiting.values() if each.client == client(who))
+            assert own + rows > 8 or sum(each.rows for each in self.waiting.values()) + rows > 16
+        else:
+            self.waiting[self.number] = request
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def sends_again(self, data):
+        number = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.batches.ask(self.waiting[number]) is None
+
+    @rule(who=st.integers(1, 4))
+    def leaves(self, who):
+        self.batches.left(client(who))
+
+    @rule()
+    def learns(self):
+        self.version += 1
+
+    @rule(is_good=st.booleans())
+    def takes(self, is_good):
+        due = self.batches.next_time(self.now, self.version)
+        expired, found = self.batches.expired, self.batches.take(self.now, self.version)
+        gone = [number for number, each in self.waiting.items() if each.expires <= self.now]
+        assert self.batches.expired - expired == len(gone)
+        for number in gone:
+            del self.waiting[number]
+        ready = [each for each in self.waiting.values() if each.min_version <= self.version]
+        if found is None:
+            assert due > self.now or gone or not ready
+            assert all(self.now < each.arrived + WAIT for each in ready)
+            return
+        assert due <= self.now and 1 <= found.rows <= 6
+        assert [each.number for each in found.requests] == [each.number for each in ready][: len(found.requests)]
+        for each in found.requests:
+            del self.waiting[each.number]
+            self.batches.answered(each, KeptReply(each.number, 1) if is_good else None)
+
+    @invariant()
+    def holds(self):
+        self.batches.check_invariants()
+        assert self.batches.rows == sum(each.rows for each in self.waiting.values())
+
+
+BatchingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_requests_end_once = BatchingMachine.TestCase
