@@ -15,6 +15,7 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
     Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
     Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
+    Inference, RemotePolicy             a policy far away, in batches (docs/inference.md)
     MemoireError, InsecureWarning       every error is below the first one (docs/errors.md)
     ReplayMemory, ReplayMemoryServer,   the classes of the first design (docs/contract.md), with
     ReplayMemoryClient                  Bind, Conn, Transition, PrioritizedReplayBuffer and
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from memoire.client.client import connect as connect
     from memoire.errors import InsecureWarning as InsecureWarning
     from memoire.errors import MemoireError as MemoireError
+    from memoire.inference.node import Inference as Inference
+    from memoire.inference.policy import RemotePolicy as RemotePolicy
     from memoire.pool.tables import Table as Table
     from memoire.proxy.proxy import Proxy as Proxy
     from memoire.reader.reader import Reader as Reader
@@ -80,6 +83,8 @@ _HOMES = {
     "connect": "memoire.client.client",
     "InsecureWarning": "memoire.errors",
     "MemoireError": "memoire.errors",
+    "Inference": "memoire.inference.node",
+    "RemotePolicy": "memoire.inference.policy",
     "Table": "memoire.pool.tables",
     "Proxy": "memoire.proxy.proxy",
     "Reader": "memoire.reader.reader",

@@ -10,7 +10,7 @@ from . import in_cluster_arguments
 from .addresses import endpoint_of
 from .options import SCHEMA, Commands, add_env, add_keys
 
-ROLES = ("actor", "server", "learner", "reader", "proxy")
+ROLES = ("actor", "server", "learner", "reader", "proxy", "inference")
 """What a key may be for, as `memoire.security.keyfolder` knows them; a test compares."""
 
 

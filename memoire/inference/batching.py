@@ -87,9 +87,12 @@ class Batching:
         max_wait: Seconds that the oldest request waits for others.
         alive: Seconds after a client's last request for which others wait for its next one.
         queue_rows: Rows that wait in all; one client may have half of them.
+        kept_bytes: Bytes of replies that are kept for resends.
     """
 
-    def __init__(self, max_batch: int, max_wait: float, alive: float, queue_rows: int) -> None:
+    def __init__(
+        self, max_batch: int, max_wait: float, alive: float, queue_rows: int, kept_bytes: int = KEPT_BYTES
+    ) -> None:
         self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
         self.rows = 0
         """Rows that wait."""
@@ -101,7 +104,7 @@ class Batching:
         """Batches by reason."""
         self._queue: deque[InferenceRequest] = deque()  # by time of arrival
         self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by the time of their newest request
-        self._kept_bytes = 0
+        self._max_kept, self._kept_bytes = kept_bytes, 0
 
     @property
     def client_rows(self) -> int:
@@ -209,7 +212,7 @@ class Batching:
         if len(client.replies) > KEPT_REPLIES:
             self._kept_bytes -= client.replies.popitem(last=False)[1].size
         for other in self._clients.values():
-            if self._kept_bytes <= KEPT_BYTES:
+            if self._kept_bytes <= self._max_kept:
                 return
             self._forget_replies(other)
 
@@ -271,4 +274,4 @@ class Batching:
             assert len(client.replies) <= KEPT_REPLIES
         assert self.rows == sum(request.rows for request in self._queue) <= max(self.queue_rows, self.max_batch)
         kept = sum(reply.size for client in self._clients.values() for reply in client.replies.values())
-        assert self._kept_bytes == kept <= KEPT_BYTES
+        assert self._kept_bytes == kept <= self._max_kept

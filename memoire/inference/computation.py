@@ -1,10 +1,11 @@
 """One batch: rows of several requests joined, padded, given to the function, and its outputs checked and parted.
 
-    obs [2 rows], [1 row], [5 rows] ──▶ [8, ...] ──pad to a size──▶ [32, ...] ──▶ function ──▶ [32, ...] ──▶ [2], [1], [5]
+obs [2 rows], [1 row], [5 rows] ──▶ [8, ...] ──pad to a size──▶ [32, ...] ──▶ function ──▶ [32, ...] ──▶ [2], [1], [5]
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Computation:
         except Exception as error:
             raise ProtocolError("failed", _first_line(error)) from error
         ends = np.cumsum([0, *counts]).tolist()
-        return [cut(made, begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+        return [cut(made, begin, end) for begin, end in itertools.pairwise(ends)]
 
     def _checked(self, found: Any, rows: int) -> Rows:
         if not isinstance(found, Mapping):
@@ -102,7 +103,9 @@ def flat_columns(schema: RowSchema, given: Mapping[str, Any]) -> dict[str, Any]:
         elif all(name in given for name in leaves):
             found |= {name: given[name] for name in leaves}
         else:
-            raise ProtocolError("value", f"column {root!r} is missing; there are {', '.join(map(str, given)) or 'none'}")
+            raise ProtocolError(
+                "value", f"column {root!r} is missing; there are {', '.join(map(str, given)) or 'none'}"
+            )
     return found | {f"{name}_length": given[f"{name}_length"] for name in schema.ragged if f"{name}_length" in given}
 
 
@@ -111,9 +114,7 @@ def unpadded(schema: RowSchema, columns: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: columns[name] for name in schema.names}
     for name in schema.ragged:
         if (lengths := columns.get(f"{name}_length")) is not None:
-            made[name] = [
-                np.asarray(value)[: int(length)] for value, length in zip(made[name], lengths, strict=True)
-            ]
+            made[name] = [np.asarray(value)[: int(length)] for value, length in zip(made[name], lengths, strict=True)]
     return made
 
 

@@ -1,6 +1,6 @@
 """The thread of an inference node: it takes requests, has batches computed, and sends the answers.
 
-    ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──▶ SendQueues ──▶ ROUTER
+ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──▶ SendQueues ──▶ ROUTER
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The threads beside an inference node's sockets: one runs batches, one after the other, one makes weights ready.
 
-    io ──batch, weights──▶ memoire-batches ──outputs──▶ io           weights are chosen when a batch begins: it never mixes two
-    io ──newest model────▶ memoire-weights ──weights──▶ io
+io ──batch, weights──▶ memoire-batches ──outputs──▶ io     weights are chosen when it begins
+io ──newest model────▶ memoire-weights ──weights──▶ io
 """
 
 from __future__ import annotations

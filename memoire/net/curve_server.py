@@ -40,6 +40,8 @@ KEYS_INTERVAL: Final = 1.0
 """Seconds between two looks at what keys there are."""
 WARNING_INTERVAL: Final = 30.0
 """Seconds between two log lines about peers that are refused for the same reason."""
+LISTENING_ROLES: Final = frozenset({"proxy", "server", "inference"})
+"""Roles of the keys that a node may listen with."""
 VOUCHING_ROLES: Final = frozenset({"proxy", "server"})
 """Roles that may say for whom they pass a message on, and to which others may come."""
 REASONS: Final = {
@@ -107,15 +109,15 @@ class Gate:
         Raises:
             EndpointError: the address is in use or malformed, or something else authenticates peers in this context.
                 The socket is closed.
-            KeyFileError: this node's key is not one of a server or proxy, so it may not listen. The socket is closed.
+            KeyFileError: this node's key is not one of a server, proxy or inference node, so it may not listen. The socket is closed.
         """
         if self.keys is None or not str(endpoint).startswith("tcp://"):
             self._open.append(sockets.bind(made, endpoint))
             return self._open[-1], None
         own = self.keys.own
-        if own.role not in VOUCHING_ROLES:
+        if own.role not in LISTENING_ROLES:
             made.close(0)
-            advice = "Listen with a key that was made for a server or proxy."
+            advice = "Listen with a key that was made for a server, proxy or inference node."
             raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
         assert own.secret is not None
         try:

@@ -15,8 +15,9 @@ from .keypairs import Key, make
 from .permissions import ROLES
 
 ADMITTED: Final = {
-    "server": ("actor", "learner", "reader", "proxy", "server"),
-    "proxy": ("actor", "learner", "reader", "proxy", "server"),
+    "server": ("actor", "learner", "reader", "proxy", "server", "inference"),
+    "proxy": ("actor", "learner", "reader", "proxy", "server", "inference"),
+    "inference": ("actor", "learner", "reader", "server"),
 }
 """Roles whose keys a new cluster's listening nodes let in."""
 
@@ -31,7 +32,7 @@ def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str,
     files = {}
     for role, key in keys.items():
         first, second = ("server", "proxy") if role == "proxy" else ("proxy", "server")  # whom it is likely to dial
-        dialled = keys[first].text() + keys[second].text()
+        dialled = "".join(keys[each].text() for each in (first, second, "inference"))
         files[role] = {"own.key": key.text(secret=True), "own.pub": key.text(), "server.pub": dialled}
         for other in ADMITTED.get(role, ()):
             files[role][f"authorized/{other}/{keys[other].name}.pub"] = keys[other].text()

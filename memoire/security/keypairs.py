@@ -67,7 +67,7 @@ def make(role: str, name: str = "") -> Key:
 
 def plural(role: str) -> str:
     """What keys of a role are called unless they have a name of their own."""
-    return "proxies" if role == "proxy" else f"{role}s"
+    return {"proxy": "proxies", "inference": "inference-nodes"}.get(role, f"{role}s")
 
 
 def _from_secret(secret: bytes, name: str, role: str, created: str) -> Key:

@@ -15,13 +15,13 @@ from memoire.wire.frames import Buffer
 from memoire.wire.identity import table_number
 from memoire.wire.messages import Type
 
-ROLES: Final = ("actor", "server", "learner", "reader", "proxy")
+ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
 """What a key may be for; the place in this list is the number in a passport."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
-_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE}
-_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE}
+_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER}
+_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER}
 _LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
 MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
     {
@@ -30,13 +30,14 @@ MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
         "learner": frozenset(_READ | _PUSH | _LEAD),
         "server": frozenset(_READ | _PUSH | _LEAD),
         "proxy": frozenset({Type.HELLO, Type.FETCH}),
+        "inference": frozenset({Type.HELLO, Type.FETCH}),
     }
 )
-"""What each role may send to a server or proxy. A proxy may pass on what others may send, and says whose it is."""
+"""What each role may send to a server, proxy or inference node. A proxy may pass on what others may send, and says whose it is."""
 _TRY: Final = frozenset({Type.SUMS, Type.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""
-_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str]()}
+_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str](), "inference": {"inference"}}
 """What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
 those behind it: these two are nobody to a server."""
 

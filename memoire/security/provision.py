@@ -130,7 +130,8 @@ def _mentions(role: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
 def _files(key: Key, public: Files) -> Files:
     """The files of a new Secret, when `public` has the public half of every role's key."""
     files = {"own.key": key.text(secret=True), "own.pub": key.text()}
-    dialled = LISTENING if key.role == "proxy" else reversed(LISTENING)  # first those that it is likely to dial
+    # first those that it is likely to dial
+    dialled = ("server", "proxy", "inference") if key.role == "proxy" else ("proxy", "server", "inference")
     files["server.pub"] = "".join(public[role] for role in dialled)
     files |= {f"authorized/{role}/own.pub": public[role] for role in ADMITTED.get(key.role, ())}
     return secret_files(key.role, files)

@@ -40,3 +40,5 @@ CODES: Final = {
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
 PASSING: Final = ("busy", "closed", "denied", "disk")
 """Codes of refusals that end by themselves: what was asked is asked again."""
+NO_INFERENCE: Final = "INFER was sent to a server or proxy. Ask the address of the inference node itself"
+"""Why a node that computes nothing refuses INFER (code "unexpected")."""

@@ -1,8 +1,8 @@
 """Rows of a schema's columns as one container: what INFER brings to an inference node and INFERRED brings back.
 
-    row 0   obs [0.1 0.2]   points [1 0 0] [2 0 0]        block PREV of obs      0.1 0.2 | 0.3 0.4
-    row 1   obs [0.3 0.4]   points (none)                 block PREV of points   [1 0 0] [2 0 0]       no padding
-                                                          PREV_LENGTHS           2 0
+row 0   obs [0.1 0.2]   points [1 0 0] [2 0 0]        block PREV of obs      0.1 0.2 | 0.3 0.4
+row 1   obs [0.3 0.4]   points (none)                 block PREV of points   [1 0 0] [2 0 0]       no padding
+                                                      PREV_LENGTHS           2 0
 """
 
 from __future__ import annotations

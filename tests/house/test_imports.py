@@ -21,11 +21,11 @@ FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
     "replay", "wire", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
-    "reader", "proxy", "client", "server", "classic", "nodes", "rl", "dashboard", "cli",
+    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "dashboard", "cli",
 ]  # fmt: skip
 ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
 
-ENDS = {"client", "reader", "proxy", "server"}
+ENDS = {"client", "reader", "proxy", "server", "inference"}
 """Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
 decide."""
 IO = {
@@ -40,8 +40,12 @@ IO = {
     "urllib",
     "logging.handlers",
 }
-FACES = {"server/table_handle": {"time"}}
-"""What waits for others, beside the file with the folder's name."""
+FACES = {
+    "server/table_handle": {"time"},
+    "inference/node": {"memoire.net", "time"},
+    "inference/policy": {"memoire.net", "time"},
+}
+"""Faces beside the file with the folder's name."""
 WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
 """Folders that know no socket, no file and no process; they may measure time."""
 KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ

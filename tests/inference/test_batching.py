@@ -145,7 +145,7 @@ def test_a_request_that_was_refused_is_computed_when_it_comes_again():
     assert batches.ask(asked(1, 1, 0.02)) is None and batches.rows == 1
 
 
-def test_replies_are_kept_for_the_newest_requests_and_for_a_while(monkeypatch):
+def test_replies_are_kept_for_the_newest_requests_and_for_a_while():
     batches = made()
     for number in range(1, 7):
         batches.ask(asked(1, number, 0.0))
@@ -155,7 +155,7 @@ def test_replies_are_kept_for_the_newest_requests_and_for_a_while(monkeypatch):
     batches.answered(batches.take(0.0, 0).requests[0], None)
     batches.take(batching.KEPT_TIMEOUT + 1.0, 0)
     assert batches.ask(asked(1, 6, 20.0)) is None and batches.rows == 1
-    monkeypatch.setattr(batching, "KEPT_BYTES", 15)
+    batches = Batching(64, WAIT, ALIVE, 256, kept_bytes=15)
     for who in (2, 3):
         batches.ask(asked(who, 1, 20.0))
     for request in batches.take(21.0, 0).requests:
@@ -192,7 +192,12 @@ class BatchingMachine(RuleBasedStateMachine):
     def passes(self, seconds):
         self.now += seconds
 
-    @rule(who=st.integers(1, 4), rows=st.integers(1, 6), min_version=st.integers(0, 2), patience=st.sampled_from([0.0, 0.01, 2.0]))
+    @rule(
+        who=st.integers(1, 4),
+        rows=st.integers(1, 6),
+        min_version=st.integers(0, 2),
+        patience=st.sampled_from([0.0, 0.01, 2.0]),
+    )
     def asks(self, who, rows, min_version, patience):
         self.number += 1
         request = asked(who, self.number, self.now, rows, patience, min_version)

@@ -33,10 +33,17 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
     for role in permissions.ROLES:
         keys = Keys(cluster, role)
         assert keys.folder == cluster / role and keys.own.peer == Peer(role, keypairs.plural(role))
-        assert {key.role for key in keys.servers} == {"server", "proxy"}
+        assert {key.role for key in keys.servers} == {"server", "proxy", "inference"}
         assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
-    assert admitted == {"actor/actors", "learner/learners", "reader/readers", "proxy/proxies", "server/servers"}
+    assert admitted == {
+        "actor/actors",
+        "learner/learners",
+        "reader/readers",
+        "proxy/proxies",
+        "server/servers",
+        "inference/inference-nodes",
+    }
     assert Keys(cluster, "server").peer(Keys(cluster, "actor").own.public) == Peer("actor", "actors")
     assert not Keys(cluster / "actor").authorized
 
@@ -222,22 +229,24 @@ def test_a_key_may_not_call_itself_another_role():
         Peer(role, "x").check_hello(messages.Hello(role=named))
 
 
-NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "king", "")
+NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "king", "inference", "")
 ANYBODY = {"doctor", "proxy"}  # whoever tries, and the relay of those behind it
 CALLED = {
     "actor": {"actor"} | ANYBODY,
     "reader": {"reader"} | ANYBODY,
     "proxy": ANYBODY,
+    "inference": {"inference"} | ANYBODY,
     "learner": set(NAMES),
     "server": set(NAMES),
     "": set(NAMES),  # no keys are asked for
 }
 """By the role of a key: what its process may call itself in HELLO."""
 SENDS = {
-    "actor": "HELLO FETCH UPDATE CACHE EPISODE",
-    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE",
+    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER",
+    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE INFER",
     "proxy": "HELLO FETCH",
-    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT",
+    "inference": "HELLO FETCH",
+    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT INFER",
 }
 SENDS["server"] = SENDS["learner"]
 SENDS[""] = " ".join(kind.name for kind in messages.Type)
@@ -294,6 +303,7 @@ def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_p
         "learner",
         "proxy",
         "server",
+        "inference",
     }
     assert main.main(["keys", "revoke", folder, key.fingerprint]) == 1
     assert "does not let in" in capsys.readouterr().err
@@ -318,7 +328,7 @@ def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path,
         assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
         for path, text in secret["stringData"].items():
             key_writer.write_new(tmp_path / name / path, text)
-    assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 5
+    assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 6
     assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
 
 

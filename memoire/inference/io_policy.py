@@ -1,0 +1,218 @@
+"""The thread of a policy far away: it asks one of several inference nodes, and goes on to the next one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, Refused
+from memoire.limits import Limits
+from memoire.net.channel import Channel
+from memoire.net.context import Context
+from memoire.net.thread import Worker
+from memoire.replay.row_schema import RowSchema
+from memoire.security.keyfolder import Keys
+from memoire.wire import messages
+from memoire.wire.frames import Answer
+from memoire.wire.row_container import Rows, unpack_rows
+
+from .choice import PROBE_INTERVAL, NodeChoice
+
+MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
+"""Seconds before a node is asked again whose queue is full: at first, and at most."""
+
+
+@dataclass(eq=False)
+class AskedRows:
+    """One question until it is answered. `done` is set after everything else."""
+
+    payload: Any
+    rows: int
+    deadline: float
+    min_version: int
+    number: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+    error: MemoireError | None = None
+    columns: Rows | None = None
+    version: int = 0
+    tried: list[str] = field(default_factory=list)
+    url: str = ""
+    """Where it is asked now; "" while it waits to be asked again."""
+    move_at: float = 0.0
+    """When the next node is asked, or this one again."""
+    backoff: float = MIN_BACKOFF
+
+
+class PolicyThread:
+    """Owns the channels.
+
+    Args:
+        silence: Seconds without an answer after which the next node is asked.
+
+    Raises:
+        EndpointError: an address is malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        inputs: RowSchema,
+        outputs: RowSchema,
+        *,
+        client: bytes,
+        silence: float,
+        limits: Limits,
+        keys: Keys | None,
+        context: Context,
+    ) -> None:
+        self.choice = NodeChoice(client, urls)
+        self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
+        self._open: set[AskedRows] = set()
+        self._numbers = itertools.count(1)
+        self.worker = Worker("memoire-policy", self._turn, self._next_time, self._at_end)
+        self._channels: dict[str, Channel] = {}
+        rng = random.Random(client)
+        try:
+            for url in self.choice.order:
+                made = Channel(self.worker.doors, context, url, client=client, limits=limits, rng=rng, keys=keys)
+                made.fingerprint = inputs.fingerprint
+                self._channels[url] = made
+        except BaseException:
+            self.worker.stop(0.0)
+            raise
+
+    # From any thread
+
+    def ask(self, asked: AskedRows) -> None:
+        """Have it asked."""
+        self.worker.post(lambda: self._begin(asked))
+
+    def drop(self, asked: AskedRows) -> None:
+        """Its answer is not needed any more."""
+        self.worker.post(lambda: self._drop(asked))
+
+    def trouble(self) -> str:
+        """Why the nodes may not answer, and what to do. Tries to connect, which takes 0.2 s at most."""
+        return self._channels[self.choice.order[0]].trouble()
+
+    @property
+    def denied(self) -> MemoireError | None:
+        """Why no node lets this process in; None where one may."""
+        found = [channel.denied for channel in self._channels.values()]
+        return found[0] if all(found) else None
+
+    # ------------------------------------------------------------------------- from here on: inside of the thread
+
+    def _next_time(self) -> float:
+        channels = (channel.next_time() for channel in self._channels.values())
+        return min(self.choice.next_time(), *channels, *(asked.move_at for asked in self._open))
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        now = time.monotonic()
+        for channel in self._channels.values():
+            channel.turn(ready)
+        for url in self.choice.probes(now):
+            self._probe(url, now)
+        down = self._down()
+        for asked in list(self._open):
+            self._look_after(asked, down, now)
+
+    def _look_after(self, asked: AskedRows, down: set[str], now: float) -> None:
+        if now >= asked.deadline:
+            self._end(asked)
+        elif not asked.url:
+            if now >= asked.move_at:
+                self._send(asked, self.choice.pick(down), now)
+        elif asked.url in down or now >= asked.move_at:
+            if asked.url not in down:
+                self.choice.silent(asked.url, now)
+            best = self.choice.pick(down)
+            asked.move_at = now + self._silence
+            if best != asked.url:
+                self.choice.moves += 1
+                self._channels[asked.url].drop(asked.number)
+                self._send(asked, best, now)
+
+    def _down(self) -> set[str]:
+        return {url for url, channel in self._channels.items() if channel.is_down}
+
+    def _probe(self, url: str, now: float) -> None:
+        def heard(answer: Answer) -> None:
+            if not isinstance(answer, MemoireError):
+                self.choice.answered(url)
+
+        self._channels[url].ask(messages.Hello(role="actor"), heard, now + PROBE_INTERVAL)
+
+    def _begin(self, asked: AskedRows) -> None:
+        if asked.done.is_set():
+            return
+        asked.number = next(self._numbers)
+        self._open.add(asked)
+        now = time.monotonic()
+        self._send(asked, self.choice.pick(self._down()), now)
+
+    def _send(self, asked: AskedRows, url: str, now: float) -> None:
+        asked.url, asked.move_at = url, now + self._silence
+        if url not in asked.tried:
+            asked.tried.append(url)
+        body = messages.Infer(patience=max(0.0, asked.deadline - now), min_version=asked.min_version)
+        channel = self._channels[url]
+        finish = self._answered(asked, url)
+        channel.ask(body, finish, asked.deadline, payload=asked.payload, sequence=asked.number)
+
+    def _answered(self, asked: AskedRows, url: str) -> Callable[[Answer], None]:
+        def finish(answer: Answer) -> None:
+            if asked.url != url or asked not in self._open:
+                return
+            if isinstance(answer, Refused) and answer.code in ("busy", "closed"):
+                self._back_off(asked)
+            elif isinstance(answer, MemoireTimeout):
+                self._end(asked)
+            elif isinstance(answer, MemoireError):
+                self._end(asked, answer)
+            else:
+                self.choice.answered(url)
+                self._take(asked, answer)
+
+        return finish
+
+    def _back_off(self, asked: AskedRows) -> None:
+        asked.url, asked.move_at = "", time.monotonic() + asked.backoff * random.uniform(0.5, 1.0)
+        asked.backoff = min(MAX_BACKOFF, 2.0 * asked.backoff)
+
+    def _take(self, asked: AskedRows, answer: Any) -> None:
+        try:
+            if not isinstance(answer.body, messages.Inferred):
+                raise ProtocolError("unexpected", f"INFER was answered by {answer.type.name}")
+            if answer.header.fingerprint != self._outputs.fingerprint:
+                raise ProtocolError("schema", "its outputs have another schema; give the same ones on both sides")
+            columns, rows = unpack_rows(answer.payload, self._outputs, self._limits)
+            if rows != asked.rows:
+                raise ProtocolError("value", f"{rows} rows came for {asked.rows}")
+        except ProtocolError as error:
+            self._end(asked, Refused(asked.url, error.code, error.detail))
+            return
+        asked.columns, asked.version = columns, answer.body.version
+        self._end(asked)
+
+    def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
+        """It is over: it has its columns, an error, or neither, which is that its time has passed."""
+        self._open.discard(asked)
+        if asked.url:
+            self._channels[asked.url].drop(asked.number)
+        asked.error = error
+        asked.done.set()
+
+    def _drop(self, asked: AskedRows) -> None:
+        if asked in self._open:
+            self._end(asked, Closed("this request"))
+
+    def _at_end(self) -> None:
+        for asked in list(self._open):
+            self._end(asked, Closed("this policy"))

@@ -1,0 +1,223 @@
+"""A policy that acts far away: observations go to an inference node, actions come back. An actor needs no torch for it.
+
+RemotePolicy ──INFER──▶ its node by rendezvous hash      down or silent: the next one, and back when it returns
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.arguments import seconds, whole
+from memoire.errors import Closed, EndpointError, EntryError, MemoireTimeout, ParameterError
+from memoire.limits import Limits
+from memoire.net import addresses
+from memoire.net.context import Context, shared_context
+from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
+from memoire.replay.row_schema import RowSchema, row_schema_from
+from memoire.replay.value_conversion import is_finite
+from memoire.security.keyfolder import Given, Keys
+from memoire.suggestions import checked_names
+from memoire.wire.row_container import exact_rows, pack_rows
+
+from .computation import flat_columns, padded, unpadded
+from .io_policy import AskedRows, PolicyThread
+
+GRACE = 0.25
+"""Seconds after a deadline in which its thread still says how a request has ended."""
+
+
+class Policy(Protocol):
+    """Whatever acts: rows of observations to rows of outputs."""
+
+    def act(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs of these rows."""
+
+
+class Pending:
+    """Rows that were asked for."""
+
+    def __init__(self, policy: RemotePolicy, asked: AskedRows, given: Mapping[str, Any]) -> None:
+        self._policy, self._asked, self._given = policy, asked, given
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        return self._asked.done.is_set()
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the result was computed with; 0 before, or where nobody said one."""
+        return self._asked.version
+
+    def result(self, timeout: float | None = None) -> Mapping[str, Any]:
+        """The outputs: an array [n, *F] for each, a ragged one padded with zeros, and beside it NAME_length [n].
+
+        Args:
+            timeout: Seconds to wait; None waits for as long as the policy does.
+
+        Raises:
+            MemoireTimeout: there is no answer in time, and no fallback. The text says which nodes were asked.
+            Refused: a node has refused it, for instance since its function failed (code "failed").
+            Closed: it was cancelled, or the policy was closed.
+        """
+        return self._policy.finish(self._asked, self._given, timeout)
+
+    def cancel(self) -> None:
+        """The result is not needed any more."""
+        self._policy.drop(self._asked)
+
+
+class RemotePolicy(Node):
+    """Asks inference nodes for the outputs of rows. Any thread may; several requests may be on their way.
+
+    Args:
+        urls: Addresses of inference nodes that compute the same; or one. Each client has its own order of them.
+        inputs, outputs: Columns of rows, just as the nodes have them; see `Inference`.
+        timeout: Seconds until a request is given up.
+        fallback: A policy whose `act` is called, in the caller's thread, where no node has answered in time.
+        keys: This process' keys folder; see docs/operations.md.
+
+    Raises:
+        EndpointError: an address is malformed, or there is none.
+        KeyFileError: the keys cannot be used.
+    """
+
+    CALLED = "this policy"
+    CLOSED_AT_EXIT = 0
+
+    @checked_names()
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        inputs: Any,
+        outputs: Any,
+        timeout: float = 2.0,
+        *,
+        fallback: Policy | None = None,
+        keys: Given = None,
+        limits: Limits | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self.timeout, self._fallback = seconds(timeout), fallback
+        self.inputs, self.outputs = row_schema_from("inputs", inputs), row_schema_from("outputs", outputs)
+        given = _checked([urls] if isinstance(urls, str) else list(urls))
+        self._limits, client = limits or Limits(), secrets.token_bytes(16)
+        self._pid = os.getpid()
+        self._closing, self._close_lock = threading.Event(), threading.Lock()
+        self._thread = PolicyThread(
+            given,
+            self.inputs,
+            self.outputs,
+            client=client,
+            silence=min(1.0, max(0.05, self.timeout / 4.0)),
+            limits=self._limits,
+            keys=Keys.of(keys, "actor"),
+            context=context or shared_context(),
+        )
+        self._thread.worker.start()
+        close_at_exit(self)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The nodes, in the order in which this client asks them."""
+        return tuple(self._thread.choice.order)
+
+    @property
+    def moves(self) -> int:
+        """How often a request went on to another node."""
+        return self._thread.choice.moves
+
+    def ask(self, columns: Mapping[str, Any], min_version: int = 0) -> Pending:
+        """Send rows, and return at once.
+
+        Args:
+            columns: An array [n, *F] for each input, or nested as they were declared; a ragged one as a list of n
+                arrays.
+            min_version: Of the weights: the rows wait at the node until these are there.
+
+        Raises:
+            EntryError, ParameterError, SchemaError: a value has another form, or is missing.
+            Closed: the policy was closed.
+        """
+        if self._closing.is_set():
+            raise Closed(self.CALLED)
+        rows, payload = _packed(self.inputs, columns)
+        wanted = whole("min_version", min_version, 0, 2**53 - 1)
+        asked = AskedRows(payload, rows, time.monotonic() + self.timeout, wanted)
+        self._thread.ask(asked)
+        return Pending(self, asked, columns)
+
+    def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
+        """Send rows and wait for their outputs: `ask(columns).result()`."""
+        return self.ask(columns, min_version).result()
+
+    def finish(self, asked: AskedRows, given: Mapping[str, Any], timeout: float | None) -> Mapping[str, Any]:
+        """What `Pending.result` returns."""
+        left = max(0.0, asked.deadline - time.monotonic()) + GRACE
+        has_ended = asked.done.wait(min(left, seconds(timeout)))
+        if asked.error is not None:
+            raise asked.error
+        if asked.columns is not None:
+            return padded(self.outputs, asked.columns)
+        is_given_up = has_ended or time.monotonic() >= asked.deadline
+        if is_given_up and self._fallback is not None:
+            return self._fallback.act(given)
+        raise self._too_late(asked, self.timeout if is_given_up else seconds(timeout))
+
+    def _too_late(self, asked: AskedRows, patience: float) -> Exception:
+        tried = ", ".join(asked.tried or self.urls)
+        return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
+
+    def drop(self, asked: AskedRows) -> None:
+        """Forget a request."""
+        self._thread.drop(asked)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread within `timeout` seconds: requests that are open raise Closed. May be called again."""
+        patience = seconds(timeout, self._limits.close_timeout)
+        self._closing.set()
+        with self._closer(time.monotonic() + patience) as is_mine:
+            if is_mine:
+                self._thread.worker.stop(max(END_TIMEOUT, patience))
+
+    def __repr__(self) -> str:
+        return f"<memoire.RemotePolicy of {', '.join(self.urls)}>"
+
+
+def _packed(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, NDArray[np.uint8]]:
+    """How many rows these are, and their container."""
+    try:
+        flat = flat_columns(schema, columns)
+    except ValueError as error:
+        raise ParameterError("columns", list(columns), str(error)) from None
+    values = unpadded(schema, flat)
+    first = values[schema.names[0]]
+    rows = len(first) if isinstance(first, list | tuple) or np.ndim(first) else 0
+    if not rows:
+        raise ParameterError("columns", f"{schema.names[0]!r} without rows", "arrays with a leading axis of 1 or more")
+    made = exact_rows(schema, values, rows)
+    for name in schema.finite:
+        if not is_finite(made[name]):
+            raise EntryError(name, f"finite values of {schema[name]}, unless it is nan='allow'", "NaN or infinity")
+    return rows, pack_rows(schema, made, rows)
+
+
+def _checked(urls: Sequence[str]) -> list[str]:
+    if not urls:
+        raise EndpointError("[]", "connect to", "a policy needs the address of an inference node", "tcp://host:5570")
+    for url in urls:
+        addresses.check(url, "connect to")
+    return list(urls)

@@ -1,0 +1,326 @@
+"""Inference nodes and their clients over real sockets."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.replay.columns import Column
+
+INPUTS = {"obs": (np.float32, (2,))}
+OUTPUTS = {"action": np.int64, "value": np.float32}
+HERE = "tcp://127.0.0.1:0"
+
+
+def double(columns, weights=1):
+    return {"action": np.arange(len(columns["obs"])), "value": columns["obs"].sum(1) * np.float32(weights)}
+
+
+@pytest.fixture
+def open_node():
+    made = []
+
+    def start(function=double, endpoint=HERE, inputs=INPUTS, outputs=OUTPUTS, **options):
+        made.append(memoire.Inference(endpoint, inputs, outputs, function, **options))
+        return made[-1]
+
+    yield start
+    for node in reversed(made):
+        node.close()
+
+
+@pytest.fixture
+def open_policy():
+    made = []
+
+    def start(*nodes, inputs=INPUTS, outputs=OUTPUTS, **options):
+        made.append(memoire.RemotePolicy([node.endpoint for node in nodes], inputs, outputs, **options))
+        return made[-1]
+
+    yield start
+    for policy in made:
+        policy.close()
+
+
+def until(is_true, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def obs(*rows):
+    return {"obs": np.array(rows, np.float32)}
+
+
+def test_rows_go_there_and_outputs_come_back(open_node, open_policy):
+    node = open_node()
+    policy = open_policy(node)
+    found = policy.act(obs([1, 2], [3, 4]))
+    np.testing.assert_array_equal(found["value"], np.float32([3, 7]))
+    assert found["action"].dtype == np.int64 and list(found["action"]) == [0, 1]
+    stats = node.stats()
+    assert stats.rows == 2 and stats.batches == {"everyone": 1} and stats.clients == 1 and stats.failures == 0
+    assert node.readiness() == node.liveness() == []
+
+
+def test_ragged_columns_are_padded_for_the_function_and_not_on_the_way(open_node, open_policy):
+    graph = {"nodes": Column(np.int32, (None, 2)), "last": np.int32}
+
+    def function(columns):
+        assert columns["nodes"].shape == (3, 4, 2) and list(columns["nodes_length"]) == [1, 4, 0]
+        return {"nodes": columns["nodes"] * 2, "nodes_length": columns["nodes_length"], "last": columns["last"]}
+
+    policy = open_policy(open_node(function, inputs=graph, outputs=graph), inputs=graph, outputs=graph)
+    values = [np.full((length, 2), length + 1, np.int32) for length in (1, 4, 0)]
+    found = policy.act({"nodes": values, "last": np.int32([5, 6, 7])})
+    assert list(found["nodes_length"]) == [1, 4, 0] and found["nodes"].shape == (3, 4, 2)
+    assert found["nodes"][1, 3, 0] == 10 and found["nodes"][0, 1, 0] == 0
+
+
+def test_many_clients_share_batches_and_each_gets_its_own_rows(open_node, open_policy):
+    node = open_node(max_wait=0.05)
+    policies = [open_policy(node) for _ in range(4)]
+    wrong = []
+
+    def act(policy, number):
+        for step in range(30):
+            found = policy.act(obs([number, step], [number, 0]))
+            if list(found["value"]) != [number + step, number]:
+                wrong.append((number, step))
+
+    threads = [threading.Thread(target=act, args=each) for each in zip(policies, range(4), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    stats = node.stats()
+    assert not wrong and stats.batched_rows == 240 and sum(stats.batches.values()) < 100
+
+
+def test_an_error_of_the_function_is_the_answer_and_the_node_lives_on(open_node, open_policy):
+    def function(columns):
+        if columns["obs"][0, 0] < 0:
+            raise ValueError("a negative speed\nand more")
+        return double(columns)
+
+    node = open_node(function)
+    policy = open_policy(node)
+    with pytest.raises(Refused, match="failed: ValueError: a negative speed") as caught:
+        policy.act(obs([-1, 0]))
+    assert caught.value.code == "failed" and "and more" not in str(caught.value)
+    assert policy.act(obs([1, 0]))["value"][0] == 1
+    assert node.stats().failures == 1 and node.stats().refused == {"failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ({"action": np.zeros(1, np.int64)}, "column 'value' is missing"),
+        ({"action": np.zeros(2, np.int64), "value": np.zeros(1, np.float32)}, "action"),
+        ({"action": np.zeros(1), "value": np.zeros(1, np.float32)}, "action"),
+        (None, "a mapping of arrays was expected, got NoneType"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_an_error_that_names_them(open_node, open_policy, outputs, text):
+    policy = open_policy(open_node(lambda columns: outputs))
+    with pytest.raises(Refused, match=text) as caught:
+        policy.act(obs([1, 0]))
+    assert caught.value.code == "failed"
+
+
+def test_a_batch_is_filled_up_to_one_of_the_sizes(open_node, open_policy):
+    seen = []
+
+    def function(columns):
+        seen.append(columns["obs"].copy())
+        return double(columns)
+
+    policy = open_policy(open_node(function, max_batch=8, sizes=(8, 4)))
+    assert len(policy.act(obs([1, 1], [2, 2], [3, 3], [4, 4], [5, 5]))["value"]) == 5
+    policy.act(obs([1, 1]))
+    assert [len(each) for each in seen] == [8, 4] and not seen[0][5:].any()
+
+
+def test_a_batch_never_mixes_versions_of_the_weights(open_node, open_policy):
+    node = open_node(max_wait=0.002)
+    node.update(0, 0)
+    policies = [open_policy(node) for _ in range(3)]
+    found, stop = [], threading.Event()
+
+    def act(policy):
+        while not stop.is_set():
+            pending = policy.ask(obs(*[[1, 0]] * 5))
+            found.append((pending.result()["value"], pending.version))
+
+    threads = [threading.Thread(target=act, args=(policy,)) for policy in policies]
+    for thread in threads:
+        thread.start()
+    for version in range(1, 40):
+        node.update(version, version)
+        before = len(found)
+        until(lambda before=before: len(found) > before)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert all((values == np.float32(version)).all() for values, version in found)
+    assert len({version for _, version in found}) > 10 and node.version == 39
+
+
+def test_rows_wait_for_their_version(open_node, open_policy):
+    node = open_node()
+    node.update(1, 1)
+    policy = open_policy(node, timeout=10.0)
+    pending = policy.ask(obs([2, 0]), min_version=5)
+    assert policy.act(obs([2, 0]))["value"][0] == 2
+    assert not pending.done
+    node.update(10, 5)
+    assert pending.result()["value"][0] == 20 and pending.version == 5
+    assert node.wait_version(5, 1.0) == 5
+    with pytest.raises(MemoireTimeout, match=r"version 6 .*It has version 5\. Call update"):
+        node.wait_version(6, 0.05)
+
+
+def test_weights_come_from_a_server_and_bad_ones_leave_the_former(open_node, open_policy):
+    schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
+    with memoire.Server(HERE, schema) as server:
+        node = open_node(weights=lambda content: int(content), connect=server.endpoint)
+        assert node.readiness() == ["starting: no weights of topic 'policy' have come yet"]
+        policy = open_policy(node, timeout=20.0)
+        pending = policy.ask(obs([1, 0]))
+        version = server.publish("policy", b"3")
+        assert pending.result()["value"][0] == 3 and pending.version == version
+        server.publish("policy", b"no number")
+        until(lambda: node.stats().weights_failures == 1)
+        assert policy.act(obs([1, 0]))["value"][0] == 3
+        newest = server.publish("policy", b"7")
+        assert node.wait_version(newest, 10.0) == newest
+        assert policy.act(obs([1, 0]))["value"][0] == 7 and node.readiness() == []
+
+
+def test_a_full_queue_is_answered_when_there_is_room(open_node, open_policy):
+    go = threading.Event()
+
+    def function(columns):
+        go.wait(10)
+        return double(columns)
+
+    node = open_node(function, max_batch=2, queue_rows=2, max_wait=0.0)
+    policy = open_policy(node, timeout=20.0)
+    pending = [policy.ask(obs([number, 0])) for number in range(8)]
+    until(lambda: node.stats().refused.get("busy", 0) > 3)
+    go.set()
+    assert [each.result()["value"][0] for each in pending] == list(range(8))
+
+
+def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
+    seen, go = [], threading.Event()
+
+    def function(columns):
+        seen.extend(columns["obs"][:, 0].tolist())
+        go.wait(10)
+        return double(columns)
+
+    node = open_node(function, max_wait=0.0)
+    first = open_policy(node, timeout=20.0).ask(obs([1, 0]))
+    until(lambda: seen == [1])
+    with pytest.raises(MemoireTimeout):
+        open_policy(node, timeout=0.1).act(obs([2, 0]))
+    go.set()
+    assert first.result()["value"][0] == 1
+    until(lambda: node.stats().expired == 1)
+    assert seen == [1] and node.stats().queue_rows == 0
+
+
+def test_clients_move_when_a_node_closes_and_come_back_when_it_returns(open_node, open_policy):
+    nodes = {}
+    for name in "ab":
+        made = open_node(lambda columns, name=name: double(columns, ord(name)), name=name)
+        nodes[made.endpoint] = name, made
+    policy = open_policy(*(made for _, made in nodes.values()), timeout=10.0)
+
+    def asked():
+        return chr(int(policy.act(obs([1, 0]))["value"][0]))
+
+    own, other = (nodes[url] for url in policy.urls)
+    until(lambda: asked() == own[0])
+    own[1].close()
+    assert asked() == other[0]
+    open_node(lambda columns: double(columns, ord(own[0])), endpoint=own[1].endpoint)
+    until(lambda: asked() == own[0])
+
+
+def test_a_silent_node_is_passed_over(open_node, open_policy):
+    stuck = threading.Event()
+
+    def function(columns):
+        stuck.wait(20)
+        return double(columns)
+
+    nodes = [open_node(function), open_node(function)]
+    policy = open_policy(*nodes, timeout=4.0)
+    own = next(node for node in nodes if node.endpoint == policy.urls[0])
+    until(lambda: own.stats().requests or not policy.ask(obs([0, 0])).cancel())
+    pending = policy.ask(obs([1, 0]))
+    until(lambda: policy.moves)
+    stuck.set()
+    assert pending.result()["value"][0] == 1
+
+
+def test_without_a_node_the_fallback_acts_or_the_error_says_who_was_tried(open_policy, open_node):
+    node = open_node()
+    endpoint = node.endpoint
+    node.close()
+
+    class Still:
+        def act(self, columns):
+            return {"action": np.zeros(len(columns["obs"]), np.int64)}
+
+    with memoire.RemotePolicy(endpoint, INPUTS, OUTPUTS, 0.2, fallback=Still()) as policy:
+        assert policy.act(obs([1, 0]))["action"][0] == 0
+    with memoire.RemotePolicy([endpoint], INPUTS, OUTPUTS, 0.2) as policy:
+        with pytest.raises(MemoireTimeout, match=endpoint):
+            policy.act(obs([1, 0]))
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
+    node = open_node()
+    policy = open_policy(node)
+    with pytest.raises(EntryError, match="obs"):
+        policy.ask({"obs": np.zeros((1, 3), np.float32)})
+    with pytest.raises(ParameterError, match="'obs' is missing"):
+        policy.ask({"observation": 1})
+    with pytest.raises(MemoireTimeout, match="nobody|outputs|connected"):
+        memoire.RemotePolicy(node.endpoint, INPUTS, OUTPUTS, 5.0).ask(obs([1, 0]), min_version=9).result(0.05)
+    with pytest.raises(WrongType, match="function"):
+        open_node("net")
+    with pytest.raises(ParameterError, match="sizes"):
+        open_node(sizes=(8,))
+    other = open_policy(node, inputs={"obs": np.float32})
+    with pytest.raises(Refused, match="rows of another schema") as caught:
+        other.act({"obs": np.float32([1])})
+    assert caught.value.code == "schema" and node.stats().refused["schema"] == 1
+    other = open_policy(node, outputs={"action": np.int32})
+    with pytest.raises(Refused, match="outputs have another schema"):
+        other.act(obs([1, 0]))
+
+
+def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled(open_node, open_policy):
+    node = open_node()
+    policy = open_policy(node, timeout=20.0)
+    first, second = (policy.ask(obs([1, 0]), min_version=9) for _ in range(2))
+    first.cancel()
+    with pytest.raises(Closed):
+        first.result()
+    policy.close()
+    with pytest.raises(Closed):
+        second.result()
+    with pytest.raises(Closed):
+        policy.ask(obs([1, 0]))
+    node.close()
+    assert node.closed and node.wait(0.0)
+    with pytest.raises(Closed):
+        node.update(1, 1)
