@@ -109,7 +109,8 @@ class Gate:
         Raises:
             EndpointError: the address is in use or malformed, or something else authenticates peers in this context.
                 The socket is closed.
-            KeyFileError: this node's key is not one of a server, proxy or inference node, so it may not listen. The socket is closed.
+            KeyFileError: this node's key is not one of a server, proxy or inference node, so it may not listen. The
+                socket is closed.
         """
         if self.keys is None or not str(endpoint).startswith("tcp://"):
             self._open.append(sockets.bind(made, endpoint))

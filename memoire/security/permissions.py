@@ -33,7 +33,8 @@ MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
         "inference": frozenset({Type.HELLO, Type.FETCH}),
     }
 )
-"""What each role may send to a server, proxy or inference node. A proxy may pass on what others may send, and says whose it is."""
+"""What each role may send to a server, proxy or inference node. A proxy may pass on what others may
+send, and says whose it is."""
 _TRY: Final = frozenset({Type.SUMS, Type.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""

@@ -205,7 +205,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
 
 
 def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "TAKE", "LEDGER"]}
+    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "TAKE", "LEDGER", "INFER"]}
     leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
@@ -360,7 +360,7 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
     assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     text = capsys.readouterr().out
     # The file stays, with nobody in it: applying a Secret takes away no key of it that stringData does not name.
-    assert text.count("authorized-actor.pub: |\n    # nobody\n") == 2
+    assert text.count("authorized-actor.pub: |\n    # nobody\n") == 3
     assert Keys(mounted(text, tmp_path / "after") / "ant-proxy").peer(former.public) is None
 
 
