@@ -5,11 +5,12 @@ RemotePolicy ──INFER──▶ its node by rendezvous hash      down or silen
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,10 +43,18 @@ class Policy(Protocol):
 
 
 class Pending:
-    """Rows that were asked for."""
+    """Rows that were asked for; `RemotePolicy.ask` makes them."""
 
-    def __init__(self, policy: RemotePolicy, asked: AskedRows, given: Mapping[str, Any]) -> None:
-        self._policy, self._asked, self._given = policy, asked, given
+    def __init__(
+        self,
+        thread: PolicyThread,
+        outputs: RowSchema,
+        timeout: float,
+        fallback: Callable[[], Mapping[str, Any]] | None,
+        asked: AskedRows,
+    ) -> None:
+        self._thread, self._outputs, self._timeout = thread, outputs, timeout
+        self._fallback, self._asked = fallback, asked
 
     @property
     def done(self) -> bool:
@@ -54,7 +63,7 @@ class Pending:
 
     @property
     def version(self) -> int:
-        """Of the weights that the result was computed with; 0 before, or where nobody said one."""
+        """Of the weights that the result was computed with; 0 before, or if nobody said one."""
         return self._asked.version
 
     def result(self, timeout: float | None = None) -> Mapping[str, Any]:
@@ -68,11 +77,25 @@ class Pending:
             Refused: a node has refused it, for instance since its function failed (code "failed").
             Closed: it was cancelled, or the policy was closed.
         """
-        return self._policy.finish(self._asked, self._given, timeout)
+        asked = self._asked
+        left = max(0.0, asked.deadline - time.monotonic()) + GRACE
+        has_ended = asked.done.wait(min(left, seconds(timeout)))
+        if asked.error is not None:
+            raise asked.error
+        if asked.columns is not None:
+            return padded(self._outputs, asked.columns)
+        is_given_up = has_ended or time.monotonic() >= asked.deadline
+        if is_given_up and self._fallback is not None:
+            return self._fallback()
+        raise self._too_late(self._timeout if is_given_up else seconds(timeout))
+
+    def _too_late(self, patience: float) -> Exception:
+        tried = ", ".join(self._asked.tried or self._thread.choice.order)
+        return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
 
     def cancel(self) -> None:
         """The result is not needed any more."""
-        self._policy.drop(self._asked)
+        self._thread.drop(self._asked)
 
 
 class RemotePolicy(Node):
@@ -106,18 +129,18 @@ class RemotePolicy(Node):
         limits: Limits | None = None,
         context: Context | None = None,
     ) -> None:
-        self.timeout, self._fallback = seconds(timeout), fallback
-        self.inputs, self.outputs = row_schema_from("inputs", inputs), row_schema_from("outputs", outputs)
+        self._timeout, self._fallback = seconds(timeout), fallback
+        self._inputs, self._outputs = row_schema_from("inputs", inputs), row_schema_from("outputs", outputs)
         given = _checked([urls] if isinstance(urls, str) else list(urls))
         self._limits, client = limits or Limits(), secrets.token_bytes(16)
         self._pid = os.getpid()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._thread = PolicyThread(
             given,
-            self.inputs,
-            self.outputs,
+            self._inputs,
+            self._outputs,
             client=client,
-            silence=min(1.0, max(0.05, self.timeout / 4.0)),
+            silence=min(1.0, max(0.05, self._timeout / 4.0)),
             limits=self._limits,
             keys=Keys.of(keys, "actor"),
             context=context or shared_context(),
@@ -149,36 +172,16 @@ class RemotePolicy(Node):
         """
         if self._closing.is_set():
             raise Closed(self.CALLED)
-        rows, payload = _packed(self.inputs, columns)
+        rows, payload = _packed(self._inputs, columns)
         wanted = whole("min_version", min_version, 0, 2**53 - 1)
-        asked = AskedRows(payload, rows, time.monotonic() + self.timeout, wanted)
+        asked = AskedRows(payload, rows, time.monotonic() + self._timeout, wanted)
         self._thread.ask(asked)
-        return Pending(self, asked, columns)
+        fallback = None if self._fallback is None else functools.partial(self._fallback.act, columns)
+        return Pending(self._thread, self._outputs, self._timeout, fallback, asked)
 
     def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
         """Send rows and wait for their outputs: `ask(columns).result()`."""
         return self.ask(columns, min_version).result()
-
-    def finish(self, asked: AskedRows, given: Mapping[str, Any], timeout: float | None) -> Mapping[str, Any]:
-        """What `Pending.result` returns."""
-        left = max(0.0, asked.deadline - time.monotonic()) + GRACE
-        has_ended = asked.done.wait(min(left, seconds(timeout)))
-        if asked.error is not None:
-            raise asked.error
-        if asked.columns is not None:
-            return padded(self.outputs, asked.columns)
-        is_given_up = has_ended or time.monotonic() >= asked.deadline
-        if is_given_up and self._fallback is not None:
-            return self._fallback.act(given)
-        raise self._too_late(asked, self.timeout if is_given_up else seconds(timeout))
-
-    def _too_late(self, asked: AskedRows, patience: float) -> Exception:
-        tried = ", ".join(asked.tried or self.urls)
-        return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
-
-    def drop(self, asked: AskedRows) -> None:
-        """Forget a request."""
-        self._thread.drop(asked)
 
     @property
     def closed(self) -> bool:

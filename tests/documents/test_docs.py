@@ -11,6 +11,7 @@ PAGES = (
     "docs/choose.md",
     "docs/rate.md",
     "docs/on-policy.md",
+    "docs/inference.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

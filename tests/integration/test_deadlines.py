@@ -23,6 +23,8 @@ from memoire.classic.server import ReplayMemoryServer
 from memoire.client.client import Client, connect
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
+from memoire.inference.node import Inference
+from memoire.inference.policy import Pending, RemotePolicy
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -37,7 +39,8 @@ LATE = 20.0
 """Seconds that a busy machine, and a look at the address for the error's advice, may add to a deadline."""
 LONG = 60.0
 FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
-CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer)
+CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer,
+           Inference, RemotePolicy, Pending)  # fmt: skip
 
 EPISODE = {"obs": np.zeros((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.zeros(5, np.float32)}
 
@@ -68,6 +71,13 @@ class Alone:
         assert self.shipper.push_episode(EPISODE, timeout=100.0)
         self.classic_server = ReplayMemoryServer(
             *templates(), 100, "inproc://pub", 4, context=self.cluster.context, seed=1, limits=FEW_LINES
+        )
+        rows = {"obs": np.float64}
+        self.node = self.cluster.keep(
+            Inference("tcp://127.0.0.1:*", rows, rows, lambda columns: columns, context=self.cluster.context)
+        )
+        self.policy = self.cluster.keep(
+            RemotePolicy(self.node.endpoint, rows, rows, 100.0, context=self.cluster.context)
         )
         place = address()
         self.classic_server.server.add_request_worker(place)
@@ -155,6 +165,11 @@ WAITS = {
     (TableHandle, "batches"): Waits(lambda at, t: first(at.server.table("default").batches(8, t)), ended="no batch"),
     (Server, "wait_closed"): Waits(lambda at, t: at.server.wait_closed(t), gives=False, ended=True),
     (Server, "close"): Waits(lambda at, t: at.server.close(t), gives=None, ended=None),
+    (Inference, "wait_version"): Waits(lambda at, t: at.node.wait_version(9, t)),
+    (Inference, "wait"): Waits(lambda at, t: at.node.wait(t), gives=False, ended=True),
+    (Inference, "close"): Waits(lambda at, t: at.node.close(t), gives=None, ended=None),
+    (Pending, "result"): Waits(lambda at, t: at.policy.ask({"obs": [1.0]}, min_version=9).result(t)),
+    (RemotePolicy, "close"): Waits(lambda at, t: at.policy.close(t), gives=None, ended=None),
     (Proxy, "wait_closed"): Waits(lambda at, t: at.proxy.wait_closed(t), gives=False, ended=True),
     (Proxy, "close"): Waits(lambda at, t: at.proxy.close(t), gives=None, ended=None),
     (ReplayMemoryClient, "sync_sizes"): Waits(lambda at, t: at.classic.sync_sizes(100, timeout=t)),
@@ -185,6 +200,9 @@ NEVER = {
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
         update_priorities client_name show_pages""",
     TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
+    Inference: "closed endpoint keys liveness readiness show_pages stats update version",
+    Pending: "cancel done version",
+    RemotePolicy: "act ask closed moves urls",
     Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers show_pages stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
@@ -268,7 +286,8 @@ def test_a_call_that_nobody_answers_returns_within_its_timeout(alone, case):
 def owner_of(at, case_kind):
     return {
         Client: at.client, ModelHandle: at.client, Receiver: at.client, Reader: at.reader, Server: at.server,
-        TableHandle: at.server, Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
+        TableHandle: at.server, Inference: at.node, Pending: at.policy, RemotePolicy: at.policy,
+        Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
     }[case_kind]  # fmt: skip
 
 
