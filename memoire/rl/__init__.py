@@ -1,1 +1,48 @@
-"""Programs that learn."""
+"""Programs that learn on-policy, and what they are made of: see docs/on-policy.md.
+
+    MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
+    Moments                 running mean and variance
+    weights                 named arrays as bytes and files
+
+Names are imported when they are used: `import memoire.rl` needs neither torch nor Gymnasium.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memoire.rl import weights as weights
+    from memoire.rl.moments import Moments as Moments
+    from memoire.rl.policies import MlpPolicy as MlpPolicy
+    from memoire.rl.policies import Policy as Policy
+
+_HOMES = {
+    "Moments": "memoire.rl.moments",
+    "MlpPolicy": "memoire.rl.policies",
+    "Policy": "memoire.rl.policies",
+}
+"""Where each name is made."""
+_MODULES = ("weights",)
+
+__all__ = ["MlpPolicy", "Moments", "Policy", "weights"]
+
+
+def _imported(name: str) -> Any:
+    """Called as `__getattr__` for what is not here yet."""
+    if name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"memoire.rl.{name}")
+    else:
+        raise AttributeError(f"module 'memoire.rl' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _imported  # type checkers see the imports above, and what is missing
+
+
+def __dir__() -> list[str]:
+    """What can be imported from here."""
+    return sorted({*__all__, *globals()})

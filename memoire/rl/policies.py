@@ -1,0 +1,180 @@
+"""What acts: a small protocol, and a perceptron in NumPy that loads what a learner publishes. No torch here.
+
+A body that `MlpPolicy` loads has these arrays, L layers of weights [outputs, inputs] and biases [outputs] each:
+
+    policy.0.weight policy.0.bias ... policy.L-1.*    observation to logits, or to the means of a Gaussian
+    value.0.weight  value.0.bias  ... value.L-1.*     observation to its value; may be left out
+    log_std                                           [A] of a Gaussian: then actions are in a Box
+    observations.mean .variance .count                how observations are normalized; may be left out
+
+Between two layers is tanh. `memoire.rl.ActorCritic` has just these names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ParameterError, WrongModel
+
+from . import weights
+from .moments import Moments
+
+Float32Array = NDArray[np.float32]
+Layers = list[tuple[Float32Array, Float32Array]]
+ADVICE: Final = "Publish a memoire.rl.ActorCritic.mlp, or give the collector a policy of your own."
+HALF_LOG_2PI: Final = 0.5 * math.log(2.0 * math.pi)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What acts for N environments at once."""
+
+    def act(self, observations: Any) -> Mapping[str, Any]:
+        """Columns [N, ...] by name: "action", its log probability "logp", often "value", and what else a table stores;
+        and "version": a number, of the model that acted.
+
+        Args:
+            observations: [N, *F], or dicts and tuples of such arrays, as environments return them.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadsModels(Protocol):
+    """A policy that acts by models which somebody fetches for it."""
+
+    def load(self, body: bytes, version: int) -> None:
+        """Act by this published model from now on. Raises WrongModel: it does not fit, and nothing was changed."""
+        ...
+
+
+class MlpPolicy:
+    """Samples actions from a perceptron whose weights were published.
+
+    Args:
+        body: A published model; None waits for `load`.
+        version: Of that model.
+        seed: Of the samples; None takes entropy from the system.
+
+    Attributes:
+        version: Of the model that acts; 0 is none.
+    """
+
+    def __init__(self, body: bytes | None = None, version: int = 0, *, seed: int | None = None) -> None:
+        self.version = 0
+        self._random = np.random.default_rng(seed)
+        self._policy: Layers = []
+        self._value: Layers = []
+        self._log_std: Float32Array | None = None
+        self._moments: Moments | None = None
+        if body is not None:
+            self.load(body, version)
+
+    def load(self, body: bytes, version: int) -> None:
+        """Act by this model from now on.
+
+        Raises:
+            WrongModel: it holds other arrays; the former model acts on.
+        """
+        arrays = weights.unpack(body, f"model version {version}")
+        policy, value = _layers(arrays, "policy"), _layers(arrays, "value")
+        log_std, moments = arrays.get("log_std"), Moments.read(arrays, "observations")
+        _check(policy, value, log_std, moments)
+        self._policy, self._value, self._moments = policy, value, moments
+        self._log_std = None if log_std is None else np.asarray(log_std, np.float32)
+        self.version = version
+
+    def act(self, observations: Any, *, is_greedy: bool = False) -> dict[str, Any]:
+        """Sampled actions for observations [N, *F]: "action" int64 [N], or float32 [N, A] in a Box, not clipped to it;
+        "logp" float32 [N], "value" float32 [N] if the model has it, and "version".
+
+        Args:
+            is_greedy: Take the most probable action in place of a sample.
+
+        Raises:
+            ParameterError: no model was loaded, or the observations have another size.
+        """
+        inputs = self._inputs(observations)
+        outputs = _forward(self._policy, inputs)
+        draw = self._discrete if self._log_std is None else self._continuous
+        action, logp = draw(outputs, is_greedy)
+        found: dict[str, Any] = {"action": action, "logp": logp, "version": self.version}
+        if self._value:
+            found["value"] = _forward(self._value, inputs)[:, 0]
+        return found
+
+    def _inputs(self, observations: Any) -> Float32Array:
+        if not self._policy:
+            raise ParameterError("policy", "no model", "loaded first: policy.load(body, version)")
+        inputs, wanted = flat(observations), self._policy[0][0].shape[1]
+        if inputs.shape[1] != wanted:
+            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {wanted} numbers each")
+        return inputs if self._moments is None else self._moments.normalize(inputs)
+
+    def _discrete(self, logits: Float32Array, is_greedy: bool) -> tuple[NDArray[np.int64], Float32Array]:
+        shifted = logits - logits.max(1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        # The largest of logs plus Gumbel noise is a sample of the softmax.
+        noise = 0.0 if is_greedy else self._random.gumbel(size=logs.shape)
+        action: NDArray[np.int64] = (logs + noise).argmax(1)
+        return action, logs[np.arange(len(action)), action]
+
+    def _continuous(self, means: Float32Array, is_greedy: bool) -> tuple[Float32Array, Float32Array]:
+        log_std = self._log_std
+        assert log_std is not None
+        noise = np.zeros_like(means) if is_greedy else self._random.standard_normal(means.shape, np.float32)
+        logs = -0.5 * noise**2 - log_std - np.float32(HALF_LOG_2PI)
+        return means + noise * np.exp(log_std), logs.sum(1, dtype=np.float32)
+
+
+def flat(observations: Any) -> Float32Array:
+    """Observations [N, *F] as float32 [N, I]: each flattened; the parts of dicts and tuples side by side, in order."""
+    if isinstance(observations, Mapping):
+        return np.concatenate([flat(part) for part in observations.values()], 1)
+    if isinstance(observations, tuple):
+        return np.concatenate([flat(part) for part in observations], 1)
+    array = np.asarray(observations)
+    return np.ascontiguousarray(array.reshape(len(array), -1), np.float32)
+
+
+def _forward(layers: Layers, inputs: Float32Array) -> Float32Array:
+    """[N, I] through all layers to [N, O], tanh between two of them."""
+    outputs = inputs
+    for depth, (weight, bias) in enumerate(layers, start=1):
+        outputs = outputs @ weight.T + bias
+        if depth < len(layers):
+            outputs = np.tanh(outputs)
+    return outputs
+
+
+def _layers(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Layers:
+    """(weight, bias) of each layer under a name, from the first one on; [] if there is none."""
+    layers: Layers = []
+    while (weight := arrays.get(f"{prefix}.{len(layers)}.weight")) is not None:
+        bias = arrays.get(f"{prefix}.{len(layers)}.bias")
+        inputs = layers[-1][0].shape[0] if layers else weight.shape[-1] if weight.ndim else 0
+        if bias is None or weight.ndim != 2 or bias.shape != weight.shape[:1] or weight.shape[1] != inputs:
+            problem = f"has layer {len(layers)} of {prefix!r} in shapes that do not fit"
+            raise WrongModel("this model", problem, ADVICE)
+        layers.append((np.asarray(weight, np.float32), np.asarray(bias, np.float32)))
+    return layers
+
+
+def _check(policy: Layers, value: Layers, log_std: NDArray[Any] | None, moments: Moments | None) -> None:
+    """Refuse parts that do not fit each other."""
+    problem = ""
+    if not policy:
+        problem = "has no 'policy.0.weight'"
+    elif value and (value[0][0].shape[1] != policy[0][0].shape[1] or value[-1][0].shape[0] != 1):
+        problem = "has a value network that does not fit its policy"
+    elif log_std is not None and log_std.shape != policy[-1][1].shape:
+        problem = f"has log_std of shape {log_std.shape} for {len(policy[-1][1])} means"
+    elif moments is not None and moments.mean.shape != (policy[0][0].shape[1],):
+        problem = f"has statistics of shape {moments.mean.shape} for {policy[0][0].shape[1]} inputs"
+    if problem:
+        raise WrongModel("this model", problem, ADVICE)

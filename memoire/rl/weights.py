@@ -1,0 +1,111 @@
+"""Named arrays as bytes and files: what a learner publishes, and what its checkpoints are made of.
+
+    body = weights.pack({"policy.0.weight": array, ...})      # a file of safetensors, byte for byte
+    weights.save("runs/best.safetensors", {...})              # there as a whole, or as it was
+    arrays = weights.load("runs/best.safetensors")
+
+`memoire.torch` reads and writes the same form for networks. Nothing in it can run anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import DataError, ParameterError, WrongModel
+from memoire.models import tensors
+
+DTYPES: Final = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
+}  # fmt: skip
+"""NumPy's dtypes by what bodies call them. BF16 and floats of 8 bits have none."""
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The body with these arrays [*F], by name.
+
+    Raises:
+        ParameterError: there are none, or one has a dtype or name that cannot travel.
+    """
+    return tensors.pack({name: _row(name, np.asarray(array)) for name, array in arrays.items()})
+
+
+def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
+    """The arrays [*F] in a body, by name, as copies that belong to the caller.
+
+    Args:
+        what: What errors call it.
+
+    Raises:
+        WrongModel: it is damaged, holds no arrays, or numbers that NumPy does not have.
+    """
+    return {name: _array(name, each, what) for name, each in tensors.unpack(body, what).items()}
+
+
+def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
+
+    Raises:
+        OSError: it cannot be written.
+        ParameterError: as of `pack`.
+    """
+    body, place = pack(arrays), Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(place)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _flush_folder(place.parent)
+
+
+def load(path: str | Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        DataError: it is damaged, or holds something else.
+    """
+    try:
+        return unpack(Path(path).read_bytes(), "the file")
+    except WrongModel as error:
+        raise DataError(str(path), error.problem) from error
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the new name on disk, too, on file systems that can do so."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _row(name: str, array: NDArray[Any]) -> tensors.Array:
+    wanted = array.dtype.newbyteorder("<")
+    if wanted not in _NAMES:
+        raise ParameterError(f"arrays[{name!r}]", str(array.dtype), f"of a dtype among {', '.join(map(str, _NAMES))}")
+    data = np.ascontiguousarray(array, wanted).reshape(-1).view(np.uint8)
+    return tensors.Array(_NAMES[wanted], array.shape, memoryview(data))
+
+
+def _array(name: str, each: tensors.Array, what: str) -> NDArray[Any]:
+    if each.dtype not in DTYPES:
+        raise WrongModel(what, f"has {name!r} as {each.dtype}, which NumPy lacks", "Publish it as float32.")
+    return np.frombuffer(each.data, DTYPES[each.dtype]).reshape(each.shape).copy()
