@@ -1,5 +1,7 @@
 """Programs that learn on-policy, and what they are made of: see docs/on-policy.md.
 
+    Collector               environments and a policy fill a table of rollouts
+    rollout_schema          of such a table
     MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
     Moments                 running mean and variance
     weights                 named arrays as bytes and files
@@ -12,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
+    from memoire.rl.collector import Collected as Collected
+    from memoire.rl.collector import Collector as Collector
+    from memoire.rl.collector import rollout_schema as rollout_schema
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
 
 _HOMES = {
+    "Collected": "memoire.rl.collector",
+    "Collector": "memoire.rl.collector",
+    "rollout_schema": "memoire.rl.collector",
     "Moments": "memoire.rl.moments",
     "MlpPolicy": "memoire.rl.policies",
     "Policy": "memoire.rl.policies",
@@ -24,7 +32,7 @@ _HOMES = {
 """Where each name is made."""
 _MODULES = ("weights",)
 
-__all__ = ["MlpPolicy", "Moments", "Policy", "weights"]
+__all__ = ["Collected", "Collector", "MlpPolicy", "Moments", "Policy", "rollout_schema", "weights"]
 
 
 def _imported(name: str) -> Any:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.models import tensors
 
-DTYPES: Final = {
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
     "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
     "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
@@ -102,7 +102,7 @@ def _row(name: str, array: NDArray[Any]) -> tensors.Array:
     if wanted not in _NAMES:
         raise ParameterError(f"arrays[{name!r}]", str(array.dtype), f"of a dtype among {', '.join(map(str, _NAMES))}")
     data = np.ascontiguousarray(array, wanted).reshape(-1).view(np.uint8)
-    return tensors.Array(_NAMES[wanted], array.shape, memoryview(data))
+    return tensors.Array(_NAMES[wanted], array.shape, data.data)
 
 
 def _array(name: str, each: tensors.Array, what: str) -> NDArray[Any]:
