@@ -3,6 +3,7 @@
     Collector               environments and a policy fill a table of rollouts
     rollout_schema          of such a table
     MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
+    ActorCritic, PPO        the network and the algorithm; these need torch
     Moments                 running mean and variance
     weights                 named arrays as bytes and files
 
@@ -14,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
+    from memoire.rl.actor_critic import ActorCritic as ActorCritic
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.collector import rollout_schema as rollout_schema
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
+    from memoire.rl.ppo import PPO as PPO
 
 _HOMES = {
+    "ActorCritic": "memoire.rl.actor_critic",
+    "PPO": "memoire.rl.ppo",
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.collector",
@@ -32,7 +37,17 @@ _HOMES = {
 """Where each name is made."""
 _MODULES = ("weights",)
 
-__all__ = ["Collected", "Collector", "MlpPolicy", "Moments", "Policy", "rollout_schema", "weights"]
+__all__ = [
+    "PPO",
+    "ActorCritic",
+    "Collected",
+    "Collector",
+    "MlpPolicy",
+    "Moments",
+    "Policy",
+    "rollout_schema",
+    "weights",
+]
 
 
 def _imported(name: str) -> Any:

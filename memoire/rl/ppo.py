@@ -1,0 +1,231 @@
+"""Proximal policy optimization of rollouts, in torch.
+
+Schulman et al., Proximal Policy Optimization Algorithms, 2017. Old rollouts are corrected by name:
+
+    "vtrace"      targets and advantages by V-trace (Espeholt et al., IMPALA, ICML 2018); clipped around the policy
+                  at the update's start
+    "decoupled"   clipped around the policy at the update's start, weighted by its ratio to the policy that acted,
+                  truncated at 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS 2022)
+    "none"        clipped around the policy that acted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memoire.errors import NoSuchField, ParameterError
+from memoire.replay import advantages
+from memoire.replay.rollouts import Rollouts
+from memoire.suggestions import checked_names, one_of
+
+CORRECTIONS: Final = ("vtrace", "decoupled", "none")
+KL_MARGIN: Final = 1.5
+"""An epoch is the update's last if its divergence is above so many times `target_kl`."""
+
+
+def check_correction(correction: str | None) -> str | None:
+    """A correction by its name, or None. Raises ParameterError: there is none of this name."""
+    if correction not in (*CORRECTIONS, None):
+        raise ParameterError("correction", correction, one_of(correction, CORRECTIONS))
+    return correction
+
+
+@dataclass
+class _Batch:
+    """What an update learns from: N entries."""
+
+    obs: Any
+    action: torch.Tensor
+    logp: torch.Tensor
+    """[N] log probability of each action by the policy around which ratios are clipped."""
+    weight: torch.Tensor
+    """[N] of each entry in the policy's loss."""
+    advantage: torch.Tensor
+    returns: torch.Tensor
+    explained: float
+
+    def rows(self, index: NDArray[np.int64]) -> tuple[Any, ...]:
+        """Rows [B] of obs, action, logp, weight, advantage and returns."""
+        rows = torch.from_numpy(index)
+        arrays = (self.action, self.logp, self.weight, self.advantage, self.returns)
+        return (_rows(self.obs, rows), *(array[rows] for array in arrays))
+
+
+class PPO:
+    """Learns from rollouts, in place, on the CPU.
+
+    Args:
+        net: Called with observations [N, *F], gives a distribution of actions and values [N]. `ActorCritic`, or a
+            module of your own, also inside of DistributedDataParallel.
+        rate: Adam's step size; `ppo.rate` may be set between updates.
+        epochs: Times that each entry is used.
+        minibatch: Entries of one gradient step.
+        clip: Ratios of probabilities are clipped to 1 - clip .. 1 + clip.
+        value_coef, entropy_coef: Weights of the value's loss and of the entropy beside the policy's loss.
+        gamma, lam: Discount, and lambda of generalized advantages.
+        max_grad_norm: Longer gradients are scaled down to it.
+        target_kl: The update ends early after an epoch with much more divergence; None never.
+        correction: Of rollouts that older models made, see above; None takes the one of `net`, and refuses such
+            rollouts if there is none.
+        seed: Of the order of entries; None takes entropy from the system.
+
+    Raises:
+        ParameterError: there is no such correction.
+    """
+
+    @checked_names()
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        rate: float = 3e-4,
+        epochs: int = 4,
+        minibatch: int = 256,
+        *,
+        clip: float = 0.2,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.0,
+        gamma: float = 0.99,
+        lam: float = 0.95,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        correction: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.net = net
+        self._plain = getattr(net, "module", net)
+        self.correction = check_correction(correction) or getattr(self._plain, "correction", None)
+        self.epochs, self.minibatch, self.clip = epochs, minibatch, clip
+        self.value_coef, self.entropy_coef, self.gamma, self.lam = value_coef, entropy_coef, gamma, lam
+        self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5)
+        self.random = np.random.default_rng(seed)
+
+    @property
+    def rate(self) -> float:
+        """Adam's step size."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def update(self, rollouts: Rollouts) -> dict[str, float]:
+        """Learn from rollouts [N]: policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm (means over
+        minibatches), explained_variance (before the update), lag_mean and lag_max (in versions).
+
+        Raises:
+            ParameterError: older models made some entries, and no correction was named.
+            NoSuchField: the table stores no logp.
+        """
+        lag = self._lag(rollouts)
+        batch = self._prepared(rollouts)
+        rows: list[tuple[float, ...]] = []
+        for _ in range(self.epochs):
+            epoch = [self._step(batch, index) for index in rollouts.minibatches(self.minibatch, 1, self.random)]
+            rows += epoch
+            if self.target_kl is not None and np.mean([row[3] for row in epoch]) > KL_MARGIN * self.target_kl:
+                break
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        figures = {name: float(value) for name, value in zip(names, np.mean(rows, 0), strict=True)}
+        return figures | {
+            "explained_variance": batch.explained, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())
+        }  # fmt: skip
+
+    def _lag(self, rollouts: Rollouts) -> NDArray[np.int64]:
+        """[N] how many versions older than the newest one the models were that made the entries."""
+        newest = getattr(self._plain, "version", 0) or int(rollouts.model_version.max())
+        lag: NDArray[np.int64] = np.maximum(newest - rollouts.model_version, 0)
+        if lag.any() and self.correction is None:
+            found = f"None, for entries up to {int(lag.max())} versions old"
+            raise ParameterError("correction", found, f"one of {', '.join(CORRECTIONS)}")
+        return lag
+
+    @torch.no_grad()
+    def _prepared(self, rollouts: Rollouts) -> _Batch:
+        if "logp" not in rollouts:
+            raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
+        obs, final = _tensors(rollouts["obs"]), _tensors(_final(rollouts))
+        acted = torch.from_numpy(rollouts["logp"])
+        action = torch.from_numpy(rollouts["action"])
+        distribution, values = self._plain(obs)
+        start, ends = distribution.log_prob(action), self._ends(rollouts, values, self._plain(final)[1])
+        advantage, returns = self._targets(rollouts, values.numpy(), ends, (start - acted).numpy())
+        clipped_around, weight = acted, torch.ones_like(acted)
+        if self.correction == "decoupled":
+            clipped_around, weight = start, (start - acted).exp().clamp(max=1.0)
+        elif self.correction == "vtrace":  # advantages have the ratio in them
+            clipped_around = start
+        spread = float(np.var(returns))
+        explained = 1.0 - float(np.var(returns - values.numpy())) / spread if spread > 0.0 else 0.0
+        tensors = torch.from_numpy(advantage), torch.from_numpy(returns)
+        return _Batch(obs, action, clipped_around, weight, *tensors, explained)
+
+    def _targets(
+        self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Advantages and returns [N]."""
+        name, scaler = rollouts.schema.reward, getattr(self._plain, "rewards", None)
+        if name is None or rollouts.schema.reward_shape != ():
+            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number an entry")
+        rewards = rollouts.columns[name] if scaler is None else scaler.scale(rollouts.columns[name])
+        if self.correction != "vtrace":
+            return advantages.gae(rewards, values, ends, rollouts.lengths, self.gamma, self.lam)
+        given = rewards, values, ends, rollouts.lengths, log_ratios, self.gamma
+        targets, found = advantages.vtrace(*given, lam=self.lam)
+        return found, targets
+
+    def _ends(self, rollouts: Rollouts, values: torch.Tensor, final: torch.Tensor) -> NDArray[np.float32]:
+        """[F] values behind each fragment: 0 after a terminal state; of its last state if the final one is unknown."""
+        last = values.numpy()[np.cumsum(rollouts.lengths) - 1]
+        found = np.where(rollouts.has_final, final.numpy(), last)
+        return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
+
+    def _step(self, batch: _Batch, index: NDArray[np.int64]) -> tuple[float, ...]:
+        """One gradient step; the figures of `update`, in the order of its names."""
+        obs, action, old, weight, advantage, returns = batch.rows(index)
+        distribution, values = self.net(obs)
+        log_ratio = distribution.log_prob(action) - old
+        ratio = log_ratio.exp()
+        if len(index) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        clipped = ratio.clamp(1.0 - self.clip, 1.0 + self.clip)
+        policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).mean()
+        value_loss = 0.5 * (values - returns).square().mean()
+        entropy = distribution.entropy().mean()
+        self.optimizer.zero_grad()
+        (policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            kl = ((ratio - 1.0) - log_ratio).mean()
+            outside = ((ratio - 1.0).abs() > self.clip).float().mean()
+        return tuple(float(each.detach()) for each in (policy_loss, value_loss, entropy, kl, outside, norm))
+
+
+def _final(rollouts: Rollouts) -> Any:
+    """The final observations [F, *S], nested as the observations are."""
+    schema = rollouts.schema
+    return schema.nest("obs", {leaf: rollouts.final[leaf] for leaf in schema.leaves("obs")})
+
+
+def _tensors(observations: Any) -> Any:
+    """Tensors of the arrays' own memory, nested as they are."""
+    if isinstance(observations, dict):
+        return {name: _tensors(part) for name, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_tensors(part) for part in observations)
+    return torch.from_numpy(observations)
+
+
+def _rows(observations: Any, rows: torch.Tensor) -> Any:
+    if isinstance(observations, dict):
+        return {name: _rows(part, rows) for name, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_rows(part, rows) for part in observations)
+    return observations[rows]
