@@ -27,6 +27,10 @@ CLIENT_PART = 2
 """One client may fill one part in so many of the queue."""
 
 
+REASONS = ("full", "everyone", "wait")
+"""What makes a batch due."""
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """Rows that one client asked for together."""
@@ -50,7 +54,7 @@ class RequestBatch(NamedTuple):
 
     requests: list[InferenceRequest]
     reason: str
-    """full, everyone or wait."""
+    """One of `REASONS`."""
 
     @property
     def rows(self) -> int:

@@ -29,7 +29,7 @@ from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
-from .batching import Batching
+from .batching import REASONS, Batching
 from .computation import Computation, Function
 from .io import InferenceThread
 from .io_weights import ModelLink
@@ -213,7 +213,7 @@ class Inference(Node):
             uptime=now - thread.started,
             requests=counts.requests,
             rows=counts.rows,
-            batches=dict(batching.batches),
+            batches=dict.fromkeys(REASONS, 0) | batching.batches,
             batched_rows=counts.batched_rows,
             expired=batching.expired,
             resends=batching.resends,

@@ -392,14 +392,43 @@ LEARNER = (
     ),
 )
 
+INFERENCE = (
+    _gauge("uptime_seconds", "Seconds since the inference node was started.", "uptime"),
+    _counter("inference_requests", "Requests that were answered or refused, those that came again too.", "requests"),
+    _counter("inference_rows", "Rows that clients asked for.", "rows"),
+    _counter(
+        "inference_batches",
+        "Calls of the function, by what made them due.",
+        "batches",
+        "reason",
+    ),
+    _counter("inference_batch_rows", "Rows that the function was given.", "batched_rows"),
+    _counter("inference_expired", "Requests that were dropped: nobody needed the answer any more.", "expired"),
+    _counter("inference_resends", "Requests that came again.", "resends"),
+    _counter("inference_failures", "Batches for which the function failed.", "failures"),
+    _counter("inference_weights_failures", "Models of which no weights could be made.", "weights_failures"),
+    _counter("inference_wait_seconds", "Seconds that requests waited for others, in all.", "waited_seconds"),
+    _counter("inference_forward_seconds", "Seconds that the function took, in all.", "computed_seconds"),
+    _gauge("inference_queue_rows", "Rows that wait now.", "queue_rows"),
+    _gauge("inference_clients", "Clients that asked within the last second, or `alive` seconds.", "clients"),
+    _gauge("inference_model_version", "Version of the weights.", "version"),
+)
+
 CATALOGUE: Mapping[str, tuple[MetricEntry, ...]] = {
     "server": EVERY + SERVER,
     "proxy": EVERY + PROXY,
     "actor": EVERY + ACTOR,
     "learner": EVERY + LEARNER,
+    "inference": EVERY + INFERENCE,
 }
 """All metrics of each role, beside those of `NODE` and of the process (process_*, python_*)."""
-TITLES = {"server": "Servers", "proxy": "Proxies and relays", "actor": "Actors", "learner": "Learners far away"}
+TITLES = {
+    "server": "Servers",
+    "proxy": "Proxies and relays",
+    "actor": "Actors",
+    "learner": "Learners far away",
+    "inference": "Inference nodes",
+}
 NODE = {
     "memoire_build_info": "1, with what this process is made of.",
     "memoire_ready": "1 while the node should get new clients, 0 while /readyz says why not.",

@@ -22,6 +22,7 @@ from memoire.accounting.logbook import timestamp
 from memoire.accounting.merge import key_of
 from memoire.client.client import Client
 from memoire.clock import wall_clock
+from memoire.inference.node import Inference
 from memoire.net import descriptors
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -39,7 +40,7 @@ ENOUGH_DESCRIPTORS = 0.9
 """Part of the file descriptors that may be in use while a node calls itself ready."""
 EXTRA = "pip install 'memoire-rl[server]'"
 
-Node: TypeAlias = Server | Proxy | Client | Reader
+Node: TypeAlias = Server | Proxy | Client | Reader | Inference
 Query: TypeAlias = Mapping[str, str]
 
 
@@ -73,8 +74,8 @@ class PageRequest(NamedTuple):
 
 
 def role_of(node: Node | None) -> str:
-    """server, proxy, actor or learner; "" before there is a node."""
-    roles = {Server: "server", Proxy: "proxy", Client: "actor", Reader: "learner"}
+    """server, proxy, actor, learner or inference; "" before there is a node."""
+    roles = {Server: "server", Proxy: "proxy", Client: "actor", Reader: "learner", Inference: "inference"}
     return next((role for kind, role in roles.items() if issubclass(type(node), kind)), "")
 
 
@@ -123,6 +124,8 @@ def status(node: Node | None, request: PageRequest) -> Page:
         facts["stats"] = stats
     if isinstance(node, Server | Proxy):
         facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
+    if isinstance(node, Inference):
+        facts["endpoints"] = {"request": node.endpoint}
     if isinstance(node, Server) and request.query.get("clients") != "no":
         facts["clients"] = client_page(node, request.query)
     return as_json(facts)

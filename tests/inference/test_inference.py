@@ -63,7 +63,12 @@ def test_rows_go_there_and_outputs_come_back(open_node, open_policy):
     np.testing.assert_array_equal(found["value"], np.float32([3, 7]))
     assert found["action"].dtype == np.int64 and list(found["action"]) == [0, 1]
     stats = node.stats()
-    assert stats.rows == 2 and stats.batches == {"everyone": 1} and stats.clients == 1 and stats.failures == 0
+    assert (
+        stats.rows == 2
+        and stats.batches == {"full": 0, "everyone": 1, "wait": 0}
+        and stats.clients == 1
+        and stats.failures == 0
+    )
     assert node.readiness() == node.liveness() == []
 
 

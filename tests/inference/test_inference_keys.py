@@ -8,8 +8,10 @@ import zmq
 
 import memoire
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
+from memoire.net import sockets
 from memoire.replay.row_schema import RowSchema
 from memoire.security.key_writer import write_cluster
+from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.row_container import exact_rows, pack_rows
@@ -137,3 +139,21 @@ def test_a_request_that_comes_twice_is_computed_once_and_answered_twice():
                 assert made.poll(10_000)
                 assert parse(made.recv_multipart()[1:]).header.sequence == 1
         assert seen == [1] and node.stats().resends == 2 and node.stats().rows == 1
+
+
+def test_an_answer_belongs_to_the_key_that_asked(keys):
+    """Another key that uses a client's id gets neither its answer nor a place in its queue."""
+    with memoire.Inference(HERE, ROWS, ROWS, same, keys=keys / "inference") as node, zmq.Context() as context:
+        listening = Keys(keys / "inference").own.public
+        found = []
+        for role in ("actor", "learner"):
+            own = Keys(keys / role).own
+            with context.socket(zmq.DEALER) as made:
+                made.linger = 0
+                sockets.use_keys(made, own.public, own.secret, listening)
+                made.connect(node.endpoint)
+                made.send_multipart([b"", *infer()])
+                assert made.poll(10_000)
+                found.append(parse(made.recv_multipart()[1:]).body)
+    assert isinstance(found[0], messages.Inferred)
+    assert isinstance(found[1], messages.Refused) and found[1].code == "owner"

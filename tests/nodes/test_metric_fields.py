@@ -8,6 +8,7 @@ import typing
 import pytest
 
 from memoire.client.stats import ClientStats
+from memoire.inference.stats import InferenceStats
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.stats import ReaderStats
 from memoire.server.stats import ServerStats
@@ -108,9 +109,23 @@ FIELDS = {
         "reader_sample_age_median_seconds": "freshness.age_median",
         "reader_sample_age_p90_seconds": "freshness.age_p90", "reader_sample_model_lag_mean": "freshness.lag_mean",
     },
+    "inference": {
+        "faults": "faults", "refused": "refused", "uptime_seconds": "uptime", "inference_requests": "requests",
+        "inference_rows": "rows", "inference_batches": "batches", "inference_batch_rows": "batched_rows",
+        "inference_expired": "expired", "inference_resends": "resends", "inference_failures": "failures",
+        "inference_weights_failures": "weights_failures", "inference_wait_seconds": "waited_seconds",
+        "inference_forward_seconds": "computed_seconds", "inference_queue_rows": "queue_rows",
+        "inference_clients": "clients", "inference_model_version": "version",
+    },
 }  # fmt: skip
 """By metric: the figure of the stats that it shows, a number, or one figure for each label; a tuple is summed."""
-STATS = {"server": ServerStats, "proxy": ProxyStats, "actor": ClientStats, "learner": ReaderStats}
+STATS = {
+    "server": ServerStats,
+    "proxy": ProxyStats,
+    "actor": ClientStats,
+    "learner": ReaderStats,
+    "inference": InferenceStats,
+}
 
 
 def shown(stats, said):

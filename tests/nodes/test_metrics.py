@@ -70,17 +70,29 @@ def cluster():
         server.get_batch(32, timeout=100.0).update_priorities(np.ones(32))
         reader.get_batch(32)
         until(lambda: server.stats().learners and server.stats().learner_scalars.get("q") == 3.0)
-        nodes = {"server": server, "proxy": proxy, "actor": client, "learner": reader}
+        rows = {"obs": np.float32}
+        node = keep(memoire.Inference("tcp://127.0.0.1:0", rows, rows, lambda columns: columns))
+        keep(memoire.RemotePolicy(node.endpoint, rows, rows, 100.0)).act({"obs": np.zeros(3, np.float32)})
+        nodes = {"server": server, "proxy": proxy, "actor": client, "learner": reader, "inference": node}
         yield {role: (node, keep(NodePages("127.0.0.1:0", node))) for role, node in nodes.items()}
 
 
-@pytest.mark.parametrize("role", ["server", "proxy", "actor", "learner"])
+@pytest.mark.parametrize("role", ["server", "proxy", "actor", "learner", "inference"])
 def test_a_scrape_has_every_metric_of_its_role_and_none_besides(cluster, role):
     kind, text = scrape(cluster[role][1])
     assert kind.startswith("text/plain")
     assert named(text) == metrics.names(role)
     assert values(text)["memoire_ready",] == 1.0
     assert "process_resident_memory_bytes" in text  # what every Python process has
+
+
+def test_the_pages_of_an_inference_node_say_what_it_computed(cluster):
+    _, pages = cluster["inference"]
+    told = values(scrape(pages)[1])
+    assert told["memoire_inference_rows_total",] == told["memoire_inference_batch_rows_total",] == 3
+    assert told["memoire_inference_batches_total", ("reason", "everyone")] == 1
+    assert told["memoire_inference_batches_total", ("reason", "full")] == 0
+    assert told["memoire_inference_clients",] <= 1 and told["memoire_inference_queue_rows",] == 0
 
 
 def test_metrics_are_what_stats_say(cluster):
