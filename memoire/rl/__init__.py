@@ -4,6 +4,8 @@
     rollout_schema          of such a table
     MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
     ActorCritic, PPO        the network and the algorithm; these need torch
+    OnPolicyLearner         a server with a table of rollouts, paced by the models that it publishes; needs torch
+    World                   several learners that learn as one, as torchrun starts them; needs torch
     Moments                 running mean and variance
     weights                 named arrays as bytes and files
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.collector import rollout_schema as rollout_schema
+    from memoire.rl.ddp import World as World
+    from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
+    "OnPolicyLearner": "memoire.rl.learner",
     "PPO": "memoire.rl.ppo",
+    "World": "memoire.rl.ddp",
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.collector",

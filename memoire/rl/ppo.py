@@ -129,13 +129,20 @@ class PPO:
         for _ in range(self.epochs):
             epoch = [self._step(batch, index) for index in rollouts.minibatches(self.minibatch, 1, self.random)]
             rows += epoch
-            if self.target_kl is not None and np.mean([row[3] for row in epoch]) > KL_MARGIN * self.target_kl:
+            if self.target_kl is not None and self._divergence(epoch) > KL_MARGIN * self.target_kl:
                 break
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
         figures = {name: float(value) for name, value in zip(names, np.mean(rows, 0), strict=True)}
         return figures | {
             "explained_variance": batch.explained, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())
         }  # fmt: skip
+
+    def _divergence(self, epoch: list[tuple[float, ...]]) -> float:
+        """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
+        found = torch.tensor([float(np.mean([row[3] for row in epoch])), 1.0], dtype=torch.float64)
+        if self._plain is not self.net:
+            torch.distributed.all_reduce(found)
+        return float(found[0] / found[1])
 
     def _lag(self, rollouts: Rollouts) -> NDArray[np.int64]:
         """[N] how many versions older than the newest one the models were that made the entries."""
@@ -146,25 +153,25 @@ class PPO:
             raise ParameterError("correction", found, f"one of {', '.join(CORRECTIONS)}")
         return lag
 
-    @torch.no_grad()
     def _prepared(self, rollouts: Rollouts) -> _Batch:
         if "logp" not in rollouts:
             raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
-        obs, final = _tensors(rollouts["obs"]), _tensors(_final(rollouts))
+        obs, action = _tensors(rollouts["obs"]), torch.from_numpy(rollouts["action"])
         acted = torch.from_numpy(rollouts["logp"])
-        action = torch.from_numpy(rollouts["action"])
-        distribution, values = self._plain(obs)
-        start, ends = distribution.log_prob(action), self._ends(rollouts, values, self._plain(final)[1])
+        with torch.no_grad():
+            distribution, values = self._plain(obs)
+            start, final = distribution.log_prob(action), self._plain(_tensors(_final(rollouts)))[1]
+        ends = self._ends(rollouts, values, final)
         advantage, returns = self._targets(rollouts, values.numpy(), ends, (start - acted).numpy())
-        clipped_around, weight = acted, torch.ones_like(acted)
+        around, weight = acted, torch.ones_like(acted)
         if self.correction == "decoupled":
-            clipped_around, weight = start, (start - acted).exp().clamp(max=1.0)
+            around, weight = start, (start - acted).exp().clamp(max=1.0)
         elif self.correction == "vtrace":  # advantages have the ratio in them
-            clipped_around = start
+            around = start
         spread = float(np.var(returns))
         explained = 1.0 - float(np.var(returns - values.numpy())) / spread if spread > 0.0 else 0.0
         tensors = torch.from_numpy(advantage), torch.from_numpy(returns)
-        return _Batch(obs, action, clipped_around, weight, *tensors, explained)
+        return _Batch(obs, action, around, weight, *tensors, explained)
 
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]

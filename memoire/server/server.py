@@ -23,7 +23,7 @@ from memoire.accounting.account import Totals
 from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import ServerAccounts
 from memoire.accounting.unsaved_changes import RunFacts
-from memoire.arguments import seconds
+from memoire.arguments import seconds, whole
 from memoire.clock import wall_clock
 from memoire.errors import Closed
 from memoire.limits import Limits
@@ -299,13 +299,19 @@ class Server(Node):
 
     # ------------------------------------------------------------------------------------------- what it tells
 
-    def publish(self, topic: str, content: bytes | bytearray | memoryview | str) -> int:
+    def publish(self, topic: str, content: bytes | bytearray | memoryview | str, *, version: int = 0) -> int:
         """Make this the newest model of its topic and tell every client; returns its version. From any thread.
 
         Clients get the content in the type in which it was published; those that come later get the newest.
+
+        Args:
+            version: Above all former ones; 0 is the next one. For a learner that goes on at a new server.
+
+        Raises:
+            StaleVersion: the topic has this version or a newer one.
         """
         self._check_open()
-        return self._dispatcher.publish(topic, content).version
+        return self._dispatcher.publish(topic, content, whole("version", version, 0)).version
 
     def model(self, topic: str) -> Model | None:
         """The newest model of a topic, from whomever it came; with a state folder, the newest that is saved."""

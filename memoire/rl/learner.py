@@ -1,0 +1,214 @@
+"""An on-policy learner: a server with one table of rollouts, paced by the models that it publishes.
+
+    collect ──▶ rollouts ──▶ PPO.update ──▶ log ──▶ publish ──▶ collectors go on with the new model
+
+With max_lag=0 no entry is recorded by a model whose share is taken already. Each rank of several has a server of its
+own, and takes the same number of entries.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+import memoire.torch
+from memoire.arguments import seconds as checked_seconds
+from memoire.arguments import whole
+from memoire.errors import ParameterError
+from memoire.loggers import Logger
+from memoire.pool.tables import Table
+from memoire.replay.rollouts import Rollouts
+from memoire.security.keyfolder import Given
+from memoire.server.server import Server
+from memoire.suggestions import checked_names
+
+from .actor_critic import ActorCritic
+from .checkpoint import Checkpoints, arrays_of, facts_of, restore_net, restore_ppo
+from .collector import TOPIC, rollout_schema
+from .ddp import World
+from .moments import Moments
+from .ppo import PPO, check_correction
+
+RECENT: Final = 50
+"""Newest episodes of each rank whose returns `recent_return` averages."""
+TABLE: Final = "rollouts"
+
+
+class OnPolicyLearner:
+    """Takes rollouts and publishes models.
+
+    Args:
+        endpoint: Of the server; rank r takes the port 10 r above.
+        env: An environment or vector environment, or anything with its two spaces.
+        net: What learns; it is changed in place.
+        steps: Entries of each iteration, of all ranks together.
+        length: Entries of a full fragment.
+        max_lag: Versions that entries may be older than the newest model. 0 is strict.
+        correction: Of old entries, by name, as of `PPO`; has to be given if max_lag is above 0.
+        seconds: After so many `is_over` is true; None never.
+        checkpoint: Folder of the state after iterations; with one that is there, the learner goes on. None saves
+            nothing.
+        checkpoint_every: Iterations between two checkpoints.
+        discount: Of the sums by whose spread rewards are scaled, if the network normalizes rewards.
+        keys, run: As of `Server`.
+        logger: Gets what is logged, too.
+        world: Rank and number of ranks; None is what torchrun says.
+
+    Raises:
+        ParameterError: a setting is out of its range, or a correction is missing.
+        DataError: the checkpoint is damaged, or of another network.
+        EndpointError: the address is in use or malformed.
+    """
+
+    @checked_names()
+    def __init__(
+        self,
+        endpoint: str,
+        env: Any,
+        net: ActorCritic,
+        steps: int = 8192,
+        length: int = 512,
+        *,
+        max_lag: int = 0,
+        correction: str | None = None,
+        seconds: float | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 1,
+        discount: float = 0.99,
+        keys: Given = None,
+        run: str | None = None,
+        logger: Logger | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.world = World.from_environment() if world is None else world
+        self.max_lag = whole("max_lag", max_lag, 0)
+        net.correction = check_correction(correction)
+        if max_lag and correction is None:
+            raise ParameterError("correction", None, "named if max_lag is above 0: vtrace, decoupled or none")
+        if whole("steps", steps, 1) % self.world.size:
+            raise ParameterError("steps", steps, f"a multiple of the {self.world.size} ranks")
+        self._share, self._all = steps // self.world.size, steps
+        self._plain, self._ppo = net, None  # type: ActorCritic, PPO | None
+        self._every = whole("checkpoint_every", checkpoint_every, 1)
+        self._logger = logger
+        self._deadline = time.monotonic() + checked_seconds(seconds)
+        self._pending: dict[str, Moments] = {}
+        self.steps = self.iterations = 0
+        """Entries that were taken by all ranks, and times that a model was published after them."""
+        self.recent_return = -math.inf
+        """Mean return of the newest episodes as of the last `collect`; -inf until there were `RECENT` of them."""
+        self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
+        self._restored = self._resume()
+        self.net = self.world.wrap(net)
+        """What learns: `net`, or that inside of DistributedDataParallel."""
+        table = Table(
+            rollout_schema(env, discounted=net.rewards is not None), storage="rollouts", length=length,
+            capacity=self._share, max_model_lag=max_lag, discount=discount,
+        )  # fmt: skip
+        place = shifted(endpoint, 10 * self.world.rank)
+        self.server = Server(place, tables={TABLE: table}, keys=keys, run=run)
+        """Its server; `server.endpoint` is where collectors connect to."""
+        self._publish(net.version + 1)
+
+    def keep(self, ppo: PPO) -> PPO:
+        """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it."""
+        self._ppo = ppo
+        restore_ppo(ppo, self._restored)
+        return ppo
+
+    def collect(self, timeout: float = 60.0) -> Rollouts:
+        """The next `steps` / ranks entries, each taken once; all of them or none.
+
+        Raises:
+            NotEnoughSamples: too few came within `timeout` seconds; it says what was missing.
+            RanksDiffer: the ranks do not agree about entries or version.
+        """
+        release: Any = "now" if self.max_lag else "publish"
+        rollouts = self.server.table(TABLE).take(self._share, timeout, release=release)
+        self.world.check_equal(entries=len(rollouts), version=self._plain.version)
+        for name, part in self._plain.moments_of(rollouts).items():
+            self._pending.setdefault(name, Moments(part.mean.shape)).merge(part)
+        self.steps += self._all
+        newest = [ended.returned for _, ended in self.server.episodes(RECENT)]
+        total, count = self.world.sums([sum(newest), len(newest)])
+        self.recent_return = float(total / count) if count >= RECENT else -math.inf
+        return rollouts
+
+    def log(self, figures: Mapping[str, float]) -> None:
+        """Show figures on the server's pages, beside steps and the recent return, and hand them to the logger."""
+        recent = {"recent_return": self.recent_return} if math.isfinite(self.recent_return) else {}
+        shown = {name: value for name, value in figures.items() if math.isfinite(value)} | recent
+        self.server.scalars(shown | {"learner_steps": float(self.steps)})
+        if self._logger is not None:
+            self._logger.log(shown, self.steps)
+
+    def publish(self) -> int:
+        """Publish the network as the next model, after it has taken in what rollouts say of observations and rewards,
+        and save a checkpoint if it is time; returns the version.
+        """
+        self._merge()
+        self.iterations += 1
+        version = self._plain.version + 1
+        if self._files is not None and self.iterations % self._every == 0:
+            facts = {"steps": self.steps, "iterations": self.iterations, "version": version}
+            self._files.save(self.iterations, arrays_of(self._plain, self._ppo, facts))
+        return self._publish(version)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up, or the run was declared finished."""
+        return time.monotonic() >= self._deadline or self.server.finished
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the server. The run stays as it is: `server.finish()` ends it for collectors."""
+        self.server.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # a learner that fails is started again, and its collectors wait for it
+            self.server.finish()
+        self.close()
+
+    def _publish(self, version: int) -> int:
+        self._plain.version = version
+        return self.server.publish(TOPIC, memoire.torch.body_of(self._plain), version=version)
+
+    def _merge(self) -> None:
+        """Let the network take in what all ranks have seen since the last model."""
+        for name, part in self._pending.items():
+            sums = self.world.sums(np.stack([part.mean, part.variance + part.mean**2]) * part.count)
+            count = self.world.sums([part.count])[0]
+            merged = Moments(part.mean.shape)
+            merged.mean, merged.count = sums[0] / count, float(count)
+            merged.variance = np.maximum(sums[1] / count - merged.mean**2, 0.0)
+            self._plain.merge({name: merged})
+        self._pending = {}
+
+    def _resume(self) -> dict[str, Any]:
+        """Go on after the newest checkpoint that all ranks have; its arrays, {} if there is none."""
+        newest = -1 if self._files is None else self.world.least([self._files.newest()])[0]
+        if self._files is None or newest < 0:
+            return {}
+        arrays = self._files.load(newest)
+        facts = facts_of(arrays, self._files.folder)
+        restore_net(self._plain, arrays, self._files.folder)
+        self.steps, self.iterations = int(facts["steps"]), int(facts["iterations"])
+        # Models that were published since are unknown here: at most one less than lie between two checkpoints.
+        self._plain.version = int(facts["version"]) + self._every - 1
+        return arrays
+
+
+def shifted(endpoint: str, by: int) -> str:
+    """The address with a port that is so much higher; port 0 or "*" takes any free one."""
+    place, colon, port = endpoint.rpartition(":")
+    return f"{place}{colon}{int(port) + by}" if by and port.isdigit() and int(port) else endpoint

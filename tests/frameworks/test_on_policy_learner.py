@@ -1,0 +1,144 @@
+"""A learner with collectors over real sockets: strict entries, a restart that goes on, and two ranks that stay equal."""
+
+import contextlib
+import multiprocessing
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from history.ports import held
+from memoire.errors import DataError, NotEnoughSamples, ParameterError
+from memoire.nodes.gym_environments import make_envs
+from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
+
+pytestmark = pytest.mark.torch
+
+
+def made(envs, seed=0, hidden=(32, 32), **options):
+    torch.manual_seed(seed)
+    return ActorCritic.mlp(envs, hidden, **options)
+
+
+@contextlib.contextmanager
+def collecting(url, count=2):
+    """Collectors in threads, until the run is finished."""
+    collectors = [Collector(url, make_envs("CartPole-v1", 4), seed=i) for i in range(count)]
+    threads = [threading.Thread(target=each.run, daemon=True) for each in collectors]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread, collector in zip(threads, collectors, strict=True):
+        thread.join(30.0)
+        assert not thread.is_alive()
+        collector.close()
+
+
+def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
+    envs = make_envs("CartPole-v1", 1)
+    net = made(envs, normalize_observations=True, normalize_rewards=True)
+    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 1024, 128, seconds=90.0) as learner:
+        ppo = learner.keep(PPO(learner.net, 1e-3, 8, 128, gamma=0.98, lam=0.9, seed=0))
+        with collecting(learner.server.endpoint):
+            while learner.recent_return < 150 and not learner.is_over:
+                rollouts = learner.collect(60.0)
+                assert len(rollouts) == 1024 and set(rollouts.model_version) == {net.version}
+                figures = ppo.update(rollouts)
+                learner.log(figures)
+                learner.publish()
+            learner.server.finish()
+        assert learner.recent_return >= 150
+        assert learner.server.stats().learner_scalars["learner_steps"] == learner.steps
+    assert float(net.observations.count) == learner.steps and float(net.rewards.variance) > 1.0
+
+
+def test_a_learner_that_is_started_again_goes_on_above_all_versions(tmp_path):
+    envs = make_envs("CartPole-v1", 1)
+    states = []
+    for start in range(2):
+        net = made(envs, seed=start)
+        learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 64, 16, checkpoint=tmp_path, checkpoint_every=2)
+        ppo = learner.keep(PPO(learner.net, 1e-3, 2, 32))
+        if states:
+            assert learner.steps == 128 and learner.iterations == 2
+            assert net.version > states[0][0]
+            saved, moment, drawn = states[0][1:]
+            assert all(torch.equal(saved[name], tensor) for name, tensor in net.state_dict().items())
+            assert torch.equal(moment, next(iter(ppo.optimizer.state.values()))["exp_avg"])
+            assert ppo.random.integers(1 << 60) == drawn
+        else:
+            with collecting(learner.server.endpoint, 1):
+                for iteration in range(3):
+                    ppo.update(learner.collect(60.0))
+                    learner.publish()
+                    if iteration == 1:
+                        saved = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+                        moment = next(iter(ppo.optimizer.state.values()))["exp_avg"].clone()
+                        again = np.random.default_rng()
+                        again.bit_generator.state = ppo.random.bit_generator.state
+                learner.server.finish()
+            states.append((net.version, saved, moment, again.integers(1 << 60)))
+        learner.close()
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(DataError, match="holds another network"):
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=tmp_path)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    envs = make_envs("CartPole-v1", 1)
+    with pytest.raises(ParameterError, match="named if max_lag is above 0"):
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), max_lag=1)
+    with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, world=World(0, 3))
+    with pytest.raises(ParameterError, match="below .WORLD_SIZE"):
+        World.from_environment({"RANK": "2", "WORLD_SIZE": "2"})
+    learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, 16, max_lag=2, correction="vtrace", seconds=0)
+    assert PPO(learner.net).correction == "vtrace" and learner.is_over
+    with pytest.raises(NotEnoughSamples, match="waiting for 64 more entries"):
+        learner.collect(0.05)
+    learner.close()
+
+
+def rank_of(rank, port, results):
+    """One of two ranks: learns four times of its own collectors' entries."""
+    import os
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    envs = make_envs("CartPole-v1", 1)
+    net = made(envs, seed=rank, normalize_observations=True)
+    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32) as learner:
+        ppo = learner.keep(PPO(learner.net, 1e-2, 4, 32, target_kl=0.02))
+        with collecting(learner.server.endpoint, 1):
+            for _ in range(4):
+                rollouts = learner.collect(60.0)
+                ppo.update(rollouts)
+                learner.publish()
+            learner.server.finish()
+        try:
+            learner.world.check_equal(entries=128 + rank)
+            said = ""
+        except Exception as error:
+            said = str(error)
+        state = {name: tensor.detach().numpy().tobytes() for name, tensor in net.state_dict().items()}
+        results.put((rank, len(rollouts), net.version, state, said))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_have_the_same_parameters_bit_by_bit():
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with held(1) as port:
+        pass
+    ranks = [context.Process(target=rank_of, args=(rank, port, results), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    deadline = time.monotonic() + 100.0
+    found = sorted(results.get(timeout=max(0.1, deadline - time.monotonic())) for _ in ranks)
+    for rank in ranks:
+        rank.join(20.0)
+        assert rank.exitcode == 0
+    first, second = found
+    assert first[1:3] == second[1:3] == (128, 5) and first[3] == second[3]
+    assert "128 to 129 entries, and rank 0 has 128" in first[4] and "rank 1 has 129" in second[4]
