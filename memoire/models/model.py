@@ -60,7 +60,7 @@ class StaleVersion(MemoireError, ValueError):
     def __str__(self) -> str:
         return (
             f"version {self.version} of topic {self.topic!r} cannot be published: {self.newest} is out already, and "
-            f"versions never go back. Somebody else publishes this topic: publish again, and the next version is given."
+            f"versions never go back. Publish it again without a version: it gets the next one."
         )
 
 

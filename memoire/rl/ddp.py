@@ -72,7 +72,8 @@ class World:
         found = torch.tensor(np.asarray(values, np.float64))
         if self.size > 1:
             torch.distributed.all_reduce(found)
-        return found.numpy()
+        added: NDArray[np.float64] = found.numpy()
+        return added
 
     def least(self, values: Sequence[int]) -> list[int]:
         """The least of each number over all ranks."""
