@@ -95,6 +95,39 @@ def examine(
     return WELL
 
 
+def examine_inference(
+    endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print
+) -> int:
+    """Take every step to an inference node, and ask it for one row of zeros; the exit status. As `examine`."""
+    from .inference_check import ask_row
+
+    for line in versions():
+        say(f"     {line}")
+    try:
+        shown = Keys.of(keys, "learner")
+        _reach(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
+        with asking(endpoint, timeout, shown) as asker:
+            answer, seconds = asker.ask(messages.Hello(role="doctor", software=SOFTWARE))
+        say(f"ok   HELLO is answered within {1e3 * seconds:.1f} ms")
+        if not isinstance(answer.body, messages.Welcome) or answer.body.storage != "inference":
+            advice = "Leave --inference out to look into a server, proxy or relay."
+            raise StepFailed(NOT_MEMOIRE, f"{endpoint} is no inference node", advice)
+        ask_row(endpoint, answer.body, timeout=timeout, keys=shown, say=say)
+    except StepFailed as sick:
+        say(f"FAIL {sick.found}")
+        say(f"     {sick.advice}")
+        return sick.status
+    except Refused as refused:
+        say(f"FAIL {refused}")
+        say("     Its log has the whole error, if its function raised one.")
+        return REFUSED
+    except MemoireError as error:
+        say(f"FAIL {error}")
+        return NO_ANSWER
+    say("all is well")
+    return WELL
+
+
 def versions() -> list[str]:
     """Of everything that has a say in what goes over the wire, and how many files may be open."""
     installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyzmq", "msgspec"))

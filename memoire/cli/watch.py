@@ -243,6 +243,9 @@ def add_doctor(commands: Commands) -> None:
         action="store_true",
         help="push a small cache, too, into a table that no learner reads, and draw it back: no total has it",
     )
+    doctor.add_argument(
+        "--inference", action="store_true", help="the address is an inference node's: ask it for one row of zeros"
+    )
     doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
     add_keys(doctor)
     doctor.set_defaults(command=_doctor)
@@ -268,9 +271,12 @@ def add_totals(commands: Commands) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from .doctor import examine
+    from .doctor import examine, examine_inference
 
-    return examine(endpoint_of(given.endpoint), timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
+    endpoint = endpoint_of(given.endpoint)
+    if given.inference:
+        return examine_inference(endpoint, timeout=given.timeout, keys=given.keys)
+    return examine(endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
 
 
 def _totals(given: argparse.Namespace) -> int:
