@@ -170,7 +170,7 @@ def assert_whole(api, tmp_path):
 
 def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
     said = make(api)
-    assert api.secrets.keys() == NAMES and all("made" in line for line in said) and len(said) == 6
+    assert api.secrets.keys() == NAMES and all("made" in line for line in said) and len(said) == 7
     assert_whole(api, tmp_path)
     assert all(one["metadata"]["labels"] == {"app.kubernetes.io/part-of": "memoire"} for one in api.secrets.values())
     text = "\n".join(said)
@@ -190,7 +190,7 @@ def test_what_is_there_is_kept_and_not_even_written(api):
     before, api.asked = json.dumps(api.secrets), []
     said = make(api)
     assert json.dumps(api.secrets) == before and {method for method, _ in api.asked} == {"GET"}
-    assert len(said) == 6 and all("is there" in line for line in said)
+    assert len(said) == 7 and all("is there" in line for line in said)
 
 
 def test_only_what_is_asked_for_is_made(api):
