@@ -624,3 +624,17 @@ class StateLost(StateError):
             f"the state in {self.folder} could not be saved: {self.reason}. Nothing is acknowledged any more. Check "
             f"the disk and start the server again: its clients send once more what it has not confirmed."
         )
+
+
+class RanksDiffer(MemoireError, RuntimeError):
+    """Learners that learn as one do not have the same of something."""
+
+    def __init__(self, what: str, least: int, most: int, rank: int, own: int) -> None:
+        super().__init__(what, least, most, rank, own)
+        self.what, self.least, self.most, self.rank, self.own = what, least, most, rank, own
+
+    def __str__(self) -> str:
+        return (
+            f"the ranks have {self.least} to {self.most} {self.what}, and rank {self.rank} has {self.own}; they "
+            f"must be equal. Give all ranks the same settings, and start them again together."
+        )

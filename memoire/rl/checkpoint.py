@@ -35,7 +35,7 @@ class Checkpoints:
         return max(self._iterations(), default=-1)
 
     def save(self, iteration: int, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        """Write a checkpoint; it is on disk when this returns, and those before the last two are gone."""
+        """Write a checkpoint of arrays [*F]; on disk when this returns; those before the last two are gone."""
         path = self._path(iteration)
         weights.save(path, arrays)
         for old in sorted(self._iterations())[:-KEPT]:
@@ -43,7 +43,7 @@ class Checkpoints:
         return path
 
     def load(self, iteration: int) -> dict[str, NDArray[Any]]:
-        """The arrays of a checkpoint. Raises OSError, DataError: it is not there, or damaged."""
+        """The arrays [*F] of a checkpoint. Raises OSError, DataError: it is not there, or damaged."""
         return weights.load(self._path(iteration))
 
     def _path(self, iteration: int) -> Path:
@@ -55,7 +55,7 @@ class Checkpoints:
 
 
 def arrays_of(net: torch.nn.Module, ppo: PPO | None, facts: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Everything that goes on after a restart, by name."""
+    """Everything that goes on after a restart: arrays [*F] by name."""
     made = {f"net.{name}": tensor.detach().cpu().numpy() for name, tensor in net.state_dict().items()}
     made["torch"] = torch.get_rng_state().numpy()
     made["facts"] = _text(facts)
@@ -67,7 +67,7 @@ def arrays_of(net: torch.nn.Module, ppo: PPO | None, facts: Mapping[str, Any]) -
 
 
 def facts_of(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, Any]:
-    """The counters. Raises DataError: this is no checkpoint of a learner."""
+    """The counters among arrays [*F]. Raises DataError: this is no checkpoint of a learner."""
     try:
         return dict(json.loads(arrays["facts"].tobytes()))
     except (KeyError, ValueError, TypeError) as error:
@@ -75,7 +75,7 @@ def facts_of(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, Any]:
 
 
 def restore_net(net: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Put parameters, statistics and torch's random state back. Raises DataError: they are another network's."""
+    """Put parameters [*F], statistics and torch's random state back. Raises DataError: they are another network's."""
     state = {name[4:]: torch.from_numpy(array) for name, array in arrays.items() if name.startswith("net.")}
     try:
         net.load_state_dict(state)
@@ -85,7 +85,7 @@ def restore_net(net: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], path: 
 
 
 def restore_ppo(ppo: PPO, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Put the optimizer's moments and rate back, and the order of minibatches; as it was if nothing was saved."""
+    """Put the optimizer's moments [*F] and rate back, and the order of minibatches; as it was if nothing was saved."""
     if "order" not in arrays:
         return
     state: dict[int, dict[str, torch.Tensor]] = {}

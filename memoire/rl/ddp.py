@@ -12,24 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memoire.errors import MemoireError, ParameterError
+from memoire.errors import ParameterError, RanksDiffer
 
 TIMEOUT: Final = 300.0
 """Seconds that a rank waits for the others in one exchange."""
-
-
-class RanksDiffer(MemoireError, RuntimeError):
-    """Learners that learn as one do not have the same of something."""
-
-    def __init__(self, what: str, least: int, most: int, rank: int, own: int) -> None:
-        super().__init__(what, least, most, rank, own)
-        self.what, self.least, self.most, self.rank, self.own = what, least, most, rank, own
-
-    def __str__(self) -> str:
-        return (
-            f"the ranks have {self.least} to {self.most} {self.what}, and rank {self.rank} has {self.own}; they "
-            f"must be equal. Give all ranks the same settings, and start them again together."
-        )
 
 
 @dataclass(frozen=True)
@@ -72,8 +58,8 @@ class World:
         found = torch.tensor(np.asarray(values, np.float64))
         if self.size > 1:
             torch.distributed.all_reduce(found)
-        added: NDArray[np.float64] = found.numpy()
-        return added
+        summed: NDArray[np.float64] = found.numpy()
+        return summed
 
     def least(self, values: Sequence[int]) -> list[int]:
         """The least of each number over all ranks."""

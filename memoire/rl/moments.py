@@ -48,7 +48,7 @@ class Moments:
 
     @classmethod
     def read(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Self | None:
-        """Those among the arrays of a body, named "PREFIX.mean" and so on; None if they are not there.
+        """Those [*F] among the arrays of a body, named "PREFIX.mean" and so on; None if they are not there.
 
         Raises:
             WrongModel: only some of them are there, or they do not fit each other.

@@ -36,7 +36,7 @@ def check_correction(correction: str | None) -> str | None:
 
 
 @dataclass
-class _Batch:
+class PreparedBatch:
     """What an update learns from: N entries."""
 
     obs: Any
@@ -124,7 +124,7 @@ class PPO:
             NoSuchField: the table stores no logp.
         """
         lag = self._lag(rollouts)
-        batch = self._prepared(rollouts)
+        batch = self.prepared(rollouts)
         rows: list[tuple[float, ...]] = []
         for _ in range(self.epochs):
             epoch = [self._step(batch, index) for index in rollouts.minibatches(self.minibatch, 1, self.random)]
@@ -153,7 +153,8 @@ class PPO:
             raise ParameterError("correction", found, f"one of {', '.join(CORRECTIONS)}")
         return lag
 
-    def _prepared(self, rollouts: Rollouts) -> _Batch:
+    def prepared(self, rollouts: Rollouts) -> PreparedBatch:
+        """What an update learns from rollouts [N]: computed once, by the network as it is before."""
         if "logp" not in rollouts:
             raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
         obs, action = _tensors(rollouts["obs"]), torch.from_numpy(rollouts["action"])
@@ -171,7 +172,7 @@ class PPO:
         spread = float(np.var(returns))
         explained = 1.0 - float(np.var(returns - values.numpy())) / spread if spread > 0.0 else 0.0
         tensors = torch.from_numpy(advantage), torch.from_numpy(returns)
-        return _Batch(obs, action, around, weight, *tensors, explained)
+        return PreparedBatch(obs, action, around, weight, *tensors, explained)
 
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
@@ -193,7 +194,7 @@ class PPO:
         found = np.where(rollouts.has_final, final.numpy(), last)
         return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
 
-    def _step(self, batch: _Batch, index: NDArray[np.int64]) -> tuple[float, ...]:
+    def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[float, ...]:
         """One gradient step; the figures of `update`, in the order of its names."""
         obs, action, old, weight, advantage, returns = batch.rows(index)
         distribution, values = self.net(obs)

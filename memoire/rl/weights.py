@@ -53,7 +53,7 @@ def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
 
 
 def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
+    """Write arrays [*F] to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
 
     Raises:
         OSError: it cannot be written.
@@ -75,7 +75,7 @@ def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file.
+    """The arrays [*F] of a file, by name.
 
     Raises:
         OSError: it cannot be read.

@@ -86,7 +86,7 @@ def test_what_the_present_policy_would_hardly_do_weighs_little():
     moved = {}
     for correction in ("none", "decoupled", "vtrace"):
         net = net_of()
-        batch = PPO(net, correction=correction)._prepared(rollouts_of(net, lag=1, shift=3.0))
+        batch = PPO(net, correction=correction).prepared(rollouts_of(net, lag=1, shift=3.0))
         moved[correction] = float((batch.weight * batch.advantage).abs().mean())
         is_around_the_start = np.allclose(batch.logp, rollouts_of(net)["logp"], atol=1e-4)
         assert is_around_the_start == (correction != "none")
@@ -106,7 +106,7 @@ def test_a_divergence_ends_the_update():
 def test_tensors_are_the_rollouts_own_memory():
     net = net_of()
     rollouts = rollouts_of(net)
-    batch = PPO(net)._prepared(rollouts)
+    batch = PPO(net).prepared(rollouts)
     assert batch.obs.data_ptr() == rollouts["obs"].ctypes.data
     assert batch.logp.data_ptr() == rollouts["logp"].ctypes.data
 
@@ -114,4 +114,4 @@ def test_tensors_are_the_rollouts_own_memory():
 def test_rewards_are_scaled_by_the_spread_of_discounted_sums():
     net = net_of(normalize_rewards=True)
     net.merge({"rewards": Moments.of(np.array([-4.0, 4.0]))})
-    assert PPO(net, gamma=0.0, lam=0.0)._prepared(rollouts_of(net)).returns.max() == pytest.approx(0.25)
+    assert PPO(net, gamma=0.0, lam=0.0).prepared(rollouts_of(net)).returns.max() == pytest.approx(0.25)
