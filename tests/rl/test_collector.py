@@ -13,7 +13,8 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.nodes.gym_environments import make_envs
 from memoire.pool.tables import Table
 from memoire.rl.collector import Collector, rollout_schema
-from netkit import QUICK, in_thread
+from memoire.rl.policies import MlpPolicy
+from netkit import QUICK, in_thread, until
 
 
 class Counter(gymnasium.Env):
@@ -166,3 +167,19 @@ def test_a_numpy_actor_critic_learns_cartpole_from_strict_rollouts(cluster):
         thread.join(30.0)
         assert not thread.is_alive()
         collector.close()
+
+
+def test_what_a_former_model_began_is_cut_before_the_next_one_acts(cluster):
+    envs, net = envs_of(), NumpyActorCritic(1, 2)
+    server = cluster.server(schema=None, tables=table_of(envs, capacity=1000, max_model_lag=0), limits=QUICK)
+    server.publish("policy", net.body())
+    with Collector(server.endpoint, envs, policy=MlpPolicy(seed=0)) as collector:
+        collector.run(4)
+        server.publish("policy", net.body())
+        until(lambda: collector.client.model("policy").published == 2)
+        collector.run(4)
+        collector.client.update(20.0)
+    table = server.table("rollouts")
+    rollouts = table.take(4, timeout=20.0)
+    assert rollouts.model_version.tolist() == [2] * 4, "no fragment has a step of the former model in it"
+    assert table.stats().passed_over_samples == 4
