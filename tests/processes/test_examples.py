@@ -27,11 +27,12 @@ PROMISES = {
     "sb3_dqn.py": "mean return of the last 10 episodes",
     "sb3_cluster.py": "800 steps of DQN and ",
     "recurrent_torch.py": ", the way is remembered",
+    "ppo.py": "the last 50 episodes returned ",
     "demonstrations.py": "steps to the reward; 145 steps were shown",
     "multi_agent.py": "100% of the numbers are understood",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
-NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py")
+NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py", "ppo.py")
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
