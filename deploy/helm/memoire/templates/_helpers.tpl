@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* The roles that have a key, as memoire.security.keyfolder has them. */}}
 {{- define "memoire.roles" -}}
-[actor, server, learner, reader, proxy]
+[actor, server, learner, reader, proxy, inference]
 {{- end }}
 
 {{/* Whether the demo runs: "true", or nothing. It gives way to everything that says what the cluster is for. */}}
