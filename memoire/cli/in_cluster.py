@@ -9,6 +9,7 @@ import functools
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from memoire.errors import KeyFileError, ParameterError, Refused
 from memoire.security import provision
@@ -59,6 +60,10 @@ def make(keys: str, tokens: str, api: ApiServer, say: Say = print) -> int:
     return 0
 
 
+OPTIONAL: Final = frozenset({"inference"})
+"""Roles that a cluster can do without: keys that were made before there were such nodes have none for them."""
+
+
 def check(keys: str, tokens: str, folder: Path, say: Say = print) -> int:
     """Look at Secrets that somebody gave, as they are mounted: own.pub of each role in FOLDER/ROLE, and the tokens in
     FOLDER/tokens. The exit status: 1 where something cannot be used, with a line for each such thing.
@@ -88,6 +93,8 @@ def _tell(where: str, look: Callable[[str], str], say: Say) -> bool:
 
 def _mounted_key(role: str, folder: Path, where: str) -> str:
     files = _texts(folder)
+    if not files and role in OPTIONAL:
+        return f"is not there: no node of this role, {role}, can run with these keys"
     if not files:
         advice = "Make the keys in this namespace: `memoire keys new --kubernetes NAME | kubectl apply -f -`."
         raise KeyFileError(where, "is not there, or has no own.pub", advice)

@@ -509,6 +509,12 @@ def fingerprint(folder):
     return key.fingerprint
 
 
+def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys):
+    shutil.rmtree(mounted / "inference")
+    status, said = check(mounted, capsys)
+    assert status == 0 and "secret/k-inference: is not there: no node of this role" in said
+
+
 def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     shutil.rmtree(mounted / "actor")
     (mounted / "reader" / "own.pub").unlink()  # an optional volume without its Secret is an empty folder
