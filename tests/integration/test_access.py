@@ -166,7 +166,7 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, t
         connect(server.endpoint, context=context, timeout=100.0)
     until(lambda: refused(server).get("plain"))
     key_writer.write_cluster(keys.parent / "elsewhere")
-    with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
+    with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}(, [0-9a-f]{16}){2}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
     until(lambda: refused(server)["server_key"] >= 2)
     with (
@@ -194,8 +194,7 @@ def fronts(monkeypatch):
 
 def test_processes_of_a_cluster_and_probes_of_a_port_are_no_refused_peers(fronts, server, keys, context):
     options = {"context": context, "limits": QUICK}
-    first, second = Keys(keys, "actor").servers
-    assert [first.role, second.role] == ["proxy", "server"]  # so whoever dials a server tries the wrong key first
+    assert [key.role for key in Keys(keys, "actor").servers] == ["proxy", "server", "inference"]  # so whoever dials a server tries the wrong key first
     with (
         Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, **options) as proxy,
         connect(server.endpoint, keys=keys, **options) as actor,
@@ -217,7 +216,7 @@ def hang_up(shown, value=errno.ECONNRESET):
 
 def test_the_key_that_was_found_before_is_tried_first_and_again_where_its_process_ends(keys, context):
     known = Keys(keys, "actor")
-    proxies, servers = (key.public for key in known.servers)
+    proxies, servers, _ = (key.public for key in known.servers)
     one, two = (Shown(known, context.socket(zmq.DEALER), "tcp://node:5560") for _ in range(2))
     one.apply("tcp://10.0.0.1:5560")
     assert one.expected == proxies and hang_up(one) is None and one.is_due(time.monotonic())
@@ -425,7 +424,7 @@ BODIES = {
 
 
 def test_each_role_may_do_what_the_table_says(server, keys, context):
-    for role in ("actor", "reader", "proxy", "learner"):
+    for role in ("actor", "reader", "proxy", "inference", "learner"):
         sender = Sender(context, server, keys / role)
         for kind, body in BODIES.items():
             said = sender.ask(body)
@@ -435,7 +434,7 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # or its close would wait until everybody knows
-    assert refused(server)["role"] == sum(len(set(BODIES) - permissions.MAY[role]) for role in permissions.MAY) + 3
+    assert refused(server)["role"] == sum(len(set(BODIES) - permissions.MAY[role]) for role in permissions.MAY) + 4
 
 
 def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):

@@ -41,13 +41,18 @@ def objects():
     worker, _ = in_thread(classic_server.rep_worker_main, "inproc://req", "Bind")
     classic = ReplayMemoryClient("inproc://pub", "inproc://req", "inproc://push", context=cluster.context)
     buffer = Buffer(SCHEMA, 100)
+    rows = {"obs": np.float32}
+    node = memoire.Inference("inproc://infer", rows, rows, dict, context=cluster.context)
+    policy = memoire.RemotePolicy([node.endpoint], rows, rows, context=cluster.context)
     yield {
         "Buffer": buffer,
         "Client": client,
+        "Inference": node,
         "Memory": Memory(SCHEMA, 100),
         "PrioritizedReplayBuffer": PrioritizedReplayBuffer(8, 0.5),
         "PriorityExperienceReplayBuffer": PriorityExperienceReplayBuffer(8, 0.5),
         "Proxy": proxy,
+        "RemotePolicy": policy,
         "Reader": cluster.reader([proxy]),
         "ReplayMemory": ReplayMemory(*templates(), 100),
         "ReplayMemoryClient": classic,
@@ -60,8 +65,8 @@ def objects():
         "a client's writer": client.writer(),
         **FROZEN,
     }
-    for node in (classic, classic_server):
-        node.close(0.2)
+    for each in (policy, node, classic, classic_server):
+        each.close(0.2)
     worker.join(30.0)
     cluster.close()
 
