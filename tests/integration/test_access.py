@@ -194,7 +194,11 @@ def fronts(monkeypatch):
 
 def test_processes_of_a_cluster_and_probes_of_a_port_are_no_refused_peers(fronts, server, keys, context):
     options = {"context": context, "limits": QUICK}
-    assert [key.role for key in Keys(keys, "actor").servers] == ["proxy", "server", "inference"]  # so whoever dials a server tries the wrong key first
+    assert [key.role for key in Keys(keys, "actor").servers] == [
+        "proxy",
+        "server",
+        "inference",
+    ]  # so whoever dials a server tries the wrong key first
     with (
         Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, **options) as proxy,
         connect(server.endpoint, keys=keys, **options) as actor,
