@@ -187,7 +187,7 @@ def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
         for volume in spec["volumes"]
         if "secret" in volume
     }
-    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader"}
+    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader", "memoire-keys-inference"}  # of no Pod here
     assert not [each for each in render() if each["kind"] == "Secret"], "they would be made anew by each upgrade"
     job = of(render(), "Job", "memoire-keys")
     (one,) = job["spec"]["template"]["spec"]["containers"]
