@@ -273,6 +273,11 @@ class InferenceThread:
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
             found = error
+        except Exception as error:  # such as a lack of memory: whoever waits is told, and the next batch may do
+            _log.exception("inference node %s: a batch failed", self._name)
+            found = ProtocolError(
+                "failed", f"a batch of {batch.rows} rows failed: {type(error).__name__}: {error}"[:500]
+            )
         took = time.perf_counter() - begun
         self.worker.post(lambda: self._finish(batch, found, fired, took))
 
@@ -286,8 +291,19 @@ class InferenceThread:
                 version=weights.version, batch=batch.rows, waited=max(0.0, fired - request.arrived)
             )
             payload = pack_rows(outputs, rows, request.rows)
+            if payload.nbytes > self._limits.request_bytes:
+                replies.append(reply(request.content.header, self._too_large(request.rows, payload.nbytes)))
+                continue
             replies.append(reply(request.content.header, body, payload=payload, fingerprint=outputs.fingerprint))
         return replies
+
+    def _too_large(self, rows: int, size: int) -> messages.Refused:
+        """The answer to rows of which the outputs are larger than a reply may be."""
+        most = self._limits.request_bytes
+        text = f"the outputs of {rows} rows have {size} bytes; {most} are allowed (request_bytes). Ask for fewer rows"
+        error = ProtocolError("too_large", text)
+        self.worker.post(lambda: self._count(error))
+        return messages.Refused(code=error.code, text=error.detail)
 
     def _finish(self, batch: RequestBatch, found: list[Any] | ProtocolError, fired: float, took: float) -> None:
         self._is_running = False

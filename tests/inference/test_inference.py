@@ -137,6 +137,25 @@ def test_outputs_that_do_not_fit_are_an_error_that_names_them(open_node, open_po
     assert caught.value.code == "failed"
 
 
+def test_outputs_that_are_larger_than_a_reply_are_refused_and_smaller_ones_come(open_node, open_policy):
+    outputs = {"picture": (np.uint8, (1 << 19,))}
+    node = open_node(lambda columns: {"picture": np.zeros((len(columns["obs"]), 1 << 19), np.uint8)}, outputs=outputs)
+    policy = open_policy(node, outputs=outputs, timeout=10.0)
+    with pytest.raises(Refused, match=r"too_large.*the outputs of 3 rows have 15\d+ bytes; 1048576 are allowed"):
+        policy.act(obs(*[[0, 0]] * 3))
+    assert policy.act(obs([0, 0]))["picture"].shape == (1, 1 << 19)
+    until(lambda: node.stats().refused == {"too_large": 1})
+
+
+def test_a_batch_that_fails_outside_of_the_function_is_answered_and_the_node_lives_on(open_node, open_policy):
+    node = open_node(sizes=[1 << 44])  # no machine has room for so many rows
+    policy = open_policy(node, timeout=10.0)
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"failed.*a batch of 1 rows failed: \w*MemoryError"):
+            policy.act(obs([1, 2]))
+    assert node.stats().failures == 2 and node.liveness() == []
+
+
 def test_a_batch_is_filled_up_to_one_of_the_sizes(open_node, open_policy):
     seen = []
 
