@@ -97,7 +97,7 @@ def seven_fields(buffers: Sequence[Any]) -> Schema:
 
 
 def seven_roots(schema: Schema, endpoint: str) -> None:
-    """Raise SchemaError unless the columns of the server at `endpoint` are the seven fields."""
+    """Raise SchemaError unless the columns of a schema are `FIELDS`. `endpoint` is its server's, for the error."""
     if schema.roots != FIELDS:
         raise SchemaError(
             f"the server at {endpoint} stores the columns {', '.join(schema.roots)}, not the seven fields of this "

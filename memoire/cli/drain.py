@@ -82,8 +82,8 @@ def drain_above(
     known: NameResolver | None = None,
     **options: Any,
 ) -> int:
-    """Drain every server whose number is `keep` or above to those below, before a StatefulSet is made smaller; how many
-    servers were drained. A server is there if its name has an address.
+    """Before a StatefulSet is made smaller, drain every server with the number `keep` or above to those with numbers
+    below. Returns how many servers were drained. A server is there if its name has an address.
 
     Args:
         template: Own address of a server, with {n} for its number: "tcp://server-{n}.servers.rl.svc:5560".

@@ -50,7 +50,9 @@ class UpdateSchedule:
         self._news_at = 0.0
 
     def hear_news(self, now: float) -> None:
-        """The home has sent NEWS: an UPDATE is due within `REPORT_DELAY` seconds, at random, whose answer has it."""
+        """The home has sent NEWS: an UPDATE is due at a random time within `REPORT_DELAY` seconds. Its reply has the
+        news.
+        """
         self._news_at = min(self._news_at, now + self._rng.uniform(0.0, REPORT_DELAY))
 
     def begin(self, now: float) -> None:

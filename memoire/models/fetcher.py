@@ -93,8 +93,8 @@ class TopicFetcher:
 
     Args:
         has_receivers: Whether anybody wants every version, and not only the newest.
-        find: A model that is here already, from another server, by version and SHA-256.
-        rng: Of the random pauses.
+        find: Looks up, by version and SHA-256, a model that came from another server already.
+        rng: Random numbers for the pauses.
     """
 
     def __init__(

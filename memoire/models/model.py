@@ -158,8 +158,8 @@ class ModelStore:
         return any(model is not None and (model.version, model.digest) == (version, digest) for model in known)
 
     def put(self, model: Model) -> bool:
-        """Store a model that was published elsewhere. Returns False, and stores nothing, unless it is newer than all
-        of its topic that are here.
+        """Store a model that was published elsewhere; returns True. If there is one of its topic here that is as new
+        or newer, nothing is stored, and False is returned.
         """
         if self._numbered.get(model.topic) is model:
             del self._numbered[model.topic]

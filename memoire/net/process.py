@@ -48,9 +48,10 @@ def is_tuned() -> bool:
 
 
 def pass_over_in_threads(kind: type[BaseException]) -> None:
-    """Print no traceback of a thread that ends with an error of this kind, in a tuned process.
+    """Print no traceback when a thread ends with an error of this kind. Only in a process that `tune` has tuned.
 
-    When the interpreter ends it closes nodes, and daemon threads that wait for one get `Closed`: that is no fault.
+    All nodes are closed when the interpreter exits. Daemon threads that wait for a node then raise `Closed`, which is
+    expected.
     """
     if _is_tuned:
         report = threading.excepthook

@@ -43,8 +43,8 @@ class ChosenCaches(NamedTuple):
 
 
 def choose_caches(queues: CacheQueues, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
-    """Choose clients at random, and some caches of each, that hold about `most_samples` samples together: what a
-    histogram is made of. `now` is in seconds of the pool's clock.
+    """Choose the caches that a histogram is made of: of clients chosen at random, some caches each, about
+    `most_samples` samples in all. `now` is in seconds of the pool's clock.
     """
     held, reuse = queues.held, queues.parameters.reuse_cache
     # Over the largest: sums of what clients say could overflow.

@@ -50,7 +50,7 @@ class PooledBatch:
         few for a batch, are left out.
 
         Args:
-            is_global: Whether importance is divided by the largest one that is possible. Otherwise it is divided by the
+            is_global: True: importance weights are divided by the largest one that any entry can have. False: by the
                 largest one in each batch.
         """
         for begin in range(0, len(self.importance) - batch_size + 1, batch_size):

@@ -48,8 +48,8 @@ class ClusterOrders:
         self._admin.finish(timeout)
 
     def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Have every server count the run of this name from now on; see `Server.begin_run`. A new run begins at zero, a
-        former one goes on from its own totals.
+        """Have every server count in the run called `name` from now on; see `Server.begin_run`. A new run starts at
+        zero. A former run goes on from its totals.
 
         Raises:
             MemoireTimeout: a server did not answer in time; names it. Call again when it is back.

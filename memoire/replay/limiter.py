@@ -86,7 +86,7 @@ def check_size(parameters: Parameters, capacity: int) -> None:
 
 
 def check_batch(parameters: Parameters, samples: int) -> None:
-    """Refuse a batch that would wait for ever, because entries may not be recorded until it could be drawn.
+    """Refuse a batch size that would wait for ever: recording would stop before there are enough entries for it.
 
     Raises:
         ParameterError: the tolerance is too small for it.

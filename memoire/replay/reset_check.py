@@ -114,7 +114,8 @@ class ResetCheck:
     def began(self, environment: int, first: int) -> int:
         """Note that an episode has begun in this environment; `first` is the hash of its first observation.
 
-        Returns how many episodes in a row began there in the state in which the one before had ended.
+        Returns how many episodes of this environment in a row, this one included, began with the observation that
+        ended the episode before.
         """
         if not self._is_repeated(environment, first):
             self.reset(environment)

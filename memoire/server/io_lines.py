@@ -14,7 +14,7 @@ LOG_FLUSH_INTERVAL = 1.0
 
 
 class LineFile:
-    """Writes the lines that a server takes to a file. There is none before `open`, which any thread may call.
+    """Writes to a file the log lines that a server receives. There is no file before `open`. Any thread may call that.
 
     Only the requests' thread writes and flushes.
     """

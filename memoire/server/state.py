@@ -44,12 +44,12 @@ class ServerState:
     pools and limiters, which have their own locks.
 
     Args:
-        tables: What it keeps; each with schema, parameters and pool of its own.
+        tables: The server's tables. Each has its own schema, parameters and pool.
         run: Name of the run that is counted.
         committer: Told of everything that has to be saved.
-        past: What was saved in former lives.
+        past: What earlier processes of this server saved.
         now: Seconds since 1970.
-        epoch: Number of this life, above those of all former ones.
+        epoch: Number of this start of the server, greater than those of all earlier starts.
     """
 
     def __init__(

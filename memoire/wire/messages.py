@@ -536,7 +536,7 @@ class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answers TAKE_SNAPSHOT: the state of that order, and once it is done, what was written."""
+    """Answers TAKE_SNAPSHOT: how far the ordered snapshot is, and when it is done, what was written."""
 
     type: ClassVar = Type.SNAPSHOT
     name: Name

@@ -102,7 +102,8 @@ def build(
     parameters_version: int = 0,
     compression: str | None = None,
 ) -> Payload:
-    """Draw a cache from a `Memory`: the payload of a CACHE message, 64-byte aligned, of one consistent moment.
+    """Draw a cache from a `Memory`, and return it as the payload of a CACHE message, aligned to 64 bytes. All samples
+    are of one moment.
 
     Args:
         memory: Where to draw: a `Memory`, or an object that draws and writes caches as it does.
@@ -115,7 +116,7 @@ def build(
         EmptyMemory: nothing has a positive weight.
         ParameterError: a compression that is not there.
 
-    Cost: one pass over the frames that are needed; the memory is held meanwhile, the GIL is not.
+    Cost: one pass over the frames that are needed. Meanwhile the memory is locked, and the GIL is released.
     """
     with memory.held():
         parameters: Parameters = memory.parameters

@@ -75,11 +75,11 @@ def check(
 ) -> _container.HeldCache:
     """A received container, completely checked, ready for `Pool.add`; gathering reads it in place.
 
-    With a checksum the bytes are copied on the way, since they stay: memory that was received into is free for the
-    next message, and so it is in the processor's cache. Without one the buffer is kept.
+    With a checksum, the bytes are copied while they are checked. The buffer that they were received into can then take
+    the next message while it is still in the processor's cache. Without a checksum, the result keeps the buffer.
 
-    Sizes, order, alignment, padding and what indices, weights, discounts and counts may be; packed blocks are unpacked
-    now, after their declared size was compared with the schema's. One pass without the GIL, with the checksum.
+    Checks sizes, order, alignment, padding, and the range of indices, weights, discounts and counts. Packed blocks are
+    unpacked now, after their declared size was compared with the schema's. One pass without the GIL, with the checksum.
 
     Args:
         payload: The frame as it was received; it must not change afterwards.

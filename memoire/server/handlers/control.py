@@ -32,8 +32,8 @@ class ControlHandler:
         self._state, self._models, self._feedback, self._on_news = state, models, feedback, on_news
 
     def control(self, now: float, header: MessageHeader, body: messages.Control, _: Any) -> Reply:
-        """Carry out a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. What
-        stands before a mistake is done.
+        """Carry out a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. If
+        one of these is wrong, those before it have taken effect.
         """
         table = self._state.tables.numbered(header.table)
         try:
@@ -64,7 +64,9 @@ class ControlHandler:
         return parameters
 
     def announce(self) -> None:
-        """Tell clients by NEWS that they should ask soon. It is sent once all changes so far are saved."""
+        """Send clients NEWS, so that they send an UPDATE soon and get the changes. NEWS goes out when all changes so
+        far are saved.
+        """
         self._state.committer.after(self._on_news)
 
     def begin_run(self, name: str, now: float) -> None:

@@ -133,7 +133,7 @@ class FeedbackHandler:
             self._count_lost(run, account, account.waiting_feedback)
 
     def give_up_all(self, run: Run) -> None:
-        """Count the TD errors that still wait for a client of this run as lost: the run is not counted any more."""
+        """Count as lost all TD errors that clients of this run have not fetched: another run is counted now."""
         for client in list(self._waiting):
             self.give_up(run, client)
 

@@ -16,8 +16,8 @@ CROWD = 1 << 16
 
 
 class AccountFolder:
-    """Moves accounts of clients that are gone, and runs that nobody asks for, out of memory. Warns when too many new
-    clients come.
+    """Frees memory: moves out of it the accounts of clients that have left, and runs that nobody asks for any more.
+    Also warns when too many new clients come.
     """
 
     def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:
