@@ -44,8 +44,8 @@ ACTOR = """
 WAITS = """
     import os, subprocess, sys, threading
     inner = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
-    print("pids", os.getpid(), inner.pid, flush=True)
     try:
+        print("pids", os.getpid(), inner.pid, flush=True)
         threading.Event().wait()
     finally:
         print("leaves in order", flush=True)
