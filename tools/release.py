@@ -219,7 +219,7 @@ def image() -> str:
             run(command)
         return f"{', '.join(images.STAGES)} with the tag {version()}, by {docker}"
     if not os.access(builder, os.X_OK):
-        raise NotHere("no docker answers, and $K8S names no program that builds images")
+        raise NotHere("no Docker engine answers `docker info`, and $K8S names no program that builds images")
     made = []
     for name, stage in images.STAGES.items():
         target = ["--target", stage] if stage else []
@@ -280,22 +280,30 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def make(name: str, part: Callable[[], str]) -> bool:
-    """Make a part and say how it went; whether it is all right, or cannot be made here."""
+def make(name: str, part: Callable[[], str]) -> NotHere | Failed | None:
+    """Make a part and print how it went; why it is not there, or None."""
     try:
         print(f"{name:8} {part()}", flush=True)
     except NotHere as reason:
         print(f"{name:8} NOT MADE HERE: {reason}", flush=True)
+        return reason
     except Failed as reason:
         print(f"{name:8} FAILED: {reason}", flush=True)
-        return False
-    return True
+        return reason
+    return None
 
 
 def make_all(parts: Mapping[str, Callable[[], str]]) -> int:
-    """Make parts, also behind one that fails; the exit status."""
-    went = [make(name, part) for name, part in parts.items()]
-    return int(not all(went))
+    """Make parts, also behind one that fails, and say last which of them are not there; the exit status."""
+    went = {name: make(name, part) for name, part in parts.items()}
+    left_out = {name: reason for name, reason in went.items() if isinstance(reason, NotHere)}
+    failed = [name for name, reason in went.items() if isinstance(reason, Failed)]
+    print(f"{len(went) - len(left_out) - len(failed)} of {len(went)} parts are made", flush=True)
+    for name, reason in left_out.items():
+        print(f"not made here: {name}, because {reason}", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return int(bool(failed))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,8 @@
     tcp://proxy:5560   ── HELLO ──▶  http://proxy:8080, http://server-0:8080, ...   for top, logs, dashboard
     http://proxy:8080  ── GET /status ──▶  tcp://proxy:5560                         for totals, run, doctor, ...
 
+The page of a proxy, given alone to top, logs or dashboard, leads to those of its servers by both ways in turn.
+
 What was asked, and what came of it, goes to standard error.
 """
 
@@ -15,10 +17,10 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memoire.errors import EndpointError, ParameterError
+from memoire.errors import EndpointError, MemoireError, ParameterError
 
 ASK_TIMEOUT = 5.0
 """Seconds that a node has to answer."""
@@ -35,11 +37,14 @@ def note(line: str) -> None:
 
 def pages_of(addresses: Sequence[str], *, say: Say = note) -> list[str]:
     """Where the pages of nodes are: each address as it is, or what the node at an address for requests says of itself,
-    and of all servers behind it. Keys are those of $MEMOIRE_KEYS.
+    and of all servers behind it. The page of a proxy that is given alone is asked for its servers, too. Keys are those
+    of $MEMOIRE_KEYS.
 
     Raises:
         EndpointError: nobody answers there, or no node there shows pages.
     """
+    if len(addresses) == 1 and (behind := _behind(addresses[0], say)):
+        return behind
     found: dict[str, None] = {}
     for address in addresses:
         if not address.startswith(REQUESTS):
@@ -64,6 +69,26 @@ def endpoint_of(address: str, *, say: Say = note) -> str:
     return endpoint
 
 
+def _behind(page: str, say: Say) -> list[str]:
+    """Pages of a proxy and of its servers; [] where a page is of another node, or does not answer."""
+    place = urllib.parse.urlsplit(page if "://" in page else f"http://{page}")
+    if place.scheme != "http" or page.startswith("dns:"):
+        return []
+    try:
+        facts = _facts(f"http://{place.netloc}")
+    except MemoireError:
+        return []  # whoever reads the page says why
+    if facts.get("role") not in ("proxy", "relay"):
+        return []
+    try:
+        pages = _asked(_requests(place.geturl(), facts))
+    except EndpointError as error:
+        say(f"only {page} is looked at, and no server behind it: {error}")
+        return []
+    say(f"asked {page} for pages: {', '.join(pages)}")
+    return pages
+
+
 def _asked(address: str) -> list[str]:
     from memoire.net.addresses import page_seen_from
     from memoire.security.keyfolder import Keys
@@ -86,8 +111,21 @@ def _asked(address: str) -> list[str]:
 
 
 def _endpoint(address: str) -> str:
+    return _requests(address, _facts(address))
+
+
+def _requests(address: str, facts: Mapping[str, Any]) -> str:
+    """The address for requests of the node whose page said these facts."""
     from memoire.net.addresses import seen_from
 
+    endpoint = facts.get("endpoints", {}).get("request", "")
+    if not isinstance(endpoint, str) or not endpoint:
+        raise EndpointError(address, "find requests at", "that is no server, proxy or relay", "another node")
+    return seen_from(f"tcp://{urllib.parse.urlsplit(address).netloc}", endpoint)
+
+
+def _facts(address: str) -> Mapping[str, Any]:
+    """What a node's page says of it."""
     place = urllib.parse.urlsplit(address)
     if place.port is None or not place.hostname:
         raise ParameterError("ADDRESS", address, "http://HOST:PORT of a node's pages, or its tcp:// address")
@@ -98,10 +136,7 @@ def _endpoint(address: str) -> str:
         raise EndpointError(address, "ask", reason, "an address that answers, such as tcp://proxy:5560") from error
     if status != http.client.OK:
         raise EndpointError(address, "ask", f"it answers with status {status}", "the tcp:// address of this node")
-    endpoint = facts.get("endpoints", {}).get("request", "") if isinstance(facts, dict) else ""
-    if not isinstance(endpoint, str) or not endpoint:
-        raise EndpointError(address, "find requests at", "that is no server, proxy or relay", "another node")
-    return seen_from(f"tcp://{place.netloc}", endpoint)
+    return facts if isinstance(facts, dict) else {}
 
 
 def _status(host: str, port: int) -> tuple[int, Any]:

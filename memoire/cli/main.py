@@ -9,6 +9,7 @@ that is explained); 2 the command line is wrong; 128 + n it was ended by signal 
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
         command: Command = given.command
-        return command(given)
+        status = command(given)
+        sys.stdout.flush()  # what reads it may have ended: see below
+        return status
     except MemoireError as error:
         print(f"memoire: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
@@ -64,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"memoire: this needs {error.name}: pip install 'memoire-rl[{extra}]'", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # What reads the output has ended, such as `head`: nothing more can be said, also not when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return 1
 
 

@@ -39,7 +39,7 @@ def add_nodes(to: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NODE",
         help="where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name; "
-        "a tcp:// address is asked for its pages, and those of servers behind it",
+        "a tcp:// address, or a proxy alone, is asked for the pages of the servers behind it",
     )
     to.add_argument("--token-file", metavar="FILE", help="a file with the token that the nodes ask for")
 

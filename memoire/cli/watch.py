@@ -23,7 +23,8 @@ def add_dashboard(commands: Commands) -> None:
         default=[],
         metavar="NODE",
         help="where a node's pages are (its --http), such as http://server-0:8080; dns:NAME:PORT is every address of a "
-        "name, such as a headless service; a tcp:// address is asked for its pages, and those of servers behind it",
+        "name, such as a headless service; a tcp:// address, or a proxy alone, is asked for the pages of the servers "
+        "behind it",
     )
     shown.add_argument("--open", metavar="FILE", help="show this exported run in place of a cluster")
     board.add_argument(

@@ -48,6 +48,30 @@ def test_a_server_says_where_its_own_pages_are_and_is_not_counted_a_client(clust
     assert server.clients() == before
 
 
+def test_the_page_of_a_proxy_leads_to_those_of_its_servers_where_it_is_given_alone(cluster):
+    (_, page), (_, page_a) = cluster["proxy"], cluster["a"]
+    said = []
+    for alone in (page, page.removeprefix("http://")):
+        found = addresses.pages_of([alone], say=said.append)
+        assert found[0] == page and set(found) == {where for _, where in cluster.values()}
+        assert said.pop() == f"asked {alone} for pages: {', '.join(found)}"
+    for given in ([page, page_a], [page_a], ["dns:name:1"], ["host"]):
+        assert addresses.pages_of(given, say=said.append) == given
+    assert said == []
+
+
+def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone():
+    said = []
+    with (
+        memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"]) as proxy,
+        NodePages("127.0.0.1:0", proxy) as pages,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(addresses, "ASK_TIMEOUT", 0.5)
+        assert addresses.pages_of([pages.url], say=said.append) == [pages.url]
+    assert said[0].startswith(f"only {pages.url} is looked at, and no server behind it: ") and len(said) == 1
+
+
 @pytest.mark.parametrize("name", ["proxy", "a"])
 def test_pages_say_where_requests_go(cluster, name):
     node, page = cluster[name]

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import struct
@@ -53,6 +54,16 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         main.main([command, "--help"])
     assert ended.value.code == 0
     assert "usage: memoire " + command in capsys.readouterr().out
+
+
+def test_a_reader_of_the_output_that_ends_is_no_fault_of_the_command() -> None:
+    """As in `memoire plan | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "memoire", "plan"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100.0, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
