@@ -46,17 +46,20 @@ class Failed(Exception):
 
 def run(command: Command, *, cwd: Path = ROOT, **environment: str) -> str:
     """Run a command; what it printed. A failure shows it."""
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    words = " ".join(map(str, command))
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise Failed(f"{words} cannot be run: {error}") from error
     if done.returncode:
-        words = " ".join(map(str, command))
         raise Failed(f"{words}\n{done.stdout[-4000:]}\nended with {done.returncode}")
     return done.stdout
 
@@ -229,9 +232,14 @@ def image() -> str:
     return f"{len(made)} images by {Path(builder).name}: {inside}"
 
 
+def fetched_helms() -> str:
+    """Paths of the helms that tools/get_helm.py fetches: its last line, behind the warnings of pip."""
+    return run([sys.executable, "tools/get_helm.py"]).splitlines()[-1]
+
+
 def chart() -> str:
     """The chart as an archive; its test pushes one like it to a registry on this machine, and installs from there."""
-    helms = os.environ.get("MEMOIRE_HELM") or shutil.which("helm") or run([sys.executable, "tools/get_helm.py"]).strip()
+    helms = os.environ.get("MEMOIRE_HELM") or shutil.which("helm") or fetched_helms()
     printed = run([helms.partition(os.pathsep)[0], "package", "deploy/helm/memoire", "--destination", OUT])
     need("docker-registry", "docker-registry")
     said = run([sys.executable, "-m", "pytest", "-m", "chart", "tests/chart/test_registry.py"], MEMOIRE_HELM=helms)

@@ -49,6 +49,18 @@ def test_a_command_that_fails_shows_what_it_printed():
         release.run(["sh", "-c", "echo why; exit 3"])
 
 
+def test_a_command_that_is_not_there_is_a_part_that_failed():
+    with pytest.raises(release.Failed, match=r"/no/such/helm package x cannot be run: .*No such file"):
+        release.run(["/no/such/helm", "package", "x"])
+
+
+def test_what_pip_warns_of_is_not_taken_for_a_helm(monkeypatch):
+    monkeypatch.setattr(
+        release, "run", lambda command: "WARNING: Running pip as root: see the manual\n/a/helm:/b/helm\n"
+    )
+    assert release.fetched_helms() == "/a/helm:/b/helm"
+
+
 def test_every_place_that_names_the_version_names_the_same():
     assert len(set(release.numbers().values())) == 1
     assert set(release.numbers().values()) == {release.version()}
