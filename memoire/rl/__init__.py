@@ -7,6 +7,8 @@
     OnPolicyLearner         a server with a table of rollouts, paced by the models that it publishes; needs torch
     World                   several learners that learn as one, as torchrun starts them; needs torch
     Moments                 running mean and variance
+    RealTimeEnv             an environment under a real clock, around a RealTimeInterface; DummyDrone is a device for it
+    partial                 a class of which some arguments are given later
     weights                 named arrays as bytes and files
 
 Names are imported when they are used: `import memoire.rl` needs neither torch nor Gymnasium.
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.collector import rollout_schema as rollout_schema
     from memoire.rl.ddp import World as World
+    from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.moments import Moments as Moments
+    from memoire.rl.partials import partial as partial
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
     from memoire.rl.ppo import PPO as PPO
+    from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
+    from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
@@ -36,9 +42,13 @@ _HOMES = {
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.collector",
+    "DummyDrone": "memoire.rl.drone",
     "Moments": "memoire.rl.moments",
     "MlpPolicy": "memoire.rl.policies",
     "Policy": "memoire.rl.policies",
+    "RealTimeEnv": "memoire.rl.realtime",
+    "RealTimeInterface": "memoire.rl.realtime",
+    "partial": "memoire.rl.partials",
 }
 """Where each name is made."""
 _MODULES = ("weights",)
@@ -48,9 +58,13 @@ __all__ = [
     "ActorCritic",
     "Collected",
     "Collector",
+    "DummyDrone",
     "MlpPolicy",
     "Moments",
     "Policy",
+    "RealTimeEnv",
+    "RealTimeInterface",
+    "partial",
     "rollout_schema",
     "weights",
 ]

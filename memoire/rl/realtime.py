@@ -1,0 +1,398 @@
+"""Environments under a real clock: a device goes on while a policy computes, and time steps have a fixed length.
+
+    class Arm(rl.RealTimeInterface):       # eight methods around a device
+        ...
+    env = rl.RealTimeEnv({"interface": Arm, "time_step_duration": 0.05, "start_obs_capture": 0.05, "act_buf_len": 4})
+
+`step(action)` waits until the current time step is over, sends the action, and returns the observation that was taken
+in the step which is over. So the action takes effect while the policy computes the next one, and the last actions are
+part of the observation (Ramstedt and Pal, Real-Time Reinforcement Learning, NeurIPS 2019).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from memoire.errors import MemoireTimeout, ParameterError, WrongType
+from memoire.suggestions import refuse_unknown
+
+from .spaces import observation_in
+from .step_clock import ElasticClock, MovingAverages, StepTimes, cause_of
+
+_log = logging.getLogger(__name__)
+
+OBSERVATION_TIMEOUT: Final = 30.0
+"""Seconds that a step waits for the interface's observation."""
+ADVICE: Final = "See what get_obs_rew_done_info waits for: it is to return at once."
+
+
+class RealTimeInterface:
+    """A device, or a program that does not wait: complete these methods, and give the class as "interface"."""
+
+    def get_observation_space(self) -> Any:
+        """A Tuple of spaces, without the last actions: these are added."""
+        raise _missing(self, "get_observation_space")
+
+    def get_action_space(self) -> spaces.Box:
+        """The space of one action."""
+        raise _missing(self, "get_action_space")
+
+    def get_default_action(self) -> Any:
+        """What the device does while nobody acts: [A] numbers."""
+        raise _missing(self, "get_default_action")
+
+    def send_control(self, control: Any) -> None:
+        """Send an action to the device; returns at once."""
+        raise _missing(self, "send_control")
+
+    def reset(self) -> Any:
+        """Begin an episode: the list of observations, or (list, info). It may take `seed` and `options`."""
+        raise _missing(self, "reset")
+
+    def get_obs_rew_done_info(self) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """(list of observations, reward, whether the episode is over, info), as they are now."""
+        raise _missing(self, "get_obs_rew_done_info")
+
+    def wait(self) -> None:
+        """Have the device wait in its place; returns at once."""
+        self.send_control(self.get_default_action())
+
+    def render(self) -> Any:
+        """Show the device."""
+        return None
+
+
+DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({
+    "interface": RealTimeInterface,
+    "interface_args": (),
+    "interface_kwargs": {},
+    "time_step_duration": 0.05,
+    "start_obs_capture": 0.05,
+    "time_step_timeout_factor": 1.0,
+    "ep_max_length": math.inf,
+    "real_time": True,
+    "async_threading": True,
+    "act_in_obs": True,
+    "act_buf_len": 1,
+    "reset_act_buf": True,
+    "benchmark": False,
+    "benchmark_polyak": 0.1,
+    "wait_on_done": False,
+})  # fmt: skip
+"""The settings of an environment; docs/trainers.md has a table of them."""
+
+
+class _Captured(NamedTuple):
+    obs: Any
+    reward: Any
+    is_done: bool
+    info: dict[str, Any]
+    seconds: float
+    """That the interface took."""
+
+
+class RealTimeEnv(gymnasium.Env[Any, Any]):
+    """A Gymnasium environment around an interface to a device, with time steps of a fixed length.
+
+    A step that is late by at most `time_step_timeout_factor` time steps does not move the clock: those after it make up
+    for it. Observations are taken on a thread of their own at their time, also if the policy is late.
+
+    Args:
+        config: Settings by name, as in DEFAULTS; "interface" is a class, or another callable that makes an interface.
+        cpus: Processors that the calling thread and the thread for observations run on, from the first reset on; None
+            leaves that to the system.
+        timeout: Seconds that a step waits for the interface's observation.
+        clock, sleep: Monotonic seconds, and how to wait. A clock that is simulated needs "async_threading": False.
+
+    Raises:
+        UnknownName, ParameterError: there is no such setting, or it cannot have this value.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        cpus: Collection[int] | None = None,
+        timeout: float = OBSERVATION_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.config = _checked(config)
+        given = self.config
+        self.interface = given["interface"](*given["interface_args"], **given["interface_kwargs"])
+        self.action_space = self.interface.get_action_space()
+        self.default_action = np.asarray(self.interface.get_default_action(), self.action_space.dtype)
+        self._device_space: Any = self.interface.get_observation_space()
+        self._kept = given["act_buf_len"] if given["act_in_obs"] else 0
+        self.observation_space = spaces.Tuple((*self._device_space.spaces, *[self.action_space] * self._kept))
+        self.times = StepTimes()
+        """How long steps took, and which were late."""
+        self._actions = deque([self.default_action] * self._kept, maxlen=self._kept)
+        duration = given["time_step_duration"]
+        elasticity = duration * given["time_step_timeout_factor"]
+        self._steps = ElasticClock(duration, given["start_obs_capture"], elasticity)
+        self._averages = MovingAverages(given["benchmark_polyak"])
+        self._clock, self._sleep, self._cpus = clock, sleep, cpus
+        self._timeout = timeout
+        self._thread: _Background | None = None
+        self._is_running = self._is_paused = self._is_closed = False
+        self._step = 0
+        self._began = self._returned = 0.0  # when the last control went out, and when the caller got its observation
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode: (observation, info). The device gets its default action."""
+        super().reset(seed=seed)
+        self._prepare()
+        if self.config["reset_act_buf"]:
+            self._actions.extend([self.default_action] * self._kept)
+        else:
+            self._actions.append(self.default_action)
+        obs, info = self._reset_interface(seed, options)
+        self._step = 0
+        if self.config["real_time"]:
+            self._send(self.default_action)
+            self._steps.begin_anew(self._clock())
+            self._begin_capture()
+        self._returned = self._clock()
+        self._is_paused = False
+        return self._observation(obs), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Wait for the end of the current time step, send the action: (obs, reward, terminated, truncated, info).
+
+        The observation is that of the step which is over; its last part is `action` itself.
+
+        Raises:
+            ParameterError: it was not reset, or is closed.
+            MemoireTimeout: the interface gave no observation in time.
+        """
+        if self._is_closed or not (self._is_running or not self.config["real_time"]):
+            raise ParameterError("step", "called before reset", "called between reset and close")
+        called = self._clock()
+        self._averages.add("inference_duration", called - self._returned)
+        control = np.array(action, self.action_space.dtype)
+        self._step += 1
+        self._actions.append(control)
+        found = self._real_time(control, called) if self.config["real_time"] else self._by_turns(control)
+        terminated = bool(found.is_done)
+        truncated = not terminated and self._step >= self.config["ep_max_length"]
+        if (terminated or truncated) and self.config["wait_on_done"]:
+            self.pause()
+        self._returned = self._clock()
+        self._averages.add("step_duration", self._returned - called)
+        return self._observation(found.obs), found.reward, terminated, truncated, found.info
+
+    def pause(self) -> None:
+        """Have the device wait in its place until the next step, which is then not late by the policy's fault."""
+        self._is_paused = True
+        self.interface.wait()
+
+    wait = pause
+
+    def render(self) -> Any:
+        """What the interface's `render` gives."""
+        return self.interface.render()
+
+    def benchmarks(self) -> Mapping[str, tuple[float, float] | None]:
+        """(moving average, mean deviation) in seconds of each of `step_clock.DURATIONS`.
+
+        Raises:
+            ParameterError: "benchmark" is not set.
+        """
+        if not self.config["benchmark"]:
+            raise ParameterError("benchmark", False, "True in the environment's config, for benchmarks()")
+        return self._averages.rows()
+
+    def close(self) -> None:
+        """Have the device do its default action, and end the thread. Closing again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._thread is not None:
+                self._thread.close()
+        finally:
+            self.interface.wait()
+
+    # ------------------------------------------------------------------------------------------------- time steps
+
+    def _real_time(self, control: Any, called: float) -> _Captured:
+        """The observation of the step that is over; the next one has begun with this control."""
+        found = self._captured()
+        self._averages.add("join_duration", self._clock() - called)
+        self._sleep_until(self._steps.end)
+        now = self._clock()
+        cause = cause_of(self._steps, self._returned, called, now, is_paused=self._is_paused)
+        self._is_paused = False
+        self._averages.add("time_step_duration", now - self._began)
+        is_in_time = self._steps.begin_next(now)
+        self.times.add(now - self._began, cause, is_in_time)
+        if not is_in_time and cause != "pause":
+            _log.warning("a time step was %.3f s too long: %s is slow", now - self._steps.begin, cause)
+        self._send(control)
+        self._begin_capture()
+        return found
+
+    def _by_turns(self, control: Any) -> _Captured:
+        """What the control led to: the device is watched only during steps."""
+        self._send(control)
+        self._steps.begin_anew(self._began)
+        found = self._capture()
+        self._sleep_until(self._steps.end)
+        return found
+
+    def _send(self, control: Any) -> None:
+        self._began = self._clock()
+        self.interface.send_control(control)
+        self._averages.add("send_control_duration", self._clock() - self._began)
+
+    def _begin_capture(self) -> None:
+        self._is_running = True
+        if self._thread is not None:
+            self._thread.start(self._capture)
+
+    def _captured(self) -> _Captured:
+        """The observation of the current step, as soon as it is taken."""
+        self._is_running = False
+        found = self._capture() if self._thread is None else self._thread.result(self._timeout)
+        self._averages.add("retrieve_obs_duration", found.seconds)
+        return found
+
+    def _capture(self) -> _Captured:
+        self._sleep_until(self._steps.capture_at)
+        began = self._clock()
+        obs, reward, is_done, info = self._read()
+        return _Captured(obs, reward, bool(is_done), info, self._clock() - began)
+
+    def _read(self) -> tuple[Any, Any, Any, dict[str, Any]]:
+        newer = getattr(self.interface, "get_obs_rew_terminated_info", None)
+        read: Any = self.interface.get_obs_rew_done_info if newer is None else newer
+        found: tuple[Any, Any, Any, dict[str, Any]] = read()
+        return found
+
+    def _sleep_until(self, at: float) -> None:
+        left = at - self._clock()
+        if left > 0.0:
+            self._sleep(left)
+
+    # ---------------------------------------------------------------------------------------------- observations
+
+    def _prepare(self) -> None:
+        """End the step that is under way, and make what the first reset needs."""
+        if self._is_closed:
+            raise ParameterError("reset", "called after close", "called before close")
+        if self._is_running:
+            self._captured()
+        if self._thread is None and self.config["async_threading"] and self.config["real_time"]:
+            if self._cpus is not None:
+                pin(self._cpus)
+            self._thread = _Background(self._cpus)
+
+    def _reset_interface(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """(observations, info) of the device; interfaces of either form."""
+        reset: Any = self.interface.reset
+        found = reset(seed=seed, options=options) if _takes(reset, "seed") else reset()
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+            return found
+        return found, {}
+
+    def _observation(self, obs: Any) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = observation_in(self._device_space, obs)
+        return (*found, *self._actions)
+
+
+class _Background:
+    """A thread that takes one observation after the other.
+
+    Args:
+        cpus: Processors that it runs on; None leaves that to the system.
+    """
+
+    def __init__(self, cpus: Collection[int] | None) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], _Captured] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Captured | BaseException] = queue.SimpleQueue()
+        self._cpus = cpus
+        # A daemon: an interface that hangs does not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="memoire-real-time", daemon=True)
+        self._thread.start()
+
+    def start(self, job: Callable[[], _Captured]) -> None:
+        self._jobs.put(job)
+
+    def result(self, timeout: float) -> _Captured:
+        """What the job gave, or its error."""
+        try:
+            found = self._results.get(timeout=timeout)
+        except queue.Empty:
+            raise MemoireTimeout("observation", "the interface", timeout, ADVICE) from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        if self._cpus is not None:
+            pin(self._cpus)
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._results.put(job())
+            except BaseException as error:  # handed to whoever waits
+                self._results.put(error)
+
+
+def pin(cpus: Collection[int]) -> None:
+    """Have the calling thread run on these processors only.
+
+    Raises:
+        ParameterError: there are no such processors for this process, or the system cannot do so.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ParameterError("cpus", cpus, "None on this system, which cannot bind threads to processors")
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (OSError, ValueError, TypeError) as error:
+        usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise ParameterError("cpus", cpus, f"some of this process's processors ({usable})") from error
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings, those that were not given by their defaults."""
+    refuse_unknown("RealTimeEnv config", config, DEFAULTS)
+    found = {**DEFAULTS, **config}
+    if not callable(found["interface"]) or found["interface"] is RealTimeInterface:
+        raise ParameterError("interface", found["interface"], "a class of your own with RealTimeInterface's methods")
+    ranges = {
+        "time_step_duration": (0.0, math.inf), "start_obs_capture": (0.0, math.inf),
+        "time_step_timeout_factor": (0.0, math.inf), "ep_max_length": (1, math.inf), "benchmark_polyak": (0.0, 1.0),
+    }  # fmt: skip
+    for name, (low, high) in ranges.items():
+        if not isinstance(found[name], int | float) or not low <= found[name] <= high:
+            raise ParameterError(name, found[name], f"a number from {low:g} to {high:g}")
+    if not isinstance(found["act_buf_len"], int) or found["act_buf_len"] < 0:
+        raise ParameterError("act_buf_len", found["act_buf_len"], "a whole number from 0")
+    return found
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _missing(interface: RealTimeInterface, method: str) -> WrongType:
+    kind = type(interface).__name__
+    return WrongType(f"{kind}.{method}", "a method of your own", "none", f"Write `def {method}(self, ...)` in {kind}.")

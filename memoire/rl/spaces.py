@@ -1,0 +1,86 @@
+"""Observations in the dtypes and shapes of their spaces, nested as they are: tuples, dictionaries, arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from memoire.errors import EntryError
+
+
+def float32_space(space: Space[Any]) -> Space[Any]:
+    """The space with float32 in place of float64, in each of its parts."""
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple(tuple(float32_space(part) for part in space.spaces))
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: float32_space(part) for name, part in space.spaces.items()})
+    return space
+
+
+def observation_in(space: Space[Any], value: Any, where: str = "obs") -> Any:
+    """An observation as its space has it: bare numbers become arrays of the space's shape and dtype, lists tuples.
+
+    Arrays that fit are handed on and not copied. What is no Box, Tuple or Dict stays as it is.
+
+    Raises:
+        EntryError: a part has another shape, or parts are missing; names the part.
+    """
+    if isinstance(space, spaces.Box):
+        return _array_in(space, value, where)
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise _misfit(where, f"{len(space.spaces)} parts", value)
+        parts = zip(space.spaces, value, strict=True)
+        return tuple(observation_in(part, each, f"{where}[{place}]") for place, (part, each) in enumerate(parts))
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            raise _misfit(where, f"parts called {', '.join(space.spaces)}", value)
+        return {name: observation_in(part, value[name], f"{where}[{name!r}]") for name, part in space.spaces.items()}
+    return value
+
+
+def default_action(env: Any) -> Any:
+    """What a device does while nobody acts: `default_action` of the environment, else zeros of its Box, else 0.
+
+    For a vector of environments it is one such action for each.
+    """
+    inner = getattr(env, "unwrapped", env)
+    found = getattr(inner, "default_action", None)
+    if found is not None:
+        return found
+    return _rest(env.action_space)
+
+
+def _rest(space: Space[Any]) -> Any:
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype)
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rest(part) for part in space.spaces)
+    if isinstance(space, spaces.Dict):
+        return {name: _rest(part) for name, part in space.spaces.items()}
+    return 0
+
+
+def _array_in(space: spaces.Box, value: Any, where: str) -> Any:
+    try:
+        array = np.asarray(value)
+        fitting = array if array.shape == space.shape else array.reshape(space.shape)
+        return fitting if fitting.dtype == space.dtype else fitting.astype(space.dtype)
+    except (TypeError, ValueError) as error:
+        raise _misfit(where, f"numbers of shape {space.shape}", value) from error
+
+
+def _misfit(where: str, expected: str, value: Any) -> EntryError:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        received = f"an array of shape {shape}"
+    else:
+        received = f"{type(value).__name__}" + (f" of {len(value)} parts" if hasattr(value, "__len__") else "")
+    return EntryError(where, expected, received, "Have the environment return what its observation_space says.")

@@ -1,0 +1,130 @@
+"""When each time step of a device begins and ends, and what became of them. Pure: the time is passed in.
+
+    begin: the control goes out ─── capture: the observation is taken ─── end: the next step begins
+
+A step that is late by at most `timeout` does not move the clock. A later one begins it anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+CAUSES: Final = ("policy", "environment", "pause")
+"""Who made a step late: who computes the action; the device, or the machine that waited for it; a break."""
+LATE_SHARE: Final = 0.1
+"""A control that goes out later than this share of a time step after its time is late."""
+PAUSE_STEPS: Final = 10.0
+"""Time steps. Who was away for longer than that made a break, and did not compute an action."""
+EDGES: Final = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
+"""Seconds: upper ends of the histogram's bins; one more bin has the rest."""
+DURATIONS: Final = (
+    "time_step_duration", "step_duration", "join_duration", "inference_duration", "send_control_duration",
+    "retrieve_obs_duration",
+)  # fmt: skip
+"""What is averaged: from control to control; all of `step`, and its wait for the observation; what lies between two of
+them; the two calls of the interface."""
+
+
+class ElasticClock:
+    """The times of the current step, in seconds of the caller's clock.
+
+    Args:
+        duration: Of a step.
+        capture: From the begin of a step until its observation is taken.
+        timeout: Seconds that a step may be late before the clock begins anew.
+    """
+
+    def __init__(self, duration: float, capture: float, timeout: float) -> None:
+        self.duration, self._capture, self._timeout = duration, capture, timeout
+        self.begin = self.capture_at = self.end = 0.0
+
+    def begin_anew(self, now: float) -> None:
+        """A step begins now, whenever the last one ended."""
+        self.begin, self.capture_at, self.end = now, now + self._capture, now + self.duration
+
+    def begin_next(self, now: float) -> bool:
+        """A step begins where the last one ended, if that is not too long ago; False if the clock begins anew."""
+        is_in_time = now < self.end + self._timeout
+        self.begin_anew(self.end if is_in_time else now)
+        return is_in_time
+
+
+@dataclass
+class StepTimes:
+    """How long steps took, and which were late."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    """Sum of all time steps, from control to control, without those after a pause."""
+    late: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    """Late steps by cause."""
+    timeouts: int = 0
+    """Late steps after which the clock began anew."""
+    counts: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
+    """Time steps by their length: bins that end at EDGES, and one for longer ones."""
+
+    def add(self, seconds: float, cause: str, is_in_time: bool) -> None:
+        """A time step of this length is over; its cause is "" unless it was late."""
+        if cause != "pause":
+            self.steps += 1
+            self.seconds += seconds
+            self.counts[bisect_left(EDGES, seconds)] += 1
+        if cause:
+            self.late[cause] += 1
+            self.timeouts += not is_in_time
+
+    @property
+    def late_share(self) -> float:
+        """Share of steps that the policy or the environment made late."""
+        return (self.late["policy"] + self.late["environment"]) / self.steps if self.steps else 0.0
+
+    def figures(self) -> dict[str, float]:
+        """All of it by name, for a logger."""
+        late = {f"late_steps_{cause}": float(count) for cause, count in self.late.items()}
+        mean = self.seconds / self.steps if self.steps else 0.0
+        return {"real_time_steps": float(self.steps), "step_seconds": mean, "late_share": self.late_share} | late
+
+
+def cause_of(clock: ElasticClock, returned: float, called: float, began: float, *, is_paused: bool) -> str:
+    """Why the step that begins now is late; "" if it is not.
+
+    Args:
+        clock: With the times of the step that is over.
+        returned: When the caller had the last observation.
+        called: When it came back with an action.
+        began: When that action's control goes out.
+        is_paused: Whether a break was announced.
+    """
+    latest = clock.end + LATE_SHARE * clock.duration
+    if began <= latest:
+        return ""
+    if called <= latest:
+        return "environment"
+    is_away = is_paused or called - returned > PAUSE_STEPS * clock.duration
+    return "pause" if is_away else "policy"
+
+
+class MovingAverages:
+    """Moving averages of durations, and of how far they lie from these.
+
+    Args:
+        share: Of the newest value in the average.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._averages: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        """One more duration."""
+        average, deviation = self._averages.get(name, (seconds, 0.0))
+        difference = seconds - average
+        deviation += self._share * (abs(difference) - deviation)
+        self._averages[name] = average + self._share * difference, deviation
+
+    def rows(self) -> Mapping[str, tuple[float, float] | None]:
+        """(average, mean deviation) in seconds by name; None where nothing came."""
+        return {name: self._averages.get(name) for name in DURATIONS}

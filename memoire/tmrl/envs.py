@@ -1,0 +1,54 @@
+"""Environments as pipelines want them: made by id, observations in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import gymnasium
+
+from memoire.rl.spaces import default_action, float32_space, observation_in
+
+from . import rtgym
+
+
+class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment by its id, for workers and trainers alike. Nothing moves before `reset`.
+
+    Numbers and arrays of float64 in observations become float32, in the shape that the space says. Environments that
+    return (obs, reward, done, info) or only an observation at `reset` are adapted.
+
+    Args:
+        id: As `gymnasium.make` takes it. The ids "real-time-gym-v0" and "-v1" are `memoire.rl.RealTimeEnv`, unless
+            somebody else has registered them.
+        gym_kwargs: What else `gymnasium.make` takes, such as {"config": my_config}.
+    """
+
+    def __init__(self, id: str = "real-time-gym-v0", gym_kwargs: Mapping[str, Any] | None = None) -> None:
+        rtgym.register()
+        options = {"disable_env_checker": True, **(gym_kwargs or {})}
+        super().__init__(gymnasium.make(rtgym.newest(id), **options))
+        self.observation_space = float32_space(self.env.observation_space)
+
+    @property
+    def default_action(self) -> Any:
+        """What the device does while nobody acts."""
+        return default_action(self.env)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """(observation, info)."""
+        found: Any = self.env.reset(seed=seed, options=options)
+        is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+        obs, info = found if is_pair else (found, {})
+        return observation_in(self.observation_space, obs), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """(observation, reward, terminated, truncated, info)."""
+        found: Any = self.env.step(action)
+        if len(found) == 4:
+            obs, reward, done, info = found
+            truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+            terminated = bool(done) and not truncated
+        else:
+            obs, reward, terminated, truncated, info = found
+        return observation_in(self.observation_space, obs), reward, terminated, truncated, info

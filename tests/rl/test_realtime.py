@@ -1,0 +1,382 @@
+"""An environment under a clock: steps end on time, late ones are counted by cause, a device is never left moving."""
+
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from memoire.errors import MemoireTimeout, ParameterError, UnknownName, WrongType
+from memoire.rl import realtime
+from memoire.rl.drone import DummyDrone
+from memoire.rl.realtime import DEFAULTS, RealTimeEnv, RealTimeInterface
+from memoire.rl.step_clock import EDGES, ElasticClock, MovingAverages, StepTimes, cause_of
+
+
+class Virtual:
+    """A clock that goes on only when somebody waits."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Arm(RealTimeInterface):
+    """Notes what it is told, and when; its observation is the number of its reads."""
+
+    def __init__(self, clock=time.monotonic, slow=None, broken_at=None):
+        self.clock, self.slow, self.broken_at = clock, slow or (lambda read: None), broken_at
+        self.sent, self.read_at, self.threads = [], [], set()
+
+    def get_observation_space(self):
+        return spaces.Tuple((spaces.Box(-1e6, 1e6, (1,), np.float32), spaces.Box(-1e6, 1e6, (2,), np.float32)))
+
+    def get_action_space(self):
+        return spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def get_default_action(self):
+        return np.zeros(1, np.float32)
+
+    def send_control(self, control):
+        self.sent.append((round(self.clock(), 6), float(control[0])))
+
+    def reset(self):
+        return [-1.0, [0, 0]]
+
+    def get_obs_rew_done_info(self):
+        self.read_at.append(round(self.clock(), 6))
+        self.threads.add(threading.current_thread().name)
+        self.slow(len(self.read_at))
+        if len(self.read_at) == self.broken_at:
+            raise OSError("the cable is out")
+        return [float(len(self.read_at)), [1, 2]], 0.5, False, {"reads": len(self.read_at)}
+
+
+def virtual(**config):
+    clock = Virtual()
+    slow = config.pop("slow", None)
+    made = {"interface": Arm, "interface_kwargs": {"clock": clock, "slow": slow and (lambda n: slow(clock, n))}}
+    env = RealTimeEnv({**made, "async_threading": False, **config}, clock=clock, sleep=clock.sleep)
+    return env, clock, env.interface
+
+
+def test_steps_follow_each_other_without_a_gap_and_controls_go_out_at_their_begin():
+    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1)
+    env.reset()
+    for action in (1.0, 2.0, -1.0):
+        clock.now += 0.07  # the policy computes
+        env.step(np.array([action]))
+    assert arm.sent == [(100.0, 0.0), (100.1, 1.0), (100.2, 2.0), (100.3, -1.0)]
+    assert arm.read_at == [100.1, 100.2, 100.3]
+    assert env.times.steps == 3 and sum(env.times.late.values()) == 0
+    assert math.isclose(env.times.figures()["step_seconds"], 0.1)
+
+
+def test_the_observation_is_of_the_step_that_is_over_and_holds_the_newest_action():
+    env, *_ = virtual(act_buf_len=3)
+    obs, info = env.reset()
+    assert info == {}
+    assert [part.tolist() for part in obs] == [[-1.0], [0.0, 0.0], [0.0], [0.0], [0.0]]
+    assert env.observation_space.contains(obs)
+    env.step([1.0])
+    obs, reward, terminated, truncated, info = env.step(np.float64([1.5]))
+    assert [part.tolist() for part in obs] == [[2.0], [1.0, 2.0], [0.0], [1.0], [1.5]]
+    assert (reward, terminated, truncated, info) == (0.5, False, False, {"reads": 2})
+    assert all(part.dtype == np.float32 for part in obs)
+
+
+def test_the_action_buffer_is_filled_anew_or_goes_on_with_the_default_action():
+    for is_reset, expected in ((True, [0.0, 0.0, 0.0]), (False, [1.0, 2.0, 0.0])):
+        env, *_ = virtual(act_buf_len=3, reset_act_buf=is_reset)
+        env.reset()
+        env.step([1.0])
+        env.step([2.0])
+        obs, _ = env.reset()
+        assert [float(part[0]) for part in obs[2:]] == expected
+
+
+def test_actions_may_be_left_out_of_observations():
+    env, *_ = virtual(act_in_obs=False, act_buf_len=3)
+    assert len(env.observation_space.spaces) == len(env.reset()[0]) == 2
+
+
+def test_an_action_is_kept_as_it_was_though_the_caller_writes_into_its_array():
+    env, *_ = virtual(act_buf_len=2)
+    env.reset()
+    action = np.ones(1, np.float32)
+    env.step(action)
+    action[:] = 2.0
+    assert [float(part[0]) for part in env.step(action)[0][2:]] == [1.0, 2.0]
+
+
+def test_episodes_end_after_their_longest_length_and_by_the_interface():
+    env, _, arm = virtual(ep_max_length=3)
+    env.reset()
+    assert [env.step([0.0])[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+    env.reset()
+    arm.get_obs_rew_done_info = lambda: ([0.0, [0, 0]], np.float32(1), np.bool_(True), {})
+    assert env.step([0.0])[2:4] == (True, False)
+
+
+def test_a_slow_policy_is_made_up_for_within_the_elasticity():
+    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, time_step_timeout_factor=1.0)
+    env.reset()
+    clock.now += 0.15
+    env.step([1.0])
+    env.step([1.0])
+    assert [at for at, _ in arm.sent] == [100.0, 100.15, 100.2]
+    assert env.times.late == {"policy": 1, "environment": 0, "pause": 0} and env.times.timeouts == 0
+
+
+def test_beyond_the_elasticity_the_clock_begins_anew_and_says_so(caplog):
+    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, time_step_timeout_factor=0.5)
+    env.reset()
+    clock.now += 0.17
+    env.step([1.0])
+    env.step([1.0])
+    assert [at for at, _ in arm.sent] == [100.0, 100.17, 100.27]
+    assert env.times.timeouts == 1 and "policy is slow" in caplog.text
+
+
+def test_a_slow_device_is_told_from_a_slow_policy():
+    env, _, _ = virtual(
+        time_step_duration=0.1, start_obs_capture=0.1, slow=lambda clock, read: clock.sleep(0.05 * (read == 2))
+    )
+    env.reset()
+    for _ in range(4):
+        env.step([0.0])
+    assert env.times.late == {"policy": 0, "environment": 1, "pause": 0}
+    assert env.times.late_share == 0.25
+
+
+def test_breaks_are_no_fault_of_the_policy_and_no_step():
+    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1)
+    env.reset()
+    env.unwrapped.wait()  # as Real-Time Gym calls it
+    clock.now += 0.5
+    env.step([1.0])
+    clock.now += 1.5  # nobody said so, but no policy computes for 15 steps
+    env.step([1.0])
+    assert env.times.late == {"policy": 0, "environment": 0, "pause": 2}
+    assert env.times.steps == 0 and env.times.late_share == 0.0
+    assert [value for _, value in arm.sent] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_wait_on_done_has_the_device_wait():
+    env, _, arm = virtual(ep_max_length=1, wait_on_done=True)
+    env.reset()
+    env.step([1.0])
+    assert [value for _, value in arm.sent] == [0.0, 1.0, 0.0]
+
+
+def test_by_turns_an_observation_shows_what_the_action_led_to():
+    env, clock, arm = virtual(real_time=False, time_step_duration=0.1, start_obs_capture=0.05)
+    env.reset()
+    clock.now += 7.0
+    env.step([1.0])
+    assert (arm.sent, arm.read_at, round(clock.now, 6)) == ([(107.0, 1.0)], [107.05], 107.1)
+
+
+def test_benchmarks_have_the_names_of_real_time_gym():
+    env, clock, _ = virtual(benchmark=True, benchmark_polyak=0.5, time_step_duration=0.1, start_obs_capture=0.1)
+    env.reset()
+    for seconds in (0.02, 0.04):
+        clock.now += seconds
+        env.step([0.0])
+    rows = env.benchmarks()
+    assert set(rows) == {
+        "time_step_duration", "step_duration", "join_duration", "inference_duration", "send_control_duration",
+        "retrieve_obs_duration",
+    }  # fmt: skip
+    assert rows["inference_duration"] == pytest.approx((0.03, 0.01))
+    assert rows["time_step_duration"] == pytest.approx((0.1, 0.0))
+    with pytest.raises(ParameterError, match="benchmark must be True"):
+        virtual()[0].benchmarks()
+
+
+def test_durations_of_which_none_came_are_none():
+    assert set(MovingAverages(0.1).rows().values()) == {None}
+
+
+def test_the_histogram_has_a_bin_for_each_length():
+    times = StepTimes()
+    for seconds in (0.0, EDGES[0], 0.05, 99.0):
+        times.add(seconds, "", True)
+    assert times.counts[0] == 2 and times.counts[EDGES.index(0.05)] == 1 and times.counts[-1] == 1
+
+
+def test_a_control_within_a_tenth_of_a_step_is_not_late():
+    clock = ElasticClock(0.1, 0.1, 0.1)
+    clock.begin_anew(0.0)
+    assert cause_of(clock, 0.0, 0.1, 0.1099, is_paused=False) == ""
+    assert cause_of(clock, 0.0, 0.1, 0.111, is_paused=False) == "environment"
+    assert cause_of(clock, 0.0, 0.111, 0.111, is_paused=False) == "policy"
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ({"time_step": 0.1}, UnknownName, "takes no 'time_step'. Did you mean 'time_step_duration'"),
+        ({"time_step_duration": -1}, ParameterError, "time_step_duration must be a number from 0"),
+        ({"act_buf_len": 1.5}, ParameterError, "act_buf_len must be a whole number from 0"),
+        ({"interface": RealTimeInterface}, ParameterError, "interface must be a class of your own"),
+        ({"ep_max_length": "long"}, ParameterError, "ep_max_length must be a number from 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(config, error, text):
+    with pytest.raises(error, match=text):
+        RealTimeEnv({"interface": Arm, **config})
+
+
+def test_all_settings_of_real_time_gym_are_known():
+    seed = {"interface", "time_step_duration", "start_obs_capture", "time_step_timeout_factor", "ep_max_length",
+            "act_buf_len", "reset_act_buf", "benchmark", "benchmark_polyak"}  # fmt: skip
+    assert seed | {"wait_on_done", "act_in_obs", "interface_kwargs"} <= set(DEFAULTS)
+
+
+@pytest.mark.parametrize("method", ["get_observation_space", "get_action_space", "get_default_action", "reset",
+                                    "get_obs_rew_done_info"])  # fmt: skip
+def test_a_method_that_is_missing_is_named(method):
+    class Half(RealTimeInterface):
+        pass
+
+    with pytest.raises(WrongType, match=f"Half.{method} must be a method of your own"):
+        getattr(Half(), method)()
+
+
+def test_steps_come_between_reset_and_close():
+    env, *_ = virtual()
+    with pytest.raises(ParameterError, match="step must be called between reset and close"):
+        env.step([0.0])
+    env.reset()
+    env.close()
+    env.close()
+    with pytest.raises(ParameterError, match="step must be called between reset and close"):
+        env.step([0.0])
+    with pytest.raises(ParameterError, match="reset must be called before close"):
+        env.reset()
+
+
+def test_an_interface_of_the_newer_form_is_taken():
+    class Newer(Arm):
+        get_obs_rew_done_info = None
+
+        def reset(self, seed=None, options=None):
+            return [-1.0, [0, 0]], {"seed": seed}
+
+        def get_obs_rew_terminated_info(self):
+            return [7.0, [0, 0]], 1.0, True, {}
+
+    env = RealTimeEnv(
+        {"interface": Newer, "async_threading": False, "time_step_duration": 0.0, "start_obs_capture": 0.0}
+    )
+    assert env.reset(seed=5)[1] == {"seed": 5}
+    assert env.step([0.0])[2:4] == (True, False)
+
+
+def real(timeout=30.0, **config):
+    settings = {"interface": Arm, "time_step_duration": 0.02, "start_obs_capture": 0.02, **config}
+    return RealTimeEnv(settings, timeout=timeout)
+
+
+def test_one_real_second_has_as_many_steps_as_fit_into_it():
+    with real() as env:
+        env.reset()
+        began = time.monotonic()
+        for _ in range(50):
+            env.step([0.5])
+        seconds = time.monotonic() - began
+        assert env.interface.threads == {"memoire-real-time"}
+    # However busy the machine is, the clock does not run fast; that it is not slow is said of an idle machine only.
+    assert seconds >= 0.99
+    assert env.times.steps + env.times.late["pause"] == 50
+    assert env.interface.sent[-1][1] == 0.0  # what it does after close
+
+
+def test_observations_are_taken_at_their_time_though_the_policy_is_late():
+    with real(time_step_duration=0.05, start_obs_capture=0.01) as env:
+        env.reset()
+        time.sleep(0.2)
+        called = time.monotonic()
+        env.step([1.0])
+        assert env.interface.read_at[0] < called - 0.05
+
+
+def test_what_the_interface_raises_reaches_the_caller_and_the_device_rests():
+    with pytest.raises(OSError, match="the cable is out"), real(interface_kwargs={"broken_at": 2}) as env:
+        env.reset()
+        for _ in range(3):
+            env.step([1.0])
+    assert env.interface.sent[-1][1] == 0.0
+
+
+def test_an_interface_that_hangs_ends_in_an_error():
+    hung = threading.Event()
+    env = real(timeout=0.05, interface_kwargs={"slow": lambda read: hung.wait(30)})
+    env.reset()
+    with pytest.raises(MemoireTimeout, match="no observation from the interface"):
+        env.step([1.0])
+    hung.set()
+    env.close()
+
+
+def test_processors_are_chosen_or_refused():
+    import os
+
+    before = os.sched_getaffinity(0)
+    try:
+        cpu = min(before)
+        env = RealTimeEnv({"interface": Arm, "time_step_duration": 0.001, "start_obs_capture": 0.001}, cpus=[cpu])
+        env.reset()
+        assert os.sched_getaffinity(0) == {cpu}
+        env.close()
+        with pytest.raises(ParameterError, match="cpus must be some of this process's processors"):
+            realtime.pin([100_000])
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def slow_position(commands, delay, at, step=1e-4):
+    """Integrates velocities in small steps."""
+    place, now = np.zeros(2), 0.0
+    while now < at - 1e-9:
+        current = [velocity for begin, velocity in commands if begin + delay <= now + 1e-9]
+        place = np.clip(place + step * np.clip(current[-1] if current else (0.0, 0.0), -2, 2), -1, 1)
+        now += step
+    return place
+
+
+def test_a_drone_moves_as_its_late_commands_say():
+    clock = Virtual()
+    clock.now = 0.0
+    drone = DummyDrone(delays=(0.03, 0.03), clock=clock)
+    commands = [(0.0, (1.0, -1.0)), (0.1, (5.0, 0.5)), (0.4, (-1.0, 0.0)), (0.9, (0.0, 0.0))]
+    for at, velocity in commands:
+        clock.now = at
+        drone.send_control(*velocity)
+        seen = drone.get_observation()
+        assert seen == pytest.approx(
+            slow_position(commands[: commands.index((at, velocity)) + 1], 0.03, at - 0.03), abs=1e-3
+        )
+    clock.now = 2.0
+    assert drone.get_observation() == pytest.approx(slow_position(commands, 0.03, 1.97), abs=1e-3)
+    assert drone.get_observation()[0] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_drone_has_delays_between_its_bounds():
+    clock = Virtual()
+    clock.now = 0.0
+    drone = DummyDrone(seed=1, clock=clock)
+    drone.send_control(1.0, 0.0)
+    clock.now = 0.5
+    seen = [drone.get_observation()[0] for _ in range(200)]
+    assert min(seen) >= 0.5 - 0.1 - 1e-9 and max(seen) <= 0.5 - 0.04 + 1e-9 and len(set(seen)) > 100
+    with pytest.raises(ParameterError, match="delays must be"):
+        DummyDrone(delays=(0.05, 0.02))
