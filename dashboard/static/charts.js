@@ -114,7 +114,7 @@ function optionsOf({format, sync, zoom, top, height, plot}, lines, x, extras, re
       x: {time: false, range: (chart, low, high) => chart.extras?.range ?? (low === high ? [low - 1, high + 1] : [low, high])},
       y: {range: (chart, low, high) => spanOf(low, high, top, chart.extras?.goal ?? extras.goal, format)},
     },
-    padding: [12, 14, 0, 4],
+    padding: [12, 27, 0, 4], // half of a time with its seconds is beyond the last tick
     cursor: {sync: sync ? {key: sync} : undefined, drag: {x: true, y: false, setScale: !zoom}, points: {size: 7, width: 1.5}, dataIdx: nearest},
     legend: {show: false},
     series: [{}, ...lines.flatMap(seriesOf)],
@@ -265,7 +265,8 @@ function figuresOf(title, {x, lines, extras}, format, axis) {
   const chosen = x.map((_, at) => at).filter((at) => (x.length - 1 - at) % size === 0).reverse();
   const head = h("tr", h("th", {scope: "col"}, axis.name), lines.map(({name}) => h("th.number", {scope: "col"}, name)));
   const body = chosen.map((at) => h("tr", h("td", axis.show(x[at])), lines.map(({values}) => h("td.number", format(values[at] ?? null)))));
-  return [extras.marks.length > 0 && h("ul.marked", extras.marks.slice(-TABLE_ROWS).map((mark) => h("li", `${axis.show(mark.x)}: ${mark.text}`))),
+  return [isSet(extras.goal) && h("p", `Goal: ${format(extras.goal)}`),
+    extras.marks.length > 0 && h("ul.marked", extras.marks.slice(-TABLE_ROWS).map((mark) => h("li", `${axis.show(mark.x)}: ${mark.text}`))),
     h("div.scroll", {tabindex: "0", role: "region", "aria-label": `${title}: figures`},
       h("table", h("caption.hidden-text", title), h("thead", head), h("tbody", body)))];
 }

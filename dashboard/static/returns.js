@@ -85,6 +85,7 @@ export function makeReturns({state, change, stream, signal, height}) {
       choice("Over", overs, state.over ?? "steps", (over) => change({over})));
   }
 
+  if (!stream.newest) stream.addEventListener("overview", refresh, {once: true, signal}); // it has the goal
   const made = {element: chart.element, refresh, values: []};
   return made;
 }

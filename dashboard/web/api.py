@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import http
 import random
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -183,13 +184,13 @@ class Api:
         offset: Offset = 0,
         limit: Limit = 100,
     ) -> Response:
-        """A page of the actors of this run. `text` is looked for in id, label and host; rows without the figure that
-        they are sorted by come last.
+        """A page of the actors of this run. `text` is looked for in name, id, label and host. Rows without the figure
+        that they are sorted by come last. By `label` they are in the order of their names, if they have some.
         """
         rows = self._aggregator.actors()
         chosen = [row for row in rows if _matches(row, state, text.lower(), home, table)]
         with_it = [row for row in chosen if getattr(row, sort) is not None]
-        with_it.sort(key=lambda row: (getattr(row, sort), row.client), reverse=order == "down")
+        with_it.sort(key=lambda row: (_rank(row, sort), row.client), reverse=order == "down")
         chosen = with_it + [row for row in chosen if getattr(row, sort) is None]
         return _json(ActorPage(len(rows), len(chosen), chosen[offset : offset + limit]))
 
@@ -441,6 +442,14 @@ def _matches(row: ActorRow, state: str | None, text: str, home: str, table: str)
     if state not in (None, row.state) or home not in ("", row.home) or table not in ("", row.table):
         return False
     return not text or any(text in each for each in (row.name.lower(), row.client, row.label, row.host.lower()))
+
+
+def _rank(row: ActorRow, by: str) -> Any:
+    """What a row is sorted by: by `label`, the name that is shown, in which "actor-10" comes behind "actor-9"."""
+    if by != "label":
+        return getattr(row, by)
+    texts = re.split(r"(\d+)", row.name or row.label)
+    return [int(text) if at % 2 else text for at, text in enumerate(texts)]
 
 
 def _json(value: Any, status: int = 200) -> Response:

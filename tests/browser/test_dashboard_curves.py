@@ -92,6 +92,7 @@ def test_figures_and_marks_of_a_chart_are_there_for_those_who_do_not_see_it(brow
         figure = chart(page, "Return of episodes")
         figure.get_by_text("Figures as a table").click()
         figure.get_by_text("proxy-1 does not answer.").wait_for()
+        figure.get_by_text("Goal: 60").wait_for()
         assert figure.locator("tbody tr").count() > 20
         figure.locator(".plot").focus()
         page.keyboard.press("ArrowLeft")

@@ -297,6 +297,21 @@ def test_a_dashboard_ends_at_once_though_somebody_listens(small):
 # ------------------------------------------------------------------------------------------------------- actors, logs
 
 
+def test_actors_are_in_the_order_of_their_names_and_of_the_numbers_in_them(shared_cluster):
+    server = shared_cluster.server(name="named", run="n")
+    names = ["actor-2", "actor-10", "actor-9", "b"]
+    for name in names:
+        record(client := shared_cluster.client(server, name=name), episodes=1, length=20)
+        client.update(100.0)
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages) as board:
+
+        def by_name(order):
+            return [row["name"] for row in get(board, f"/api/actors?sort=label&order={order}")["rows"]]
+
+        until(lambda: by_name("up") == ["actor-2", "actor-9", "actor-10", "b"])
+        assert by_name("down") == by_name("up")[::-1]
+
+
 def test_actors_are_sorted_filtered_and_paged_with_honest_totals(small):
     _, clients, board = small
     page = get(board, "/api/actors?sort=episodes&order=down&limit=2")

@@ -175,7 +175,7 @@ function openOne(root, id, stream, signal) {
   });
 }
 
-function about({actor, facts: told}) {
+function about({actor}) {
   const main = facts([
     ["state", h(`span.state.${actor.state}`, actor.state)],
     ["id", h("span.mono", actor.client)],
@@ -200,16 +200,17 @@ function about({actor, facts: told}) {
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
   return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),
-    h("section.card", h("h2", "What it sent"), ways),
-    h("section.card", h("h2", "What its server knows"), plainFacts(told)));
+    h("section.card", h("h2", "What it sent"), ways));
 }
 
-function tables({homes, episodes}) {
+function tables({homes, episodes, facts: told}) {
   return [
     h("h2", "Newest episodes"),
     episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes.slice(0, NEWEST))) : empty("It has not ended an episode yet."),
-    h("h2", "Its account at each server"),
-    homes.length ? accounts(homes) : empty("No server has an account of it."),
+    h("h2", "All that servers say of it"),
+    h("div.folds",
+      h("details", h("summary", "What its server knows"), plainFacts(told)),
+      h("details", h("summary", "Its account at each server"), homes.length ? accounts(homes) : empty("No server has an account of it."))),
   ];
 }
 

@@ -157,7 +157,7 @@ function tilesOf({totals, rates, freshness, tables}) {
     {name: "caches", label: "Caches", value: count(totals.accepted_caches), rest: `${figure(rates.caches)} / s`, curve: "caches_per_second"},
     {name: "samples", term: "drawn", label: "Samples drawn", value: `${figure(rates.samples)} / s`, rest: `${figure(rates.batches)} batches / s`, curve: "samples_per_second"},
     {name: "samples_per_step", term: "samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: asked ? `${figure(asked)} asked for` : "no limit set", curve: "samples_per_insert"},
-    {name: "sample_age", term: "age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 below ${duration(freshness.age_p90)}`,
+    {name: "sample_age", term: "age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 < ${duration(freshness.age_p90)}`,
       curve: "sample_age_median"},
   ];
 }
