@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -64,18 +64,20 @@ OPTIONAL: Final = frozenset({"inference"})
 """Roles that a cluster can do without: keys that were made before there were such nodes have none for them."""
 
 
-def check(keys: str, tokens: str, folder: Path, say: Say = print) -> int:
+def check(keys: str, tokens: str, folder: Path, required: Collection[str] = (), say: Say = print) -> int:
     """Look at Secrets that somebody gave, as they are mounted: own.pub of each role in FOLDER/ROLE, and the tokens in
     FOLDER/tokens. The exit status: 1 where something cannot be used, with a line for each such thing.
 
     Args:
         keys: What the keys' Secrets begin with; "" looks at none.
         tokens: Name of the Secret with tokens; "" looks at none.
+        required: Those of the `OPTIONAL` roles that have nodes.
         say: Takes a line for each Secret; never with anything secret.
     """
     faults = 0
     for role in ROLES if keys else ():
-        faults += _tell(f"secret/{keys}-{role}", functools.partial(_mounted_key, role, folder / role), say)
+        may_miss = role in OPTIONAL and role not in required
+        faults += _tell(f"secret/{keys}-{role}", functools.partial(_mounted_key, role, folder / role, may_miss), say)
     if tokens:
         faults += _tell(f"secret/{tokens}", functools.partial(_mounted_tokens, folder / "tokens"), say)
     return 1 if faults else 0
@@ -91,9 +93,9 @@ def _tell(where: str, look: Callable[[str], str], say: Say) -> bool:
     return False
 
 
-def _mounted_key(role: str, folder: Path, where: str) -> str:
+def _mounted_key(role: str, folder: Path, may_miss: bool, where: str) -> str:
     files = _texts(folder)
-    if not files and role in OPTIONAL:
+    if not files and may_miss:
         return f"is not there: no node of this role, {role}, can run with these keys"
     if not files:
         advice = "Make the keys in this namespace: `memoire keys new --kubernetes NAME | kubectl apply -f -`."

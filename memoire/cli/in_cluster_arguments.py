@@ -39,6 +39,14 @@ def add_to(actions: Commands) -> None:
     )
     looked.add_argument("folder", metavar="FOLDER", type=Path, help="where they are mounted")
     _add_names(looked)
+    looked.add_argument(
+        "--require",
+        metavar="ROLE",
+        action="append",
+        default=[],
+        choices=["inference"],
+        help="a role whose Secret may be missing otherwise: inference",
+    )
     looked.set_defaults(command=_check)
 
 
@@ -58,4 +66,4 @@ def _make(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace) -> int:
     from . import in_cluster
 
-    return in_cluster.check(given.secrets, given.tokens, given.folder)
+    return in_cluster.check(given.secrets, given.tokens, given.folder, frozenset(given.require))

@@ -95,7 +95,7 @@ def test_pods_are_restricted_as_pod_security_asks(values):
             said = container["securityContext"]
             assert said["allowPrivilegeEscalation"] is False and said["capabilities"] == {"drop": ["ALL"]}, name
             assert "privileged" not in said and "runAsUser" not in said, name
-            assert said["readOnlyRootFilesystem"] is (container["name"] not in ("actor", "learner")), name
+            assert said["readOnlyRootFilesystem"] is (container["name"] not in ("actor", "learner", "inference")), name
             assert not any("hostPort" in port for port in container.get("ports", ())), name
 
 
@@ -421,7 +421,7 @@ def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
         for one in containers(spec):
             mounted = {mount["name"] for mount in one["volumeMounts"] if mount.get("readOnly")}
             assert ("keys" in mounted) == (role is not None), name
-            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor", "drain", "check")), (
+            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor", "ask", "drain", "check")), (
                 name
             )  # a program without pages
     assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with the server in it is a server
@@ -501,7 +501,7 @@ def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(v
             expected = {"startupProbe": start, "livenessProbe": kept, "readinessProbe": sent}
             sleeps = one.get("command") == ["sleep", "infinity"]
             assert probed(one) == (expected if shows_pages and not sleeps else {}), (name, one["name"])
-            assert shows_pages or one["name"] in ("actor", "learner", "doctor", "drain", "keys", "check"), (
+            assert shows_pages or one["name"] in ("actor", "learner", "doctor", "ask", "drain", "keys", "check"), (
                 name,
                 one["name"],
             )
@@ -540,7 +540,9 @@ def test_a_proxy_that_goes_waits_until_nobody_is_sent_to_it_and_then_has_time_to
 
     for values in CASES:
         if values != DIAGNOSTIC:
-            assert held(values=values) == {"proxy": {"preStop": {"sleep": {"seconds": 5}}}}, values
+            made = kinds(render(values=values))
+            behind = {"proxy", *("inference" for kind, name in made if kind == "Deployment" and "-inference" in name)}
+            assert held(values=values) == dict.fromkeys(behind, {"preStop": {"sleep": {"seconds": 5}}}), values
     assert held(values=FULL, kubernetes="1.30.0") == held(values=FULL)
     assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # it knows no such action yet
     grace = {name.partition("/")[2]: spec.get("terminationGracePeriodSeconds") for name, spec, _ in

@@ -2,11 +2,9 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 import memoire
 from chartkit import (
@@ -18,6 +16,7 @@ from chartkit import (
     halves,
     helms,
     kinds,
+    notes,
     of,
     pods,
     refusal,
@@ -43,23 +42,6 @@ def container(name, **how):
     """A container by its name, among all Pods that are made."""
     (found,) = [one for _, spec, _ in pods(render(**how)) for one in containers(spec) if one["name"] == name]
     return found
-
-
-def notes(tmp_path, *sets, values=None):
-    """What Helm prints at the end of an installation."""
-    shown = tmp_path / "memoire"
-    shutil.rmtree(shown, ignore_errors=True)
-    shutil.copytree(CHART, shown)
-    written = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    made = (
-        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
-    )
-    (shown / "templates" / "notes.yaml").write_text(
-        '{{ define "notes" }}' + written + "{{ end }}" + made, encoding="utf-8"
-    )
-    return of(
-        [each for each in yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets, values=values)) if each], "Notes"
-    )["text"]
 
 
 # --------------------------------------------------------------------------------------------------------- what there is
@@ -177,7 +159,24 @@ def test_every_process_that_people_look_for_is_called_after_its_pod():
 
 
 def hooks(objects):
-    return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == HOOK]
+    return [
+        each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook", "").startswith(HOOK)
+    ]
+
+
+def test_what_an_interrupted_installation_leaves_goes_when_the_release_is_uninstalled():
+    """Helm then removes the account's objects before it makes them, and again when it has made them."""
+    when = {each["kind"]: each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks(render())}
+    also = [kind for kind, said in when.items() if "post-delete" in said.split(",")]
+    assert sorted(also) == ["NetworkPolicy", "Role", "RoleBinding", "ServiceAccount"] and when["Job"] == HOOK
+    assert of(render(), "Job", "memoire-keys")["spec"]["ttlSecondsAfterFinished"] == 3600
+
+
+def test_a_secret_of_inference_nodes_has_to_be_there_if_there_are_such_nodes():
+    nodes = ("inference.enabled=true", "inference.image.repository=rl/node")
+    words = container("check", sets=(*GIVEN, *nodes))["args"]
+    assert main.parser().parse_args(words).require == ["inference"]
+    assert "--require" not in " ".join(container("check", sets=GIVEN)["args"])
 
 
 def test_every_pod_has_keys_and_tokens_that_a_hook_makes():

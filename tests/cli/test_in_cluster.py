@@ -513,6 +513,8 @@ def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys)
     shutil.rmtree(mounted / "inference")
     status, said = check(mounted, capsys)
     assert status == 0 and "secret/k-inference: is not there: no node of this role" in said
+    status, said = check(mounted, capsys, "--require=inference")
+    assert status == 1 and "secret/k-inference" in said and "memoire keys new --kubernetes" in said
 
 
 def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):

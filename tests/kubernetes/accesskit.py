@@ -41,6 +41,13 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
+ASK = """
+import json, memoire, numpy, sys
+inputs, outputs = {"obs": (numpy.float32, (4,))}, {"action": numpy.int64, "value": numpy.float32}
+with memoire.RemotePolicy(sys.argv[1], inputs, outputs, timeout=20.0, keys=sys.argv[2]) as policy:
+    pending = policy.ask({"obs": numpy.zeros((3, 4), numpy.float32)})
+    print(json.dumps([pending.result()["action"].tolist(), pending.version]))
+"""
 GET = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1])
@@ -52,7 +59,7 @@ except urllib.error.HTTPError as error:
     print(error.code)
 """
 CLIENT = {"memoire.io/client": "true"}
-PORTS = (5560, 5561, 5562, 8080, 8081, 8265)
+PORTS = (5560, 5561, 5562, 5570, 8080, 8081, 8265)
 """On which anything of memoire listens."""
 
 
@@ -106,6 +113,7 @@ class Visitor:
         return self._kubectl("exec", self.name, "--", *words, check=check, timeout=150.0)
 
     def python(self, program, *words):
+        """What a program printed."""
         return self.do("python3", "-c", program, *words).strip()
 
     def reaches(self):
@@ -128,6 +136,10 @@ class Visitor:
     def is_let_in(self, keys=None):
         """Whether a client with these keys gets through to the cluster."""
         return self.python(CONNECT, self.release.endpoint, *([f"/keys/{keys}"] if keys else [])) == "welcome"
+
+    def asks(self, address, keys):
+        """(actions, version of the weights) that an inference node gives for three rows."""
+        return json.loads(self.python(ASK, address, f"/keys/{keys}"))
 
     def gets(self, url, token=None):
         """Status of a page."""
@@ -206,7 +218,8 @@ def taken_up(release, folder, named):
 def spread(release):
     """Make the Secrets what the folder of keys is, and wait until all Pods have them."""
     release.apply_keys()
-    taken_up(release, "/etc/memoire/keys", {each: f"{KEYS}-{each}" for each in ("server", "proxy", "learner", "actor")})
+    roles = [role for role in ("server", "proxy", "learner", "actor", "inference") if release.pods(role)]
+    taken_up(release, "/etc/memoire/keys", {role: f"{KEYS}-{role}" for role in roles})
 
 
 def replace_tokens(release):

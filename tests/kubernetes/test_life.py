@@ -13,6 +13,7 @@ import time
 import nodekit
 import pytest
 from accesskit import CLIENT, Visitor, is_refused, replace_key, replace_tokens, strangers_keys
+from inferencekit import WithInference
 from kubekit import Release, memoire, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
@@ -20,9 +21,13 @@ RECOVERED: dict[str, float] = {}
 """Seconds from a kill until everything was ready and had gone on, by kind of Pod."""
 
 
+class Life(WithInference, Release):
+    """The demo, and an inference node that acts as its learner has learned."""
+
+
 @pytest.fixture(scope="module")
 def release():
-    with Release() as made:
+    with Life() as made:
         # Whatever no policy of the chart's allows is cut off.
         made.apply(
             "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny-all}, "
@@ -39,11 +44,18 @@ def progress(release):
 
 
 def test_everything_is_ready_under_restricted_pod_security_and_a_default_deny(release):
-    for component, count in (("server", 2), ("proxy", 2), ("dashboard", 1), ("learner", 1), ("actor", 2)):
+    for component, count in (
+        ("server", 2),
+        ("proxy", 2),
+        ("dashboard", 1),
+        ("learner", 1),
+        ("actor", 2),
+        ("inference", 1),
+    ):
         until(lambda component=component, count=count: release.are_ready(component, count), 60.0, component)
 
 
-def test_a_cache_goes_there_and_back(release):
+def test_a_cache_goes_there_and_back_and_the_inference_node_answers_a_row(release):
     release.helm("test", release.name, "--timeout", "200s")
 
 
@@ -62,9 +74,9 @@ def test_dashboard_and_metrics_answer_through_their_services(release):
         lambda: (seen := release.overview())["totals"]["steps"] > 0 and seen, 60.0, "steps on the dashboard"
     )
     assert {node["state"] for node in overview["nodes"]} == {"up"}
-    assert len(overview["nodes"]) == 4
-    pod = release.pods("server")[0]
-    assert "memoire_steps_total" in release.page(pod, "/metrics", port=8081)
+    assert sorted(node["role"] for node in overview["nodes"]) == ["inference", *["proxy"] * 2, *["server"] * 2]
+    for component, figure in (("server", "memoire_steps_total"), ("inference", "memoire_inference_rows_total")):
+        assert figure in release.page(release.pods(component)[0], "/metrics", port=8081)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +92,17 @@ def strangers(release):
 
 def test_policies_let_labelled_pods_reach_the_proxies_and_nobody_anything_else(strangers):
     stranger, friend = strangers
-    everybody = {"dashboard": {8265}, "server": set(), "proxy": set(), "learner": set(), "actor": set()}
+    closed = dict.fromkeys(("server", "proxy", "learner", "actor", "inference"), set())
+    everybody = {"dashboard": {8265}, **closed}
     assert stranger.reaches() == everybody
-    assert friend.reaches() == {**everybody, "proxy": {5560, 5561, 5562}}
+    assert friend.reaches() == {**everybody, "proxy": {5560, 5561, 5562}, "inference": {5570}}
+
+
+def test_an_actor_without_the_network_acts_by_the_newest_one(release, strangers):
+    _, friend = strangers
+    actions, version = friend.asks(release.inference, "former-actor")
+    assert len(actions) == 3 and set(actions) <= {0, 1} and version >= 1
+    until(lambda: friend.asks(release.inference, "former-actor")[1] > version, 60.0, "a newer network")
 
 
 def test_who_has_no_key_of_the_cluster_gets_nowhere_and_is_counted(release, strangers):

@@ -3,9 +3,10 @@
 """
 
 import os
+import subprocess
 
 import pytest
-from kubekit import CHART, NAMESPACE, Release, run
+from kubekit import CHART, HELM, NAMESPACE, Release, run, until
 
 from registrykit import registry
 
@@ -33,3 +34,21 @@ def test_another_helm_installs_tests_changes_and_uninstalls_it(tmp_path):
         release.helm("rollback", release.name, "1", "--wait", "--timeout", "100s")
         assert release.are_ready("dashboard", 1)
         release.uninstall()
+
+
+def test_what_an_interrupted_installation_leaves_goes_when_it_is_uninstalled():
+    with Release(f"{NAMESPACE}-cut") as release:
+
+        def left():
+            kinds = "serviceaccounts,roles,rolebindings,networkpolicies"
+            return {each for each in release.kubectl("get", kinds, "-o", "name").split() if each.endswith("-keys")}
+
+        command = [HELM, "-n", release.namespace, "install", release.name, str(CHART), "--set", "image.tag=none"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        job = f"job.batch/{release.full}-keys"
+        until(lambda: job in release.kubectl("get", "jobs", "-o", "name").split(), 60.0, "the hook has begun")
+        process.kill()
+        process.wait(10.0)
+        assert len(left()) == 4
+        release.helm("uninstall", release.name, "--wait", "--timeout", "60s")
+        until(lambda: not left(), 30.0, "nothing of the account that makes keys")

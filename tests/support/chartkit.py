@@ -77,6 +77,23 @@ def refusal(*sets, values=None):
     return err
 
 
+def notes(tmp_path, *sets, values=None):
+    """What Helm prints at the end of an installation."""
+    shown = tmp_path / "memoire"
+    shutil.rmtree(shown, ignore_errors=True)
+    shutil.copytree(CHART, shown)
+    written = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    made = (
+        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
+    )
+    (shown / "templates" / "notes.yaml").write_text(
+        '{{ define "notes" }}' + written + "{{ end }}" + made, encoding="utf-8"
+    )
+    return of(
+        [each for each in yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets, values=values)) if each], "Notes"
+    )["text"]
+
+
 def of(objects, kind, name=None):
     """The only object of a kind, or of a kind and name."""
     found = [each for each in objects if each["kind"] == kind and name in (None, each["metadata"]["name"])]
@@ -151,7 +168,7 @@ def halves(policies):
                     f"{peer} {port['protocol']}/{port.get('port', 'any')}"
                     for rule in each["spec"].get(half, ())
                     for peer in map(_peer, rule.get(peers) or [{}])
-                    for port in rule["ports"]
+                    for port in rule.get("ports", [{"protocol": "any"}])
                 )
     return found
 

@@ -137,6 +137,11 @@ cache-limit: 32
 {{- printf "tcp://%s.%s.svc:5560" (include "memoire.fullname" .) .Release.Namespace -}}
 {{- end }}
 
+{{/* Where actors ask for actions. */}}
+{{- define "memoire.inference" -}}
+{{- printf "tcp://%s-inference.%s.svc:5570" (include "memoire.fullname" .) .Release.Namespace -}}
+{{- end }}
+
 {{/* The name of the StatefulSet whose Pods are the servers: the learner's, where that embeds one. */}}
 {{- define "memoire.servers.name" -}}
 {{- printf "%s-%s" (include "memoire.fullname" .) (ternary "learner" "server" .Values.learner.embedsServer) -}}

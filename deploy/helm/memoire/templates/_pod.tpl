@@ -172,6 +172,13 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
+{{/* A Pod behind a Service waits before it ends: until everybody knows that it goes, new clients are still sent to it. */}}
+{{- define "memoire.lingers" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}
+lifecycle: {preStop: {sleep: {seconds: 5}}}
+{{- end -}}
+{{- end }}
+
 {{/* Keys and tokens as files. A Secret that is missing keeps the Pod waiting, and its events say which. Takes (dict "root" $
 "keys" <whether it has keys> "tokens" <whether it opens pages>). */}}
 {{- define "memoire.secretMounts" -}}

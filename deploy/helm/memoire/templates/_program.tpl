@@ -1,7 +1,7 @@
 {{/*
 A container with a program of the user's: a learner or an actor. It is told where to connect and where its keys are by
 its environment. Takes (dict "root" $ "name" "actor" "values" <its values> "endpoint" <address> "env" <list>
-"mounts" <list> "server" <whether it takes clients itself>).
+"mounts" <list> "server" <whether it takes clients itself> "ports" <list of more of them>).
 */}}
 {{- define "memoire.program" -}}
 {{- $root := .root -}}
@@ -21,6 +21,9 @@ args:
 {{- if (include "memoire.keys" $root) }}
 {{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
 {{- end }}
+{{- if and $root.Values.inference.enabled (ne .name "inference") }}
+{{- $env = append $env (dict "name" "MEMOIRE_INFERENCE" "value" (include "memoire.inference" $root)) }}
+{{- end }}
 {{- if or $values.pages .server }}
 {{- $env = concat $env (list (dict "name" "MEMOIRE_HTTP" "value" "*:8080") (dict "name" "MEMOIRE_PROBES" "value" "*:8081")) }}
 {{- if (include "memoire.tokens" $root) }}
@@ -29,7 +32,7 @@ args:
 {{- end }}
 env:
   {{- include "memoire.env" (concat $env (default list .env) $values.extraEnv) | nindent 2 }}
-{{- $ports := concat (ternary (include "memoire.ports" . | fromYamlArray) list (default false .server)) (ternary (include "memoire.pagePorts" . | fromYamlArray) list (or $values.pages (default false .server))) }}
+{{- $ports := concat (default list .ports) (ternary (include "memoire.ports" . | fromYamlArray) list (default false .server)) (ternary (include "memoire.pagePorts" . | fromYamlArray) list (or $values.pages (default false .server))) }}
 {{- with $ports }}
 ports:
   {{- toYaml . | nindent 2 }}
@@ -60,4 +63,15 @@ volumeMounts:
 {{- with mergeOverwrite $probes $values.probes }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* What tells a Pod of several learners which one it is, as torchrun tells processes. Takes (dict "root" $ "replicas" 2 "isJob" false
+"first" <host name of the first Pod>). */}}
+{{- define "memoire.ranks" -}}
+{{- $index := ternary "batch.kubernetes.io/job-completion-index" "apps.kubernetes.io/pod-index" .isJob -}}
+- {name: RANK, valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ $index }}']"}}}
+- {name: LOCAL_RANK, value: "0"}
+- {name: WORLD_SIZE, value: {{ .replicas | quote }}}
+- {name: MASTER_ADDR, value: "{{ .first }}.{{ .root.Release.Namespace }}.svc"}
+- {name: MASTER_PORT, value: "29500"}
 {{- end }}

@@ -64,6 +64,9 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if and $learner.enabled $learner.pages (not $learner.embedsServer) -}}
 {{- $nodes = append $nodes (printf "dns:%s-learner.%s.svc:8080" (include "memoire.fullname" .) .Release.Namespace) -}}
 {{- end -}}
+{{- if and .Values.inference.enabled .Values.inference.pages -}}
+{{- $nodes = append $nodes (printf "dns:%s-inference-nodes.%s.svc:8080" (include "memoire.fullname" .) .Release.Namespace) -}}
+{{- end -}}
 {{- $said := dict "nodes" (concat $nodes $v.nodes) "listen" "*:8265" "probes" "*:8081" -}}
 {{- if include "memoire.tokens" . }}{{ $_ := set $said "token-file" "/etc/memoire/tokens/dashboard" }}{{ $_ := set $said "node-token-file" "/etc/memoire/tokens/nodes" }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "history" "/var/lib/memoire/history.db" }}{{ end -}}
@@ -85,7 +88,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if kindIs "invalid" $servers }}{{ $servers = ternary $learner.replicas (ternary .Values.server.replicas 0 .Values.server.enabled) $learner.embedsServer }}{{ end -}}
 {{- if $servers }}{{ $_ := set $said "expected-servers" (int64 $servers) }}{{ end -}}
 {{- $proxies := $v.expectedProxies -}}
-{{- if kindIs "invalid" $proxies }}{{ $proxies = ternary .Values.proxy.autoscaling.minReplicas .Values.proxy.replicas .Values.proxy.autoscaling.enabled }}{{ end -}}
+{{- if kindIs "invalid" $proxies }}{{ $proxies = include "memoire.replicas.least" .Values.proxy }}{{ end -}}
 {{- if $proxies }}{{ $_ := set $said "expected-proxies" (int64 $proxies) }}{{ end -}}
 {{- if $v.goalSteps }}{{ $_ := set $said "goal-steps" (int64 $v.goalSteps) }}{{ end -}}
 {{- if $v.goalEpisodes }}{{ $_ := set $said "goal-episodes" (int64 $v.goalEpisodes) }}{{ end -}}

@@ -41,7 +41,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- $asked := dict "server" $server "proxy" $proxy "dashboard" (include "memoire.resources.dashboard" . | fromYaml) "server.drain" $v.server.drain.resources "learner" $v.learner.resources "actors" $v.actors.resources "actors.relay" $v.actors.relay.resources "demo" $v.demo.resources "test" $v.test.resources "security.hooks" $v.security.hooks.resources -}}
+{{- $asked := dict "server" $server "proxy" $proxy "dashboard" (include "memoire.resources.dashboard" . | fromYaml) "server.drain" $v.server.drain.resources "learner" $v.learner.resources "actors" $v.actors.resources "inference" $v.inference.resources "actors.relay" $v.actors.relay.resources "demo" $v.demo.resources "test" $v.test.resources "security.hooks" $v.security.hooks.resources -}}
 {{- range $name, $resources := $asked -}}
 {{- $resources = default dict $resources -}}
 {{- $limits := default dict $resources.limits -}}
@@ -55,31 +55,32 @@
 {{- end -}}
 {{- end -}}
 
-{{- with $v.proxy.autoscaling -}}
-{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
-{{- $wrong = append $wrong (printf "proxy.autoscaling.minReplicas is %d, above maxReplicas %d" (int .minReplicas) (int .maxReplicas)) -}}
+{{- range $name, $resources := dict "proxy" $proxy "inference" (default dict $v.inference.resources) -}}
+{{- $scaling := (get $v $name).autoscaling -}}
+{{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.minReplicas is %d, above maxReplicas %d" $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
 {{- end -}}
-{{- $more := ternary "keda.triggers" "metrics" .keda.enabled -}}
-{{- if and .enabled (not .targetCPU) (not (ternary .keda.triggers .metrics .keda.enabled)) -}}
-{{- $wrong = append $wrong (printf "proxy.autoscaling has neither targetCPU nor %s: nothing would ever change" $more) -}}
+{{- $more := ternary "keda.triggers" "metrics" $scaling.keda.enabled -}}
+{{- if and $scaling.enabled (not $scaling.targetCPU) (not (ternary $scaling.keda.triggers $scaling.metrics $scaling.keda.enabled)) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling has neither targetCPU nor %s: nothing would ever change" $name $more) -}}
 {{- end -}}
-{{- if and .keda.enabled (not .enabled) -}}
-{{- $wrong = append $wrong "proxy.autoscaling.keda.enabled is true: set proxy.autoscaling.enabled=true, too" -}}
+{{- if and $scaling.keda.enabled (not $scaling.enabled) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.keda.enabled is true: set %s.autoscaling.enabled=true, too" $name $name) -}}
 {{- end -}}
-{{- if and .keda.enabled .metrics -}}
-{{- $wrong = append $wrong "proxy.autoscaling.metrics are of a HorizontalPodAutoscaler, and proxy.autoscaling.keda.enabled makes none: write them as proxy.autoscaling.keda.triggers" -}}
+{{- if and $scaling.keda.enabled $scaling.metrics -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.metrics are of a HorizontalPodAutoscaler, and %s.autoscaling.keda.enabled makes none: write them as %s.autoscaling.keda.triggers" $name $name $name) -}}
 {{- end -}}
-{{- range .keda.triggers -}}
-{{- if and (has .type (list "cpu" "memory")) (eq (len $v.proxy.autoscaling.keda.triggers) 1) -}}
-{{- $wrong = append $wrong "proxy.autoscaling.keda.triggers has only cpu or memory, which KEDA takes no fallback for: that is what a HorizontalPodAutoscaler does (targetCPU and metrics, without keda)" -}}
+{{- range $scaling.keda.triggers -}}
+{{- if and (has .type (list "cpu" "memory")) (eq (len $scaling.keda.triggers) 1) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.keda.triggers has only cpu or memory, which KEDA takes no fallback for: that is what a HorizontalPodAutoscaler does (targetCPU and metrics, without keda)" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .enabled .targetCPU (not (default dict $proxy.requests).cpu) (not (default dict $proxy.limits).cpu) -}}
-{{- $wrong = append $wrong "proxy.autoscaling.targetCPU is per cent of the requested CPU: set proxy.resources.requests.cpu" -}}
+{{- if and $scaling.enabled $scaling.targetCPU (not (default dict $resources.requests).cpu) (not (default dict $resources.limits).cpu) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.targetCPU is per cent of the requested CPU: set %s.resources.requests.cpu" $name $name) -}}
 {{- end -}}
 {{- end -}}
 
-{{- range $name := list "learner" "actors" -}}
+{{- range $name := list "learner" "actors" "inference" -}}
 {{- $their := get $v $name -}}
 {{- if and $their.enabled (not $their.image.repository) -}}
 {{- $wrong = append $wrong (printf "%s.enabled is true: set %s.image.repository (and tag) to an image with your program" $name $name) -}}
@@ -88,6 +89,14 @@
 
 {{- if and $v.actors.pages $v.actors.relay.enabled -}}
 {{- $wrong = append $wrong "actors.pages and actors.relay.enabled are both true, and a Pod has the pages' ports once: set one of them to false" -}}
+{{- end -}}
+
+{{- if and $v.inference.enabled (eq (toString $v.inference.rollingUpdate.maxUnavailable) "0") (eq (toString $v.inference.rollingUpdate.maxSurge) "0") -}}
+{{- $wrong = append $wrong "inference.rollingUpdate has maxUnavailable 0 and maxSurge 0, so no Pod could ever be replaced: set one of them to 1" -}}
+{{- end -}}
+
+{{- if and (eq $v.learner.kind "Job") (or $v.learner.embedsServer $v.learner.persistence.enabled) -}}
+{{- $wrong = append $wrong "learner.kind is Job, whose Pods have no lasting names and volumes: set learner.kind=StatefulSet for learner.embedsServer and learner.persistence" -}}
 {{- end -}}
 
 {{- if and $v.dashboard.httpRoute.enabled (not $v.dashboard.httpRoute.parentRefs) -}}

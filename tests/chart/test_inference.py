@@ -1,0 +1,239 @@
+"""Inference nodes in the chart, and learners that are ranks of one: rendered, and run where a program can be."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import memoire
+from chartkit import CHART, INSECURE, ROOT, connects, halves, kinds, notes, of, pods, refusal, render
+from memoire.cli import main
+
+VALUES = CHART / "ci" / "inference-values.yaml"
+PPO = ROOT / "deploy" / "examples" / "gpu-ppo.yaml"
+ON = ("inference.enabled=true", "inference.image.repository=rl/node")
+ADDRESS = "tcp://memoire-inference.rl.svc:5570"
+LEARNERS = (*INSECURE, "learner.enabled=true", "learner.image.repository=rl/learner")
+
+
+def settings(**how):
+    return json.loads(of(render(**how), "ConfigMap", "memoire")["data"]["memoire.json"])
+
+
+def pod(kind, name, **how):
+    return of(render(**how), kind, name)["spec"]["template"]["spec"]
+
+
+def variables(spec):
+    return {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+
+
+def test_there_are_none_unless_they_are_asked_for():
+    made = {name for _, name in kinds(render())}
+    assert not [name for name in made if name.endswith(("-inference", "-inference-nodes"))]
+    assert "inference" not in json.dumps(settings()) and "MEMOIRE_INFERENCE" not in json.dumps(render())
+
+
+def test_a_node_listens_with_its_own_keys_and_follows_the_models_at_the_proxies():
+    spec = pod("Deployment", "memoire-inference", values=VALUES)
+    (one,) = spec["containers"]
+    said = variables(spec)
+    assert said["MEMOIRE_LISTEN"] == "tcp://*:5570" and said["MEMOIRE_ENDPOINT"] == "tcp://memoire.rl.svc:5560"
+    assert said["MEMOIRE_KEYS"] == "/etc/memoire/keys" and said["MEMOIRE_HTTP"] == "*:8080"
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
+    assert secrets == {"keys": "memoire-keys-inference", "tokens": "memoire-tokens"}
+    ports = {port["name"]: port["containerPort"] for port in one["ports"]}
+    assert ports == {"inference": 5570, "http": 8080, "probes": 8081}
+    (server,) = pod("StatefulSet", "memoire-server", values=VALUES)["containers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert one[probe] == server[probe]
+    assert one["command"] == ["python", "node.py"] and one["name"] == "inference"  # Prometheus' job is called after it
+    assert one["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+
+
+def test_actors_and_learners_are_told_one_address_behind_which_only_ready_nodes_are():
+    for kind, name in (("Deployment", "memoire-actor"), ("StatefulSet", "memoire-learner")):
+        assert variables(pod(kind, name, sets=ON))["MEMOIRE_INFERENCE"] == ADDRESS
+    objects = render(sets=ON)
+    asked, each = (of(objects, "Service", f"memoire-inference{end}")["spec"] for end in ("", "-nodes"))
+    assert [port["port"] for port in asked["ports"]] == [5570] and "publishNotReadyAddresses" not in asked
+    assert each["clusterIP"] == "None" and each["publishNotReadyAddresses"] is True
+    assert asked["selector"] == each["selector"]
+    labels = of(objects, "Deployment", "memoire-inference")["spec"]["template"]["metadata"]["labels"]
+    assert asked["selector"].items() <= labels.items() and labels["memoire.io/client"] == "true"
+    assert "dns:memoire-inference-nodes.rl.svc:8080" in settings(sets=ON)["dashboard"]["nodes"]
+
+
+def test_without_pages_a_node_is_neither_probed_nor_watched():
+    without = (*ON, "inference.pages=false")
+    (one,) = pod("Deployment", "memoire-inference", sets=without)["containers"]
+    assert not [name for name in one if name.endswith("Probe")] and "MEMOIRE_HTTP" not in json.dumps(one)
+    assert ("Service", "memoire-inference-nodes") not in kinds(render(sets=without))
+    assert not [node for node in settings(sets=without)["dashboard"]["nodes"] if "inference" in node]
+
+
+PARTS = """
+import numpy as np
+inputs, outputs = {"obs": (np.float32, (4,))}, {"action": np.int64}
+def load(content):
+    return content[0]
+def function(columns, weights):
+    return {"action": np.full(len(columns["obs"]), weights)}
+"""
+
+
+def test_the_page_s_node_answers_under_the_variables_that_it_is_given_and_ends_in_order(tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"(?ms)^```python node\n(.*?)^```$", page)
+    schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
+    inputs, outputs = {"obs": (np.float32, (4,))}, {"action": np.int64}
+    with memoire.Server(f"ipc://{tmp_path}/server", schema) as server:
+        server.publish("policy", b"\1")
+        here = {"MEMOIRE_LISTEN": f"ipc://{tmp_path}/node", "MEMOIRE_ENDPOINT": server.endpoint,
+                "MEMOIRE_HTTP": "127.0.0.1:0", "MEMOIRE_PROBES": "127.0.0.1:0", "MEMOIRE_NAME": "node-x"}  # fmt: skip
+        assert here.keys() == variables(pod("Deployment", "memoire-inference", sets=(*INSECURE, *ON))).keys()
+        with subprocess.Popen([sys.executable, "-c", PARTS + code], env=os.environ | here) as process:
+            try:
+                with memoire.RemotePolicy(here["MEMOIRE_LISTEN"], inputs, outputs, timeout=60.0) as policy:
+                    answer = policy.act({"obs": np.zeros((2, 4), np.float32)})
+                process.terminate()
+                assert process.wait(20.0) == 0
+            finally:
+                process.kill()
+    assert answer["action"].tolist() == [1, 1]
+
+
+def test_helm_test_asks_a_node_for_a_row_beside_the_round_trip():
+    spec = of(render(values=VALUES), "Pod", "memoire-roundtrip")["spec"]
+    given = {one["name"]: main.parser().parse_args(one["args"]) for one in spec["containers"]}
+    assert given["doctor"].roundtrip and not given["doctor"].inference
+    assert given["ask"].inference and ADDRESS in json.dumps(vars(given["ask"]), default=str)
+    assert [one["env"] for one in spec["containers"]] == [[{"name": "MEMOIRE_KEYS", "value": "/etc/memoire/keys"}]] * 2
+
+
+def test_policies_let_clients_ask_and_nodes_fetch_and_nobody_else():
+    objects = render(values=VALUES)
+    labels = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
+    may_ask = {"actor", "learner", "test"}
+    for source in labels:
+        assert connects(objects, labels[source], labels["inference"], 5570) == (source in may_ask), source
+        assert connects(objects, labels[source], labels["inference"], 8080) == (source == "dashboard"), source
+    for port in (5560, 5561, 5562):
+        assert connects(objects, labels["inference"], labels["proxy"], port)
+        assert not connects(objects, labels["inference"], labels["server"], port)
+    found = halves(objects)
+    client, scraper = '{"memoire.io/client": "true"}', '{"kubernetes.io/metadata.name": "monitoring"}'
+    enters, leaves = found["inference"]
+    assert enters == {f"{client} TCP/5570", "dashboard TCP/8080", f"{scraper} TCP/8081"}
+    assert leaves == {*(f"proxy TCP/{port}" for port in (5560, 5561, 5562)), "anybody TCP/53", "anybody UDP/53"}
+    for source in may_ask:
+        assert "inference TCP/5570" in found[source][1]
+    more = (*ON, 'networkPolicy.clients=[{"ipBlock":{"cidr":"10.1.0.0/16"}}]')
+    assert "10.1.0.0/16 TCP/5570" in halves(render(sets=more))["inference"][0]
+    assert "inference" not in json.dumps([sorted(each[1]) for each in halves(render()).values()])
+
+
+def test_there_are_as_many_as_their_work_needs_by_cpu_rows_or_keda():
+    scaler = of(render(values=VALUES), "HorizontalPodAutoscaler", "memoire-inference")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "memoire-inference"
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 6)
+    by = {each["type"] for each in scaler["metrics"]}
+    assert by == {"Resource", "Pods"}
+    assert "replicas" not in of(render(values=VALUES), "Deployment", "memoire-inference")["spec"]
+    scaled = of(render(values=PPO), "ScaledObject", "memoire-inference")["spec"]
+    (trigger,) = scaled["triggers"]
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"memoire_\w+", trigger["metadata"]["query"])) <= set(re.findall(r"memoire_\w+", metrics))
+    assert scaled["fallback"]["replicas"] == 8 and scaled["scaleTargetRef"] == {"name": "memoire-inference"}
+    assert ("HorizontalPodAutoscaler", "memoire-inference") not in kinds(render(values=PPO))
+
+
+def test_a_budget_keeps_one_of_several_and_never_a_single_one():
+    assert ("PodDisruptionBudget", "memoire-inference") in kinds(render(values=VALUES))
+    assert ("PodDisruptionBudget", "memoire-inference") in kinds(render(sets=(*ON, "inference.replicas=2")))
+    assert ("PodDisruptionBudget", "memoire-inference") not in kinds(render(sets=ON))
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["inference.enabled=true"], "inference.image.repository"),
+        ([*ON, "inference.autoscaling.enabled=true"], "set inference.resources.requests.cpu"),
+        ([*ON, "inference.autoscaling.enabled=true", "inference.autoscaling.targetCPU=0"], "inference.autoscaling has"),
+        ([*ON, "inference.autoscaling.keda.enabled=true"], "set inference.autoscaling.enabled=true"),
+        ([*ON, 'inference.rollingUpdate={"maxUnavailable":0,"maxSurge":0}'], "no Pod could ever be replaced"),
+        ([*ON, 'inference.resources={"requests":{"cpu":2},"limits":{"cpu":1}}'], "inference.resources: the limit"),
+        ([*LEARNERS, "learner.kind=Job", "learner.persistence.enabled=true"], "learner.kind=StatefulSet"),
+        ([*ON, "inference.replica=2"], "replica"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_what_to_write_instead(sets, words):
+    assert words in refusal(*sets)
+
+
+def test_the_notes_say_where_nodes_answer_and_that_one_is_few(tmp_path):
+    said = notes(tmp_path, *ON)
+    assert ADDRESS in said and "there is one inference node" in said
+    assert "one inference node" not in notes(tmp_path, *ON, "inference.replicas=2")
+    assert "nference" not in notes(tmp_path)
+
+
+def test_learners_and_nodes_have_gpus_and_a_node_s_is_free_before_the_next_one_begins():
+    specs = {labels["app.kubernetes.io/component"]: spec for _, spec, labels in pods(render(values=PPO))}
+    for name, place in (("learner", "a100"), ("inference", "t4")):
+        (one,) = specs[name]["containers"]
+        assert one["resources"]["limits"]["nvidia.com/gpu"] == 1 and specs[name]["runtimeClassName"] == "nvidia"
+        assert specs[name]["nodeSelector"] == {"node.kubernetes.io/accelerator": place}
+    assert not [name for name in ("actor", "proxy") if "nvidia.com/gpu" in json.dumps(specs[name])]
+    strategy = of(render(values=PPO), "Deployment", "memoire-inference")["spec"]["strategy"]
+    assert strategy == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+
+
+# ---------------------------------------------------------------------------------------------- learners that are ranks
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_each_of_several_learners_knows_its_rank_and_where_the_first_one_is(kind):
+    several = (*LEARNERS, "learner.replicas=3", f"learner.kind={kind}")
+    (made,) = [each for each in render(sets=several) if each["kind"] == kind and "-learner" in each["metadata"]["name"]]
+    spec = made["spec"]["template"]["spec"]
+    said = {one["name"]: one for one in spec["containers"][0]["env"]}
+    label = "apps.kubernetes.io/pod-index" if kind == "StatefulSet" else "batch.kubernetes.io/job-completion-index"
+    assert said["RANK"]["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+    assert (said["WORLD_SIZE"]["value"], said["LOCAL_RANK"]["value"], said["MASTER_PORT"]["value"]) == (
+        "3",
+        "0",
+        "29500",
+    )
+    assert said["MASTER_ADDR"]["value"] == f"{made['metadata']['name']}-0.memoire-learner.rl.svc"
+    service = of(render(sets=several), "Service", "memoire-learner")["spec"]
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True
+    assert (spec.get("subdomain") or made["spec"]["serviceName"]) == "memoire-learner"
+
+
+def test_a_job_of_learners_ends_with_them_and_another_program_is_another_job():
+    def job(*more):
+        (made,) = [each for each in render(sets=(*LEARNERS, "learner.kind=Job", *more)) if each["kind"] == "Job"
+                   and each["metadata"]["name"].startswith("memoire-learner")]  # fmt: skip
+        return made
+
+    made = job("learner.replicas=2")
+    assert made["spec"]["completions"] == made["spec"]["parallelism"] == 2
+    assert made["spec"]["completionMode"] == "Indexed"
+    assert made["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+    names = {job(*more)["metadata"]["name"] for more in ((), ("learner.replicas=2",), ("learner.image.tag=2",))}
+    assert len(names) == 3 and made["metadata"]["name"] in names
+
+
+def test_one_learner_is_told_of_no_rank_and_only_ranks_reach_each_other():
+    assert "WORLD_SIZE" not in json.dumps(render(sets=LEARNERS))
+    for count, may in ((1, False), (2, True)):
+        objects = render(sets=(*LEARNERS, f"learner.replicas={count}"))
+        labels = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
+        assert connects(objects, labels["learner"], labels["learner"], 29500) is may
+        assert connects(objects, labels["learner"], labels["learner"], 40123) is may
+        assert not connects(objects, labels["server"], labels["learner"], 29500)
