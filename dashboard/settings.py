@@ -50,6 +50,8 @@ class Settings:
     """The same of servers, embedded ones among them."""
     expected_proxies: int = 0
     """The same of proxies."""
+    expected_inference: int = 0
+    """The same of inference nodes."""
     lost_after: float = 300.0
     """Seconds without a word after which a silent actor is shown as lost; never before `silent_after`."""
     stale_after: float = 1800.0
@@ -75,7 +77,7 @@ class Settings:
             raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
         if not self.lost_after > 0.0 or not self.stale_after > 0.0:
             raise ParameterError("lost_after, stale_after", (self.lost_after, self.stale_after), "seconds above 0")
-        for name in ("expected_actors", "expected_servers", "expected_proxies"):
+        for name in ("expected_actors", "expected_servers", "expected_proxies", "expected_inference"):
             if getattr(self, name) < 0:
                 raise ParameterError(f"--{name.replace('_', '-')}", getattr(self, name), "0 (nobody knows) or more")
         if self.goal_return is not None and not math.isfinite(self.goal_return):

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-PAGES = ("overview", "live", "learning", "runs", "memory", "actors", "nodes", "logs", "settings", "glossary")
+PAGES = (
+    "overview", "live", "learning", "lag", "inference", "starts", "runs", "memory", "actors", "nodes", "logs",
+    "settings", "glossary",
+)  # fmt: skip
 LISTS = ("actors", "nodes")
 """Pages of which the first thing in the list is looked at, too."""
 SIZES = {"desktop": (1360, 900), "phone": (390, 844), "wide": (1920, 1080)}

@@ -12,7 +12,7 @@ from memoire.dashboard.settings import Settings
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 
-from .answers import ActorRow, Actors, EpisodeRow
+from .answers import ActorLag, ActorRow, Actors, EpisodeRow
 from .history import HistoryPoint
 from .ledgers import KeptRun, ids_of
 from .node_state import NodeState
@@ -27,7 +27,33 @@ _OF_ACTOR = (
     "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
     "rejected_caches", "lost_caches", "received_bytes", "dropped_lines",
 )  # fmt: skip
+VERSION_SCALAR = "model_version"
+"""What an actor that gets its actions from an inference node says in place of models: their version."""
 _MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
+
+
+def acting_versions(facts: Mapping[str, Any], topics: Iterable[str]) -> dict[str, int]:
+    """The versions, by topic, of the models that an actor acts with, as its home says.
+
+    Args:
+        topics: Of all models that there are.
+    """
+    models = {str(topic): int(version) for topic, version in (facts.get("models") or {}).items()}
+    said, known = (facts.get("scalars") or {}).get(VERSION_SCALAR), list(topics)
+    return models | (dict.fromkeys(known, int(said)) if said is not None and len(known) == 1 else {})
+
+
+def behind(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """(version, versions behind the newest) of the model that an actor acts with; of several topics the most behind.
+    The newest one is that of the moment at which the actor said it: it may have followed since.
+    """
+    newest = facts.get("newest_models") or {}
+    acting = acting_versions(facts, newest)
+    known = [(newest[topic] - version, version) for topic, version in acting.items() if topic in newest]
+    if not known:
+        return max(acting.values(), default=None), None
+    lag, version = max(known)
+    return version, max(0, lag)
 
 
 class NewestModels:
@@ -137,6 +163,7 @@ class ActorList:
             facts = self.facts_of(client.hex())
             label, flags, count, total, skipped = (columns[name][place] for name in _MADE_OF)
             gained = columns["steps"][place] - before.get(client, 0) if now > then else 0
+            version, lag = behind(facts)
             rows.append(
                 ActorRow(
                     client=client.hex(),
@@ -150,6 +177,8 @@ class ActorList:
                     return_mean=total / count if count else None,
                     return_recent=self._returns.mean_of(client.hex()),
                     skipped_caches=skipped,
+                    model_version=version,
+                    model_lag=lag,
                     **{name: columns[name][place] for name in _OF_ACTOR},
                 )
             )
@@ -168,10 +197,18 @@ class ActorList:
         Args:
             versions: Of each topic, one that every actor should have by now.
         """
+        said = (acting_versions(facts, versions) for facts in self._active_facts(kept, now))
+        return sum(any(models.get(topic, version) < version for topic, version in versions.items()) for models in said)
+
+    def lag(self, kept: KeptRun, now: float) -> ActorLag | None:
+        """How far the active actors are behind the newest models; None if none of them says."""
+        known = [lag for facts in self._active_facts(kept, now) if (lag := behind(facts)[1]) is not None]
+        return ActorLag(len(known), sum(known) / len(known), max(known)) if known else None
+
+    def _active_facts(self, kept: KeptRun, now: float) -> list[dict[str, Any]]:
         rows = kept.clients()
         is_active = (rows["flags"] & 1 == 0) & (rows["last_seen"] >= now - self._settings.silent_after)
-        said = (self.facts_of(client.hex()).get("models") or {} for client in ids_of(rows[is_active]))
-        return sum(any(models.get(topic, version) < version for topic, version in versions.items()) for models in said)
+        return [self.facts_of(client.hex()) for client in ids_of(rows[is_active])]
 
     def name_of(self, client: str) -> str:
         """What people call an actor; "" if nobody gave it a name."""

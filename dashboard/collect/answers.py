@@ -50,6 +50,15 @@ class Actors:
 
 
 @dataclass(frozen=True, slots=True)
+class ActorLag:
+    """How many versions behind the newest model the active actors act; of those that have said so."""
+
+    actors: int
+    mean: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoleCount:
     """How many nodes of one role there are, of those that this dashboard asks."""
 
@@ -98,6 +107,13 @@ class TableRow:
     """Let go because they had become too old (`max_age`, `max_model_lag`)."""
     split_fragments: int = 0
     """Of rollouts: those that a take has split."""
+    lag_mean: float | None = None
+    """Model versions between acting and learning, of recent batches or takes: the worst of what learners say."""
+    lag_max: float | None = None
+    max_model_lag: int | None = None
+    """The parameter; None: there is no limit, or the dashboard has not read it yet."""
+    stale_share: float | None = None
+    """Of rollouts: entries whose model was too old, as a share of those that left in the newest minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +200,64 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class InferenceRow:
+    """One inference node. Rates and times are those of the newest ten seconds."""
+
+    name: str
+    url: str
+    version: int
+    """Of the weights that the next batch is computed with."""
+    behind: int | None
+    """Versions behind the newest model of its topic; None if it follows no server."""
+    is_outdated: bool
+    """Whether its model was replaced more than a minute ago."""
+    clients: int
+    """That asked within its `alive` seconds."""
+    queue_rows: int
+    """Rows that wait now."""
+    rows_per_second: float | None
+    batch_rows: float | None
+    """Rows of a batch, as a mean; None if there was none."""
+    batches: dict[str, float]
+    """Batches by what made them due (full, everyone, wait), as shares; {} if there was none."""
+    wait: float | None
+    """Seconds from the arrival of a request to its batch, as a mean."""
+    p50: float | None
+    """Seconds from the arrival of a request to its answer that half of them stay below."""
+    p99: float | None
+    """The same of 99 in 100."""
+    busy: float | None
+    """Share of its time in which the function runs."""
+    refused: dict[str, int]
+    """Requests that it refused since it was started, by code."""
+    refused_per_second: float
+    failures: int
+    """Batches for which the function failed, since it was started."""
+    weights_failures: int
+    """Models of which it could make no weights."""
+    expired: int
+    """Requests that it dropped: nobody needed the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartsRow:
+    """States that episodes start from, as one node keeps them: the best that were found."""
+
+    name: str
+    """Of the archive, or of its node."""
+    node: str
+    kept: int
+    draws: int
+    """How often a start state was handed out."""
+    best: float | None
+    """Least cost of all."""
+    first: float | None
+    """Cost of the first state: where the search began."""
+    lineage: list[tuple[float, int]]
+    """How the best one came about, the first ancestor first: cost, and the step at which it was found."""
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerRow:
     """One learner: in a server's process, or far away."""
 
@@ -199,6 +273,9 @@ class LearnerRow:
     scalars: dict[str, float]
     name: str = ""
     """That a person or Kubernetes gave it, in place of the id for people; "" for none."""
+    lag: tuple[float, float] | None = None
+    """Mean and most of the model versions between acting and learning, of a recent batch; None of an embedded one,
+    whose table says it, and where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +309,12 @@ class Overview:
     """Newest version of each topic, over all servers."""
     outdated: int = 0
     """Active actors whose model was replaced more than a minute ago."""
+    inference: list[InferenceRow] = field(default_factory=list)
+    """Inference nodes that answer."""
+    starts: list[StartsRow] = field(default_factory=list)
+    """Archives of start states, of all nodes that keep one."""
+    actor_lag: ActorLag | None = None
+    """None if no active actor has said which model it uses."""
     open: list[str] = field(default_factory=list)
     """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
     recorded: float | None = None
@@ -271,6 +354,10 @@ class ActorRow:
     """That a person or Kubernetes gave it, in place of the id for people; "" for none. Several may have the same."""
     return_recent: float | None = None
     """Of its newest twenty episodes, of those that the dashboard has seen end; None where it has seen none."""
+    model_version: int | None = None
+    """Of the model that it acts with; None if it has not said one."""
+    model_lag: int | None = None
+    """Versions behind the newest model; of several topics the most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from .counters import Counters
 from .events import EventWatcher
 from .forecasts import Forecasts
 from .history import HistoryPoint
+from .inference import inference_of
 from .learners import learners_of
 from .ledgers import KeptRun, RunLedgers
 from .node_state import NOT_ASKED, NodeAnswer, NodeState
@@ -36,6 +37,7 @@ from .overview import (
     signs_of,
     tables_of,
 )
+from .starts import starts_of
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000
@@ -122,7 +124,8 @@ class Cluster:
         self._forecasts.remember(now, totals, up)
         self._actors.remember(now, kept)
         nodes = [node_row(node) for node in self.nodes.values()]
-        tables, models = tables_of(up, self._counters.ratio), models_of(up)
+        tables, models = tables_of(up, learners, self._counters), models_of(up)
+        awaited = self._models.replaced(now, models)
         overview = Overview(
             number=self._number,
             time=now,
@@ -144,7 +147,10 @@ class Cluster:
             learners=learners,
             roles=roles_of(nodes, self._settings),
             models=models,
-            outdated=self._actors.outdated(kept, self._models.replaced(now, models), now),
+            outdated=self._actors.outdated(kept, awaited, now),
+            inference=inference_of(self.nodes.values(), models, awaited),
+            starts=starts_of(self.nodes.values()),
+            actor_lag=self._actors.lag(kept, now),
             open=open_addresses(nodes, self._settings),
         )
         overview.verdicts.extend(verdicts(signs_of(overview, up, self._counters, self._settings)))

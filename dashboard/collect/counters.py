@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memoire.accounting.account import Totals
-from memoire.server.timings import BOUNDS
+from memoire.accounting.timings import BOUNDS
 
 from .answers import Latency, LearnerRow, Rates
 from .learners import embedded, waited
@@ -68,6 +68,7 @@ class Counters:
             self._sums.saw(node.url, life, name, value)
         for name, table in tables.items():
             self._sums.saw(node.url, life, f"samples of {name}", table["samples"])
+            self._sums.saw(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
             # Clients tell a server that was restarted the same steps again.
             self._sums.saw(node.url, None, f"steps of {name}", table.get("steps", 0))
 
@@ -136,6 +137,13 @@ class Counters:
         # A client that moves tells its new home all its steps: no table gets more than the run.
         steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
         return drawn / steps if steps > 0 and seconds > LONG_WINDOW / 2 else None
+
+    def stale_share(self, table: str) -> float | None:
+        """Of a table of rollouts: entries that were passed over as a share of those that left it in the newest minute;
+        None if none left.
+        """
+        stale, taken = (self._ring.gained(f"{what} {table}", LONG_WINDOW)[0] for what in ("too old in", "samples of"))
+        return stale / (stale + taken) if stale + taken > 0 else None
 
     def rates(self, learners: Iterable[LearnerRow]) -> Rates:
         """How much more there is each second."""

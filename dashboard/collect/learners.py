@@ -53,6 +53,7 @@ def _row(
     given: str = "",
 ) -> LearnerRow:
     more, seconds = gained(waited(name), WINDOW)
+    lag = figures.get("lag_mean"), figures.get("lag_max")
     return LearnerRow(
         learner=name,
         where=where,
@@ -63,4 +64,5 @@ def _row(
         waiting_share=min(1.0, max(0.0, more / seconds)) if seconds > 0.0 else None,
         scalars=scalars,
         name=given,
+        lag=(lag[0], lag[1]) if lag[0] is not None and lag[1] is not None else None,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from memoire.accounting.timings import BOUNDS
 
 from .rates import WINDOW, RateWindow
 
@@ -81,13 +84,17 @@ class NodeState:
         if life != self._life:
             self._ring.clear()
         self._life = life
-        counted = {"cpu": process.get("cpu_seconds"), "requests": _answered(self.stats)}
+        counted = {"cpu": process.get("cpu_seconds"), "requests": _answered(self.stats)} | _inferred(self.stats)
         self._ring.add(now, {name: float(value) for name, value in counted.items() if value is not None})
 
     def rate(self, name: str) -> float | None:
         """What "cpu" (seconds) or "requests" gain each second, over the newest ten; None where that is not known."""
         _, seconds = self._ring.gained(name, WINDOW)
         return self._ring.rate(name) if seconds > 0.0 and self.is_up else None
+
+    def gained(self, name: str) -> tuple[float, float]:
+        """How much a counter of its process gained over the newest ten seconds, and in how many; zeros at first."""
+        return self._ring.gained(name, WINDOW)
 
     def note_silence(self, seconds: float) -> None:
         """It was asked so long ago: of one that has ever answered, what it said last still holds."""
@@ -101,3 +108,21 @@ def _answered(stats: dict[str, Any]) -> int | None:
     if isinstance(requests, dict):
         return sum(sum(kind["counts"]) for kind in requests.values())
     return requests if isinstance(requests, int) else None
+
+
+def _inferred(stats: Mapping[str, Any]) -> dict[str, float]:
+    """What an inference node has counted so far, by name; nothing of another node."""
+    if "computed_seconds" not in stats:
+        return {}
+    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older versions have none
+    found: dict[str, float] = {
+        "rows": stats.get("rows", 0),
+        "batched_rows": stats.get("batched_rows", 0),
+        "computed": stats["computed_seconds"],
+        "refusals": sum((stats.get("refused") or {}).values()),
+        "waited": sum(each["seconds"] for each in waits.values()),
+    }
+    found |= {f"batches {reason}": number for reason, number in (stats.get("batches") or {}).items()}
+    for place in range(len(BOUNDS) + 1):
+        found[f"answered {place}"] = sum(each["counts"][place] for each in durations.values())
+    return found

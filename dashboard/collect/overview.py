@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
 
-from .answers import Learning, NodeRow, Overview, RoleCount, SampleFreshness, TableRow
+from .answers import InferenceRow, LearnerRow, Learning, NodeRow, Overview, RoleCount, SampleFreshness, TableRow
 from .counters import Counters
 from .history import HistoryPoint
 from .node_state import NodeState
-from .verdict import TableRatio, VerdictInputs
+from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
 
 _RATES = (
     "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
 )  # fmt: skip
 _OF_NODE = ("memory_bytes", "cpu", "requests_per_second", "took")
+_OF_INFERENCE = (
+    "rows_per_second",
+    "batch_rows",
+    "wait",
+    "p50",
+    "p99",
+    "busy",
+    "queue_rows",
+    "refused_per_second",
+    "version",
+)
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
 
 
@@ -70,24 +81,41 @@ def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
 
 def roles_of(nodes: Iterable[NodeRow], settings: Settings) -> list[RoleCount]:
     """How many nodes of each role answer, beside how many should."""
-    expected = {"server": settings.expected_servers, "proxy": settings.expected_proxies}
+    expected = {
+        "server": settings.expected_servers,
+        "proxy": settings.expected_proxies,
+        "inference": settings.expected_inference,
+    }
     up = Counter({role: 0 for role, number in expected.items() if number})
     up.update(node.role for node in nodes if node.role and node.state != "down")
     return [RoleCount(role, up[role], expected.get(role, 0), max(0, expected.get(role, 0) - up[role])) for role in up]
 
 
-def tables_of(up: list[NodeState], ratio: Callable[[str], float | None] = lambda table: None) -> list[TableRow]:
-    """Each table over all servers that answer.
-
-    Args:
-        ratio: Samples drawn from a table for each step recorded.
-    """
+def tables_of(
+    up: list[NodeState], learners: Iterable[LearnerRow] = (), counters: Counters | None = None
+) -> list[TableRow]:
+    """Each table over all servers that answer."""
+    counters = Counters() if counters is None else counters
     names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
     told = {name: {node.name: (node.stats.get("tables") or {}).get(name) for node in up} for name in names}
-    return [_table(name, rows, ratio(name)) for name, rows in told.items()]
+    limits = {name: _max_model_lag(name, up) for name in names}
+    far = [each.lag for each in learners if each.lag is not None] if len(names) == 1 else []  # else: of which table?
+    return [_table(name, rows, counters, limits[name], far) for name, rows in told.items()]
 
 
-def _table(name: str, told: Mapping[str, dict[str, Any] | None], ratio: float | None) -> TableRow:
+def _max_model_lag(table: str, up: Iterable[NodeState]) -> int | None:
+    """The parameter, as the first server has it that was asked for its settings."""
+    said = ((node.settings.get("tables") or {}).get(table) or {} for node in up)
+    return next((each["parameters"].get("max_model_lag") for each in said if each.get("parameters")), None)
+
+
+def _table(
+    name: str,
+    told: Mapping[str, dict[str, Any] | None],
+    counters: Counters,
+    max_model_lag: int | None,
+    far: list[tuple[float, float]],
+) -> TableRow:
     rows = [row for row in told.values() if row is not None]
     sums = {
         key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
@@ -99,15 +127,21 @@ def _table(name: str, told: Mapping[str, dict[str, Any] | None], ratio: float | 
     }  # fmt: skip
     number = sum(row.get("held_caches" if row["storage"] == "caches" else "held_samples", 0) for row in rows)
     limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
+    fresh = [row["freshness"] for row in rows if row.get("freshness")]
+    lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
         name=name,
         storage=rows[0]["storage"],
         samples_per_insert_target=rows[0]["samples_per_insert"],
         draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
         inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
-        samples_per_insert=ratio,
+        samples_per_insert=counters.ratio(name),
         full=max((held / limit for held, limit in limits if limit), default=None),
         facts={server: row for server, row in told.items() if row is not None},
+        lag_mean=max((mean for mean, _ in lags), default=None),
+        lag_max=max((most for _, most in lags), default=None),
+        max_model_lag=max_model_lag,
+        stale_share=counters.stale_share(name) if rows[0]["storage"] == "rollouts" else None,
         **sums,
     )
 
@@ -185,6 +219,17 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         proxies_up=sum(each.up for each in overview.roles if each.role == "proxy"),
         expected_servers=settings.expected_servers,
         expected_proxies=settings.expected_proxies,
+        expected_inference=settings.expected_inference,
+        inference=tuple(_signs_of_node(each) for each in overview.inference),
+        lags=tuple(
+            TableFigure(table.name, table.lag_mean)
+            for table in overview.tables
+            if table.storage == "rollouts" and table.max_model_lag is None and table.lag_mean is not None
+        ),
+        stale=tuple(
+            TableFigure(table.name, table.stale_share) for table in overview.tables if table.stale_share is not None
+        ),
+        only_rollouts=bool(overview.tables) and all(table.storage == "rollouts" for table in overview.tables),
         is_still=counters.is_still,
         nothing_arrives=counters.nothing_arrives,
         rejected_share=counters.rejected_share,
@@ -201,6 +246,10 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
         inserts_wait=tuple(f"{table.name}: {table.inserts_wait}" for table in overview.tables if table.inserts_wait),
     )
+
+
+def _signs_of_node(row: InferenceRow) -> InferenceSigns:
+    return InferenceSigns(row.name, row.busy, row.p99, row.refused_per_second, row.is_outdated)
 
 
 def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
@@ -230,9 +279,17 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
     for table in overview.tables:
         figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
+        if table.stale_share is not None:
+            figures[f"table.{table.name}.stale_share"] = table.stale_share
+    for node in overview.inference:
+        figures |= {f"inference.{node.name}.{name}": getattr(node, name) for name in _OF_INFERENCE}
+        figures |= {f"inference.{node.name}.batches_{reason}": part for reason, part in node.batches.items()}
+    figures |= {f"starts.{archive.name}.best": archive.best for archive in overview.starts}
+    if overview.actor_lag is not None:
+        figures |= {"actor_lag_mean": overview.actor_lag.mean, "actor_lag_max": float(overview.actor_lag.max)}
     figures |= {f"model.{topic}": float(version) for topic, version in overview.models.items()}
-    for node in (each for each in overview.nodes if each.state != "down"):
-        figures |= {f"node.{node.name or node.url}.{name}": getattr(node, name) for name in _OF_NODE}
+    for each in (each for each in overview.nodes if each.state != "down"):
+        figures |= {f"node.{each.name or each.url}.{name}": getattr(each, name) for name in _OF_NODE}
     return {
         name: HistoryPoint(float(value), float(value), float(value))
         for name, value in figures.items()

@@ -20,13 +20,24 @@ FAR_BEHIND = 0.5
 """Share of the samples that were asked for, below which a learner does not keep up."""
 MUCH_REJECTED = 0.01
 """Share of the caches that arrived, above which rejected ones are worth a word."""
+MUCH_BUSY = 0.9
+"""Share of its time that an inference node computes, above which it has no room for more."""
+SLOW_ANSWER = 0.25
+"""Seconds that one in a hundred answers of an inference node takes, above which actors wait for it."""
+MUCH_REFUSED = 0.1
+"""Requests that an inference node refuses each second, above which that is worth a word."""
+MUCH_LAG = 8.0
+"""Model versions between acting and learning, as a mean, above which rollouts are old."""
+MUCH_STALE = 0.1
+"""Share of what arrives that is skipped as too old, above which acting is in vain."""
 
 
 CODES = (
-    "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "finished", "no_actors",
-    "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent", "no_inserts", "no_caches",
-    "inserts_limited", "draws_limited", "learner_waits", "actors_ahead", "no_learner", "learner_behind", "balanced",
-    "left_out", "samples_old", "models_behind", "caches_rejected", "disk_full", "refused",
+    "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "inference_missing",
+    "finished", "no_actors", "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent",
+    "no_inserts", "no_caches", "inserts_limited", "waits_for_inference", "draws_limited", "learner_waits",
+    "actors_ahead", "no_learner", "learner_behind", "balanced", "left_out", "samples_old", "models_behind",
+    "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "caches_rejected", "disk_full", "refused",
 )  # fmt: skip
 """All that a verdict can say."""
 
@@ -51,6 +62,28 @@ class TableRatio:
     table: str
     drawn: float
     asked: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableFigure:
+    """One figure of a table."""
+
+    table: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceSigns:
+    """An inference node, over the newest ten seconds."""
+
+    name: str
+    busy: float | None
+    """Share of its time in which the function runs."""
+    p99: float | None
+    """Seconds that 99 in 100 answers stay below."""
+    refused_per_second: float
+    is_outdated: bool
+    """Whether its model was replaced more than a minute ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +137,15 @@ class VerdictInputs:
     """Age from which samples are called old."""
     outdated: int = 0
     """Active actors whose model was no longer the newest one more than a minute ago."""
+    expected_inference: int = 0
+    inference: tuple[InferenceSigns, ...] = ()
+    """Nodes that answer."""
+    lags: tuple[TableFigure, ...] = ()
+    """Of tables of rollouts without a `max_model_lag`: model versions between acting and learning."""
+    stale: tuple[TableFigure, ...] = ()
+    """Of tables of rollouts: entries whose model was too old, as a share of those that left in the newest minute."""
+    only_rollouts: bool = False
+    """Whether all tables store rollouts, which have no `samples_per_insert`."""
 
 
 def verdicts(signs: VerdictInputs) -> list[Verdict]:
@@ -136,21 +178,22 @@ def _nodes(signs: VerdictInputs) -> list[Verdict]:
 
 
 def _attendance(signs: VerdictInputs) -> list[Verdict]:
-    """Servers and proxies that should be there."""
+    """Servers, proxies and inference nodes that should be there."""
     found = []
     for role, plural, up, expected in (
         ("server", "servers", signs.servers_up, signs.expected_servers),
         ("proxy", "proxies", signs.proxies_up, signs.expected_proxies),
+        ("inference node", "inference nodes", len(signs.inference), signs.expected_inference),
     ):
         missing = expected - up
         if missing > 0 and not signs.finished:
-            (be,) = _agree(missing, "is", "are")
+            (be,), short = _agree(missing, "is", "are"), plural.split()[0]
             text = (
                 f"{missing} of {expected} {plural if expected > 1 else role} {be} missing. Start what is missing, or "
-                f"correct --expected-{plural}."
+                f"correct --expected-{short}."
             )
             is_bad = role == "server" or not up
-            found.append(Verdict("bad" if is_bad else "notice", f"{plural}_missing", text, f"--expected-{plural}"))
+            found.append(Verdict("bad" if is_bad else "notice", f"{short}_missing", text, f"--expected-{short}"))
     return found
 
 
@@ -207,8 +250,8 @@ def _flow(signs: VerdictInputs) -> list[Verdict]:
     """What limits the run: who waits for whom. The line of figures if nobody does."""
     if signs.finished or not signs.active:
         return []
-    found = _stopped(signs) or _limited(signs) or _waiting(signs) or _behind(signs)
-    return found or _balanced(signs)
+    asked = (_stopped, _held_back, _for_inference, _limited, _waiting, _behind, _balanced)
+    return next(found for found in (each(signs) for each in asked) if found)
 
 
 def _stopped(signs: VerdictInputs) -> list[Verdict]:
@@ -229,28 +272,56 @@ def _stopped(signs: VerdictInputs) -> list[Verdict]:
     return []
 
 
+def _held_back(signs: VerdictInputs) -> list[Verdict]:
+    if not signs.inserts_wait:
+        return []
+    knob = "capacity" if signs.only_rollouts else "samples_per_insert_tolerance"
+    text = (
+        f"Actors wait for the learner, as the limits of the table say ({_listed(signs.inserts_wait)}). A faster "
+        f"learner, fewer actors or a larger {knob} lets them go on."
+    )
+    return [Verdict("notice", "inserts_limited", text, knob)]
+
+
+def _for_inference(signs: VerdictInputs) -> list[Verdict]:
+    """The learner waits for its actors, and these wait for inference."""
+    if signs.waiting_share is None or signs.waiting_share <= MUCH_WAITING:
+        return []
+    busy = max(signs.inference, key=lambda each: each.busy or 0.0, default=None)
+    slow = max(signs.inference, key=lambda each: each.p99 or 0.0, default=None)
+    if busy is not None and busy.busy is not None and busy.busy > MUCH_BUSY:
+        why = (
+            f"{busy.name} computes {busy.busy:.0%} of its time. More inference nodes, a larger max_batch or a GPU helps"
+        )
+    elif slow is not None and slow.p99 is not None and slow.p99 > SLOW_ANSWER:
+        why = (
+            f"one in a hundred answers of {slow.name} takes longer than {slow.p99:.2g} s. A smaller max_wait, a larger "
+            "max_batch or a faster function helps"
+        )
+    else:
+        return []
+    text = f"The learner waits {signs.waiting_share:.0%} of its time, because actors wait for inference: {why}."
+    return [Verdict("notice", "waits_for_inference", text, "max_batch")]
+
+
 def _limited(signs: VerdictInputs) -> list[Verdict]:
-    if signs.inserts_wait:
-        text = (
-            f"Actors wait for the learner, as the limits of the table say ({_listed(signs.inserts_wait)}). A faster "
-            "learner, fewer actors or a larger samples_per_insert_tolerance lets them go on."
-        )
-        return [Verdict("notice", "inserts_limited", text, "samples_per_insert_tolerance")]
-    if signs.draws_wait and signs.waiting_share:
-        text = (
-            f"Learners wait for entries, as the limits of the table say ({_listed(signs.draws_wait)}). More actors, a "
-            "smaller min_size or a larger samples_per_insert lets them go on."
-        )
-        return [Verdict("notice", "draws_limited", text, "samples_per_insert")]
-    return []
+    if not signs.draws_wait or not signs.waiting_share:
+        return []
+    waits = f"Learners wait for entries, as the limits of the table say ({_listed(signs.draws_wait)})."
+    if signs.only_rollouts:
+        text = f"{waits} More actors, or more environments for each (num_envs), let them go on."
+        return [Verdict("notice", "draws_limited", text, "num_envs")]
+    text = f"{waits} More actors, a smaller min_size or a larger samples_per_insert lets them go on."
+    return [Verdict("notice", "draws_limited", text, "samples_per_insert")]
 
 
 def _waiting(signs: VerdictInputs) -> list[Verdict]:
     if signs.waiting_share is not None and signs.waiting_share > MUCH_WAITING:
-        text = (
-            f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors limit the run. More actors "
-            "or a larger samples_per_insert make it faster."
-        )
+        waits = f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors limit the run."
+        if signs.only_rollouts:
+            text = f"{waits} More actors, or more environments for each (num_envs), make it faster."
+            return [Verdict("notice", "learner_waits", text, "num_envs")]
+        text = f"{waits} More actors or a larger samples_per_insert make it faster."
         return [Verdict("notice", "learner_waits", text, "samples_per_insert")]
     if signs.skipped_share > MUCH_SKIPPED:
         text = (
@@ -310,12 +381,55 @@ def _quality(signs: VerdictInputs) -> list[Verdict]:
             "Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
         )
         found.append(Verdict("notice", "models_behind", text, "--beside"))
+    found += [*_inference(signs), *_lag(signs)]
     if signs.rejected_share > MUCH_REJECTED:
         text = (
             f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
             "and schema of the servers; the page of each actor has the reasons."
         )
         found.append(Verdict("notice", "caches_rejected", text, "schema"))
+    return found
+
+
+def _inference(signs: VerdictInputs) -> list[Verdict]:
+    """Whether inference nodes answer, and with the newest model."""
+    found = []
+    outdated = tuple(each.name for each in signs.inference if each.is_outdated)
+    if outdated:
+        (use,) = _agree(len(outdated), "uses", "use")
+        text = (
+            f"{_listed(outdated)} still {use} a model that was replaced more than a minute ago. Its log says why; "
+            "the address for models (connect) and the keys have to be right."
+        )
+        found.append(Verdict("notice", "inference_behind", text, "connect"))
+    refusing = tuple(each.name for each in signs.inference if each.refused_per_second > MUCH_REFUSED)
+    if refusing:
+        (refuse, it) = _agree(len(refusing), "refuses it", "refuse them")
+        text = (
+            f"{_listed(refusing)} {refuse} requests: the page of {it} has the codes. If the code is busy, start more "
+            "nodes or raise queue_rows; if it is failed, the log has the error."
+        )
+        found.append(Verdict("notice", "inference_refuses", text, "queue_rows"))
+    return found
+
+
+def _lag(signs: VerdictInputs) -> list[Verdict]:
+    """Whether what is learned from was made by models that are too old."""
+    found = []
+    worst = max(signs.lags, key=lambda each: each.value, default=None)
+    if worst is not None and worst.value > MUCH_LAG and not signs.is_idle:
+        text = (
+            f"The learner learns from what old models did: entries of table {worst.table} are {worst.value:.0f} "
+            "versions behind. Set max_model_lag, lower capacity, or publish less often; vtrace corrects a few versions."
+        )
+        found.append(Verdict("notice", "lag", text, "max_model_lag"))
+    stale = max(signs.stale, key=lambda each: each.value, default=None)
+    if stale is not None and stale.value > MUCH_STALE:
+        text = (
+            f"{stale.value:.0%} of what arrives in table {stale.table} is skipped, because its model is too old. Fewer "
+            "actors, shorter fragments (length), a smaller capacity or a larger max_model_lag helps."
+        )
+        found.append(Verdict("notice", "learner_skips_stale", text, "max_model_lag"))
     return found
 
 

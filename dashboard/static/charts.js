@@ -3,6 +3,7 @@
 import {AXES} from "./axes.js";
 import {fill, h, say} from "./dom.js";
 import {count, figure} from "./format.js";
+import {term} from "./help.js";
 import {legendOf} from "./legend.js";
 import {drawGoal, drawMarks, drawTicks, shadeAway} from "./marks.js";
 import {spark} from "./spark.js";
@@ -24,10 +25,10 @@ const isSet = (value) => value !== null && value !== undefined;
  * bands [{name, low, high}] are further ones. `shade` is the number of its colour, `faint` a line that stays behind others.
  * Extras: axis (a name of AXES), away [[from, to]] is shaded, marks [{x, kind, text}] are upright lines, ticks [x] short ones at the
  * foot, goal a level line, range [from, to] of x.
- * Options: title, unit, format(value), isTime, sync (charts of one name share their cross-hair), zoom(from, to), top (the axis goes
+ * Options: title, named (its entry in TERMS), unit, format(value), isTime, sync (charts of one name share their cross-hair), zoom(from, to), top (the axis goes
  * from 0 to this at least), height, tools (elements beside the title), note (a line below the title).
  */
-export function makeChart({title, unit = "", format = figure, isTime = true, sync = "", zoom = null, top = 0, height = HEIGHT, tools = null, note = null}) {
+export function makeChart({title, named = "", unit = "", format = figure, isTime = true, sync = "", zoom = null, top = 0, height = HEIGHT, tools = null, note = null}) {
   const plot = h("div.plot", {tabindex: "0", role: "group", "aria-label": `${title}: a chart; the left and right arrow keys read it`});
   const tip = h("div.chart-tip", {"aria-hidden": "true", hidden: true});
   const spoken = h("p.hidden-text", {role: "status"});
@@ -35,7 +36,7 @@ export function makeChart({title, unit = "", format = figure, isTime = true, syn
   const more = h("details", {toggle: () => more.open && drawTable()}, h("summary", "Figures as a table"), rows);
   const kind = {title, format, isTime, sync, zoom, top, height, plot, tip};
   const legend = legendOf((name, isShown) => show(name, isShown));
-  const caption = h("figcaption", h("span.title", title, unit && h("span.quiet", ` ${unit}`)), tools);
+  const caption = h("figcaption", h("span.title", named ? term(named, title) : title, unit && h("span.quiet", ` ${unit}`)), tools);
   const element = h("figure.card.chart", caption, note, plot, legend.element, spoken, more);
   plot.style.minHeight = `${height}px`;
   let drawn = null; // {chart, key}

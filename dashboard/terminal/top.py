@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from memoire.accounting.logbook import escape
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
-from memoire.dashboard.collect.answers import ActorRow, LearnerRow, NodeRow, Overview, TableRow
+from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
@@ -50,6 +50,7 @@ def top(
     expected_actors: int = 0,
     expected_servers: int = 0,
     expected_proxies: int = 0,
+    expected_inference: int = 0,
     say: Callable[[str], object] = print,
 ) -> int:
     """Show how a cluster stands, until Ctrl-C: in place on a terminal where rich is installed, as lines elsewhere.
@@ -60,7 +61,8 @@ def top(
         every: Seconds between two looks.
         once: Look once, and return.
         actors: How many of the busiest and of the silent are named.
-        expected_actors, expected_servers, expected_proxies: How many there should be; 0: nobody knows.
+        expected_actors, expected_servers, expected_proxies, expected_inference: How many there should be; 0: nobody
+            knows.
         say: Takes each line.
 
     Returns:
@@ -77,6 +79,7 @@ def top(
         expected_actors=expected_actors,
         expected_servers=expected_servers,
         expected_proxies=expected_proxies,
+        expected_inference=expected_inference,
     )
     watch = Aggregator(settings, History(None))
     try:
@@ -156,6 +159,7 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
         *_incomplete(seen),
         *_actors(seen, actors, most),
         *_section("learners", [_learner(row, seen.time) for row in seen.learners], LEARNER_TITLES),
+        *_section("inference", [_inference(row) for row in seen.inference], INFERENCE_TITLES),
         *_section("nodes", [_node(row, seen.time) for row in seen.nodes], NODE_TITLES),
     ]
 
@@ -170,6 +174,10 @@ ACTOR_TITLES = (
     "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
 )  # fmt: skip
 LEARNER_TITLES = ("learner", "at", "batches", "samples drawn", "waits", "last seen")
+INFERENCE_TITLES = (
+    "inference node", "version", "clients", "rows/s", "batch", "wait", "answer, median", "99 % below", "busy",
+    "refused/s",
+)  # fmt: skip
 NODE_TITLES = (
     "node", "role", "state", "up for", "cpu", "memory", "requests/s", "open files", "access", "refused", "answer", "",
 )  # fmt: skip
@@ -275,6 +283,21 @@ def _actor(row: ActorRow) -> tuple[str, ...]:
 def _learner(row: LearnerRow, now: float) -> tuple[str, ...]:
     who = row.name or (row.learner if row.learner.startswith("server:") else row.learner[:8])
     return who, row.where, count(row.batches), count(row.samples), share(row.waiting_share), ago(row.last_seen, now)
+
+
+def _inference(row: InferenceRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        count(row.version) + (f" ({row.behind} behind)" if row.behind else ""),
+        count(row.clients),
+        figure(row.rows_per_second),
+        figure(row.batch_rows),
+        duration(row.wait),
+        duration(row.p50),
+        duration(row.p99),
+        share(row.busy),
+        figure(row.refused_per_second),
+    )
 
 
 def _node(row: NodeRow, now: float) -> tuple[str, ...]:

@@ -51,6 +51,10 @@ GAUGES = {
     "sample_age_median_seconds": "Median age of the samples of recent batches; of several learners the oldest.",
     "sample_age_p90_seconds": "Age that nine in ten of these samples are below; the same.",
     "sample_model_lag_mean": "Mean number of model versions between acting and learning; of several learners the most.",
+    "rollouts_lag_mean": "The same of tables of rollouts alone: the table with the most.",
+    "actor_model_lag_mean": "Model versions that active actors are behind the newest one, as a mean.",
+    "actor_model_lag_max": "The same of the actor that is farthest behind.",
+    "outdated_inference_nodes": "Inference nodes whose model was replaced more than a minute ago.",
     "sample_effective_ratio": "Effective size of recent batches as a share of their samples; the least.",
     "sample_left_out_ratio": "Share of all weight that recent draws could not draw from; the most.",
     "memory_full_seconds": "Seconds until what is held reaches its limit, if it goes on like this.",
@@ -68,6 +72,10 @@ LABELLED = {
     ),
     "cluster_table_samples_per_insert_target": ("table", "The same as it should be: samples_per_insert."),
     "cluster_table_full_ratio": ("table", "Share of its room that is taken: of bytes, or of caches or entries."),
+    "cluster_rollouts_stale_ratio": (
+        "table",
+        "Entries of rollouts that were too old, as a share of those that left the table in the newest minute.",
+    ),
     "cluster_model_version": ("topic", "Newest version of each topic."),
     "cluster_verdict": ("code", "1 for each finding that the overview shows now; 0 for all others."),
     "dashboard_node_up": ("url", "1 where the node answers, 0 where not; `name` is what people call it."),
@@ -147,6 +155,7 @@ def _gauges(overview: Overview) -> dict[str, float | None]:
     """Values of `GAUGES`; None for those that nobody knows."""
     actors, rates, learning = overview.actors, overview.rates, overview.learning
     fresh, forecast = overview.freshness, overview.forecast
+    lags = [each.lag_mean for each in overview.tables if each.storage == "rollouts" and each.lag_mean is not None]
     return {
         "lost_caches": overview.totals.lost_caches,
         "run_finished": float(overview.finished),
@@ -164,6 +173,10 @@ def _gauges(overview: Overview) -> dict[str, float | None]:
         "sample_age_median_seconds": fresh.age_median,
         "sample_age_p90_seconds": fresh.age_p90,
         "sample_model_lag_mean": fresh.lag_mean,
+        "rollouts_lag_mean": max(lags, default=None),
+        "actor_model_lag_mean": None if overview.actor_lag is None else overview.actor_lag.mean,
+        "actor_model_lag_max": None if overview.actor_lag is None else overview.actor_lag.max,
+        "outdated_inference_nodes": sum(each.is_outdated for each in overview.inference),
         "sample_effective_ratio": fresh.effective,
         "sample_left_out_ratio": fresh.left_out,
         "memory_full_seconds": forecast.memory_full,
@@ -186,6 +199,9 @@ def _labelled(overview: Overview) -> dict[str, list[tuple[float, str] | tuple[fl
         "cluster_table_samples_per_insert_ratio": [(ratio, name) for ratio, name in ratios if ratio is not None],
         "cluster_table_samples_per_insert_target": [(each.samples_per_insert_target, each.name) for each in tables],
         "cluster_table_full_ratio": [(each.full, each.name) for each in tables if each.full is not None],
+        "cluster_rollouts_stale_ratio": [
+            (each.stale_share, each.name) for each in tables if each.stale_share is not None
+        ],
         "cluster_model_version": [(version, topic) for topic, version in overview.models.items()],
         "cluster_verdict": [(float(code in found), code) for code in CODES],
         "dashboard_node_up": [(float(each.state != "down"), each.url, each.name) for each in nodes],

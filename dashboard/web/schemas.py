@@ -16,11 +16,12 @@ YEAR_9999 = 253_402_300_799.0
 Sort = Literal[
     "client", "name", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
     "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
-    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines", "model_version", "model_lag",
 ]  # fmt: skip
 Figure = Literal[
     "episodes", "steps", "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches",
     "accepted_caches", "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+    "model_lag",
 ]  # fmt: skip
 State = Literal["active", "silent", "lost", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from memoire.wire.messages import Update
@@ -57,6 +58,8 @@ class Account:
     """Where it runs, as it says; only in memory."""
     table: int = 0
     """Number of the table that it belongs to."""
+    newest_models: Mapping[str, int] = field(default_factory=dict)
+    """Newest version of each topic when it reported last; only in memory. Nobody changes it."""
     owner: str = ""
     """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
 

@@ -71,9 +71,10 @@ def add_dashboard(commands: Commands) -> None:
 
 
 def _add_expected(parser: argparse.ArgumentParser) -> None:
-    for plural in ("actors", "servers", "proxies"):
+    names = {"actors": "actors", "servers": "servers", "proxies": "proxies", "inference": "inference nodes"}
+    for name, plural in names.items():
         help_ = f"{plural} that there should be; the overview names missing ones (default: nobody knows)"
-        parser.add_argument(f"--expected-{plural}", type=int, default=0, metavar="N", help=help_)
+        parser.add_argument(f"--expected-{name}", type=int, default=0, metavar="N", help=help_)
 
 
 def _dashboard(given: argparse.Namespace) -> int:
@@ -94,6 +95,7 @@ def _dashboard(given: argparse.Namespace) -> int:
             expected_actors=given.expected_actors,
             expected_servers=given.expected_servers,
             expected_proxies=given.expected_proxies,
+            expected_inference=given.expected_inference,
             lost_after=given.lost_after,
             stale_after=given.stale_after,
             goal_steps=given.goal_steps,
@@ -203,6 +205,7 @@ def _top(given: argparse.Namespace) -> int:
         expected_actors=given.expected_actors,
         expected_servers=given.expected_servers,
         expected_proxies=given.expected_proxies,
+        expected_inference=given.expected_inference,
     )
 
 

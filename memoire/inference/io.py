@@ -310,7 +310,10 @@ class InferenceThread:
         counts = self.counts
         counts.batched_rows += batch.rows
         counts.computed += took
-        counts.waited += sum(fired - request.arrived for request in batch.requests)
+        now = time.monotonic()
+        for request in batch.requests:
+            counts.waits.saw(batch.reason, fired - request.arrived)
+            counts.durations.saw(batch.reason, now - request.arrived)
         if isinstance(found, ProtocolError):
             counts.failures += 1
         for i, request in enumerate(batch.requests):

@@ -207,9 +207,11 @@ class Inference(Node):
         """All figures at this moment."""
         thread, batching = self._thread, self._thread.batching
         counts, now = thread.counts, time.monotonic()
+        waits = counts.waits.now()
         return InferenceStats(
             name=self.name,
             endpoint=self.endpoint,
+            topic="" if thread.models is None else self.topic,
             uptime=now - thread.started,
             requests=counts.requests,
             rows=counts.rows,
@@ -223,8 +225,10 @@ class Inference(Node):
             queue_rows=batching.rows,
             clients=batching.clients(now),
             version=self.version,
-            waited_seconds=counts.waited,
+            waited_seconds=sum(each.seconds for each in waits.values()),
             computed_seconds=counts.computed,
+            waits=waits,
+            durations=counts.durations.now(),
             security=self._gate.security(),
             faults=thread.worker.errors,
         )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from memoire.accounting.timings import Timing, Timings
 from memoire.security.exposure import Security
+
+from .batching import REASONS
 
 
 @dataclass(slots=True)
@@ -17,8 +20,11 @@ class InferenceCounts:
     batched_rows: int = 0
     failures: int = 0
     weights_failures: int = 0
-    waited: float = 0.0
     computed: float = 0.0
+    waits: Timings = field(default_factory=lambda: Timings(REASONS))
+    """From a request's arrival to its batch."""
+    durations: Timings = field(default_factory=lambda: Timings(REASONS))
+    """From a request's arrival to its answer."""
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -28,6 +34,8 @@ class InferenceStats:
 
     name: str
     endpoint: str
+    topic: str
+    """Of the models that it follows; "" if it follows none."""
     uptime: float
     requests: int
     """That were answered or refused, resends too."""
@@ -56,5 +64,9 @@ class InferenceStats:
     """That requests waited for others, in all."""
     computed_seconds: float
     """That the function took, in all."""
+    waits: dict[str, Timing]
+    """From the arrival of requests to their batch, by what made the batch due."""
+    durations: dict[str, Timing]
+    """From their arrival to their answer, which waits for its turn to be sent; the same."""
     security: Security
     faults: int

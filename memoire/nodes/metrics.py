@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from memoire.server.timings import Timing
+from memoire.accounting.timings import Timing
 from memoire.wire import messages
 from memoire.wire.refusals import CODES
 
@@ -407,8 +407,20 @@ INFERENCE = (
     _counter("inference_resends", "Requests that came again.", "resends"),
     _counter("inference_failures", "Batches for which the function failed.", "failures"),
     _counter("inference_weights_failures", "Models of which no weights could be made.", "weights_failures"),
-    _counter("inference_wait_seconds", "Seconds that requests waited for others, in all.", "waited_seconds"),
+    _counter(
+        "inference_wait_seconds",
+        "Seconds that requests waited for their batch, by what made it due.",
+        lambda s: {reason: timing.seconds for reason, timing in s.waits.items()},
+        "reason",
+    ),
     _counter("inference_forward_seconds", "Seconds that the function took, in all.", "computed_seconds"),
+    MetricEntry(
+        "inference_request_duration_seconds",
+        "histogram",
+        "Seconds from the arrival of a request to its answer, by what made its batch due.",
+        lambda s: s.durations,
+        "reason",
+    ),
     _gauge("inference_queue_rows", "Rows that wait now.", "queue_rows"),
     _gauge("inference_clients", "Clients that asked within the last second, or `alive` seconds.", "clients"),
     _gauge("inference_model_version", "Version of the weights.", "version"),

@@ -61,11 +61,27 @@ class FreshnessMonitor:
 
     def saw(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
         """Keep what this batch shows: its importance is [B]; `newest` is the newest version of a model."""
-        if not (len(drawn.age) and np.isfinite(drawn.age).all()):
+        self._keep(drawn.age, drawn.model_version, drawn.weight, importance, left_out, newest)
+
+    def took(self, age: NDArray[Any], model_version: NDArray[Any], newest: int) -> None:
+        """Keep what a take of rollouts shows: ages and versions of its entries [N], each of which counts alike."""
+        alike = np.ones(len(age), np.float32)
+        self._keep(age, model_version, alike, alike, 0.0, newest)
+
+    def _keep(
+        self,
+        age: NDArray[Any],
+        model_version: NDArray[Any],
+        weight: NDArray[Any],
+        importance: NDArray[Any],
+        left_out: float,
+        newest: int,
+    ) -> None:
+        if not (len(age) and np.isfinite(age).all()):
             return
-        lags = newest - drawn.model_version[drawn.model_version > 0]
+        lags = newest - model_version[model_version > 0]
         has_lag = newest > 0 and len(lags) > 0
-        weights, ages = importance.astype(np.float64), _quantiles(drawn.age)
+        weights, ages = importance.astype(np.float64), _quantiles(age)
         self.newest = Freshness(
             age_median=ages[PARTS.index(0.5)],
             age_p90=ages[PARTS.index(0.9)],
@@ -75,7 +91,7 @@ class FreshnessMonitor:
             left_out=float(left_out),
             effective=float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())) if weights.any() else 0.0,
             ages=ages,
-            weights=_quantiles(drawn.weight),
+            weights=_quantiles(weight),
         )
 
 

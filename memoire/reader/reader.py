@@ -243,8 +243,9 @@ class Reader(Node, ClusterOrders):
             Closed: the reader was closed, also from another thread while waiting.
         """
         wanted = TakeRequest(steps, exact, min_clients, release)
-        taken = self._await_rollouts(wanted, self._seconds(timeout))
-        return Rollouts.of(self.schema, taken, time.monotonic())
+        rollouts = Rollouts.of(self.schema, self._await_rollouts(wanted, self._seconds(timeout)), time.monotonic())
+        self._handed_out.look_taken(rollouts, self._thread.publishing.versions, time.monotonic())
+        return rollouts
 
     def _await_rollouts(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
         began, taken = time.monotonic(), list[Fragment]()

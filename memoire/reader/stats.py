@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from memoire.pool.draw import PooledBatch
 from memoire.pool.freshness import Freshness, FreshnessMonitor
+from memoire.replay.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from .io import ReaderThread
@@ -73,6 +74,11 @@ class DeliveredBatches:
         """Look how fresh a batch is, now and then; `versions` are the newest models'. Takes no lock of the owner's."""
         if self._looks.is_due(now):
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, max(versions.values(), default=0))
+
+    def look_taken(self, rollouts: Rollouts, versions: Mapping[str, int], now: float) -> None:
+        """The same of entries of rollouts that were taken."""
+        if self._looks.is_due(now):
+            self._looks.took(rollouts.age, rollouts.model_version, max(versions.values(), default=0))
 
     def figures(self, samples: int) -> dict[str, float]:
         """What servers show of this reader, which has drawn so many samples."""

@@ -175,6 +175,8 @@ class Collector:
             for group in self._groups:
                 group.writer.cut()
         self.version = version
+        if not isinstance(self.policy, LoadsModels):  # else the client says itself which model it has
+            self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
         """Step all environments of a group once."""

@@ -15,6 +15,7 @@ import time
 import zmq
 
 from memoire.accounting.runs import StateStore
+from memoire.accounting.timings import Timings
 from memoire.errors import Closed, ProtocolError
 from memoire.net import sockets
 from memoire.net.admission import Admission
@@ -32,7 +33,6 @@ from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_saving import ReplySaver
 from .reply import Reply
-from .timings import Timings
 
 _log = logging.getLogger(__name__)
 

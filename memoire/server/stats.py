@@ -9,6 +9,7 @@ from typing import Any
 
 from memoire.accounting.account import Account, Totals
 from memoire.accounting.runs import FolderStats
+from memoire.accounting.timings import Timing
 from memoire.arguments import MAX_SCALARS
 from memoire.pool.freshness import Freshness
 from memoire.pool.tables import OpenTable, Storage
@@ -18,7 +19,6 @@ from memoire.security.exposure import Security
 from .dispatch import Dispatcher
 from .learners import LearnerStats, merged
 from .reported import NEWEST, FigureSpread, RecentEpisodes, recent, spread
-from .timings import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class ClientStats:
     parameters_version: int
     models: dict[str, int]
     scalars: dict[str, float]
+    newest_models: dict[str, int]
+    """Newest version of each topic when the client reported `models` and `scalars`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
         parameters_version=report.parameters_version,
         models=dict(report.models),
         scalars=dict(report.scalars),
+        newest_models=dict(account.newest_models),
     )
 
 

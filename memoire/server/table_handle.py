@@ -210,6 +210,8 @@ class TableHandle(StrictAttributes):
                 self._waited += time.monotonic() - deadline + patience
         with self._counting:
             self._batches += 1
+        if self._looks.is_due(time.monotonic()):
+            self._looks.took(taken.age, taken.model_version, self._newest_model())
         return taken
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from memoire.accounting.account import Totals
+from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.collect.actors import ActorList
 from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
 from memoire.dashboard.collect.cluster import Cluster
@@ -15,7 +16,6 @@ from memoire.dashboard.collect.node_state import NOT_ASKED, NodeAnswer, NodeStat
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
 from memoire.dashboard.collect.rates import LONG_WINDOW, WINDOW
 from memoire.dashboard.settings import Settings
-from memoire.server.timings import BOUNDS
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.node_state import NodeAnswer
 from memoire.dashboard.settings import Settings
-from memoire.server.timings import BOUNDS
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from boardkit import account, one
 from memoire import loggers
+from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
@@ -27,7 +28,6 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
 from memoire.net.resolver import NameResolver
-from memoire.server.timings import BOUNDS
 from memoire.wire.rows import ACCOUNT
 from namekit import Book
 

@@ -318,7 +318,7 @@ def test_columns_are_called_as_in_the_pages():
     static = Path(top.__file__).parent.parent / "static"
     pages = [*(static / "pages").glob("*.js"), static / "terms.js"]
     called = {title.lower() for path in pages for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
-    rows = (top.TABLE_TITLES, top.ACTOR_TITLES, top.LEARNER_TITLES, top.NODE_TITLES)
+    rows = (top.TABLE_TITLES, top.ACTOR_TITLES, top.LEARNER_TITLES, top.INFERENCE_TITLES, top.NODE_TITLES)
     heads = {head for row in rows for head in row if head}
     assert heads <= called
 

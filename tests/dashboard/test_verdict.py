@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memoire.dashboard.collect.actors import OUTDATED_AFTER, NewestModels
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.node_state import NodeAnswer
-from memoire.dashboard.collect.verdict import CODES, TableRatio, VerdictInputs, verdicts
+from memoire.dashboard.collect.verdict import CODES, InferenceSigns, TableFigure, TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError
 from memoire.wire.identity import name_hash
@@ -29,6 +29,11 @@ few = st.integers(0, 3)
 share = st.floats(0.0, 1.0)
 names = st.lists(st.sampled_from("abcdef"), max_size=5, unique=True).map(tuple)
 ratios = st.builds(TableRatio, st.sampled_from("tu"), st.floats(0.0, 20.0), st.floats(0.01, 20.0))
+figures = st.builds(TableFigure, st.sampled_from("tu"), st.floats(0.0, 20.0))
+inference = st.builds(
+    InferenceSigns, st.sampled_from("xyz"), st.none() | share, st.none() | st.floats(0.0, 1.0), st.floats(0.0, 0.3),
+    st.booleans(),
+)  # fmt: skip
 signs = st.builds(
     VerdictInputs,
     nodes=st.integers(0, 6), nodes_down=names, unready=names, servers_up=few, finished=st.booleans(), active=few,
@@ -38,7 +43,9 @@ signs = st.builds(
     is_idle=st.booleans(), left_out=st.none() | share, lost=few, gone=few, proxies_up=few, expected_servers=few,
     expected_proxies=few, is_still=st.booleans(), nothing_arrives=st.booleans(), rejected_share=st.floats(0, 0.1),
     ratios=st.lists(ratios, max_size=2).map(tuple), sample_age=st.none() | st.floats(0, 5000.0),
-    stale_after=st.floats(1.0, 5000.0), outdated=few,
+    stale_after=st.floats(1.0, 5000.0), outdated=few, expected_inference=few,
+    inference=st.lists(inference, max_size=3).map(tuple), lags=st.lists(figures, max_size=2).map(tuple),
+    stale=st.lists(st.builds(TableFigure, st.just("t"), share), max_size=2).map(tuple), only_rollouts=st.booleans(),
 )  # fmt: skip
 
 
@@ -61,6 +68,8 @@ def plain(s):
         said.add(("bad", "servers_missing"))
     if s.proxies_up < s.expected_proxies:
         said.add(("notice" if s.proxies_up else "bad", "proxies_missing"))
+    if len(s.inference) < s.expected_inference:
+        said.add(("notice" if s.inference else "bad", "inference_missing"))
     if s.idle:
         said.add(("notice", "actors_idle"))
     if s.silent:
@@ -79,13 +88,23 @@ def plain(s):
         said.add(("notice", "samples_old"))
     if s.outdated > 0:
         said.add(("notice", "models_behind"))
+    if [node for node in s.inference if node.is_outdated]:
+        said.add(("notice", "inference_behind"))
+    if [node for node in s.inference if node.refused_per_second > 0.1]:
+        said.add(("notice", "inference_refuses"))
+    if [table for table in s.lags if table.value > 8.0] and not s.is_idle:
+        said.add(("notice", "lag"))
+    if [table for table in s.stale if table.value > 0.1]:
+        said.add(("notice", "learner_skips_stale"))
     if s.rejected_share > 0.01:
         said.add(("notice", "caches_rejected"))
     held = len(s.inserts_wait) > 0
+    slow = [node for node in s.inference if (node.busy or 0.0) > 0.9 or (node.p99 or 0.0) > 0.25]
     order = [
         ("no_inserts", "bad", s.is_still and not held and s.active - s.idle > 0),
         ("no_caches", "bad", s.nothing_arrives),
         ("inserts_limited", "notice", held),
+        ("waits_for_inference", "notice", (s.waiting_share or 0.0) > 0.3 and len(slow) > 0),
         ("draws_limited", "notice", len(s.draws_wait) > 0 and s.waiting_share not in (None, 0.0)),
         ("learner_waits", "notice", s.waiting_share is not None and s.waiting_share > 0.3),
         ("actors_ahead", "notice", s.skipped_share > 0.1),

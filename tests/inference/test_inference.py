@@ -104,6 +104,11 @@ def test_many_clients_share_batches_and_each_gets_its_own_rows(open_node, open_p
         thread.join(30)
     stats = node.stats()
     assert not wrong and stats.batched_rows == 240 and sum(stats.batches.values()) < 100
+    answered = {reason: timing.count for reason, timing in stats.durations.items()}
+    assert sum(answered.values()) == 120 and all(stats.batches[reason] for reason, count in answered.items() if count)
+    for reason, timing in stats.durations.items():  # an answer takes its wait and the function
+        assert timing.count == stats.waits[reason].count and timing.seconds >= stats.waits[reason].seconds
+    assert stats.waited_seconds == sum(timing.seconds for timing in stats.waits.values()) and stats.topic == ""
 
 
 def test_an_error_of_the_function_is_the_answer_and_the_node_lives_on(open_node, open_policy):

@@ -7,12 +7,12 @@ import typing
 
 import pytest
 
+from memoire.accounting.timings import BOUNDS, Timing
 from memoire.client.stats import ClientStats
 from memoire.inference.stats import InferenceStats
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.stats import ReaderStats
 from memoire.server.stats import ServerStats
-from memoire.server.timings import BOUNDS, Timing
 
 metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 
@@ -113,9 +113,9 @@ FIELDS = {
         "faults": "faults", "refused": "refused", "uptime_seconds": "uptime", "inference_requests": "requests",
         "inference_rows": "rows", "inference_batches": "batches", "inference_batch_rows": "batched_rows",
         "inference_expired": "expired", "inference_resends": "resends", "inference_failures": "failures",
-        "inference_weights_failures": "weights_failures", "inference_wait_seconds": "waited_seconds",
+        "inference_weights_failures": "weights_failures", "inference_wait_seconds": "waits.seconds",
         "inference_forward_seconds": "computed_seconds", "inference_queue_rows": "queue_rows",
-        "inference_clients": "clients", "inference_model_version": "version",
+        "inference_request_duration_seconds": "durations", "inference_clients": "clients", "inference_model_version": "version",
     },
 }  # fmt: skip
 """By metric: the figure of the stats that it shows, a number, or one figure for each label; a tuple is summed."""
@@ -158,10 +158,11 @@ def test_every_metric_shows_the_figure_of_its_name(role):
     for name, said in FIELDS[role].items():
         family = catalogue[name].family(stats)
         if catalogue[name].kind == "histogram":
-            sums = {one.labels["type"]: one.value for one in family.samples if one.name.endswith("_sum")}
-            assert sums == {kind: timing.seconds for kind, timing in stats.requests.items()}
-            counts = {one.labels["type"]: one.value for one in family.samples if one.name.endswith("_count")}
-            assert counts == {kind: sum(timing.counts) for kind, timing in stats.requests.items()}
+            label, timings = catalogue[name].label, getattr(stats, said)
+            sums = {one.labels[label]: one.value for one in family.samples if one.name.endswith("_sum")}
+            assert sums == {kind: timing.seconds for kind, timing in timings.items()}
+            counts = {one.labels[label]: one.value for one in family.samples if one.name.endswith("_count")}
+            assert counts == {kind: sum(timing.counts) for kind, timing in timings.items()}
             continue
         found = {next(iter(one.labels.values()), ""): one.value for one in family.samples}
         wanted = shown(stats, said)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import memoire
+from memoire.accounting.timings import BOUNDS, Timings
 from memoire.nodes.http import NodePages
 from memoire.pool.freshness import FreshnessMonitor
 from memoire.replay.batch import GatheredSamples
 from memoire.server.reported import recent, spread
-from memoire.server.timings import BOUNDS, Timings
 from memoire.wire.messages import Ended
 from netkit import SCHEMA, record, until
 
@@ -197,6 +197,14 @@ def test_a_look_at_a_batch_is_taken_now_and_then_only():
     assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is none
     looks.saw(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)
     assert looks.newest.lag_mean is None and looks.newest.effective == 0.5
+
+
+def test_a_look_at_rollouts_that_were_taken_shows_ages_and_lags_of_entries_that_count_alike():
+    looks = FreshnessMonitor()
+    looks.took(np.array([4.0, 2.0, 6.0], np.float32), np.array([0, 3, 5]), newest=5)
+    fresh = looks.newest
+    assert (fresh.age_median, fresh.age_max, fresh.lag_mean, fresh.lag_max) == (4.0, 6.0, 1.0, 2.0)
+    assert (fresh.effective, fresh.left_out, fresh.weights) == (1.0, 0.0, (1.0,) * 7)
 
 
 def test_recent_episodes_are_the_newest_hundred():

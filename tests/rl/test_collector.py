@@ -112,6 +112,10 @@ def test_two_groups_wait_for_their_actions_at_once(cluster):
     server = cluster.server(schema=None, tables=table_of(groups[0], capacity=1000), limits=QUICK)
     with Collector(server.endpoint, groups, policy=policy) as collector:
         assert collector.run(40).steps >= 40
+        version = collector.version
+        collector.client.update(20.0)
+        (client,) = server.clients()
+        assert client.scalars == {"model_version": version}, "it has no model itself, and says which one acts"
     assert policy.most == 2
     rollouts = server.table("rollouts").take(40, timeout=20.0)
     assert rollouts.truncated.all() and rollouts.lengths.max() == 5

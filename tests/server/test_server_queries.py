@@ -6,6 +6,7 @@ from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
 from memoire.accounting.merge import key_of, merge
 from memoire.errors import ParameterError
 from memoire.limits import Limits
+from memoire.models.model import make
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Dispatcher
@@ -65,6 +66,14 @@ def test_totals_are_of_the_run_that_is_asked_for(served):
     served.report(ACTORS[1], episodes=2, steps=5)
     assert (served.queries.totals(None).steps, served.queries.totals("one").steps) == (5, 10)
     assert [facts.name for facts in served.queries.runs()] == ["one", "two"]
+
+
+def test_a_client_is_shown_with_the_models_that_were_the_newest_when_it_reported(served):
+    served.dispatcher.models.put(make("policy", b"weights", 4))
+    served.report(ACTORS[0], steps=1, models={"policy": 3})
+    served.dispatcher.models.put(make("policy", b"weights", 9))
+    (client,) = served.queries.clients("", None)
+    assert (client.models, client.newest_models) == ({"policy": 3}, {"policy": 4})
 
 
 def test_totals_add_what_drained_servers_have_brought(served):

@@ -20,7 +20,9 @@ FLAGS = (
     "--disable-sync",
     "--host-resolver-rules=MAP stranger.example 127.0.0.1",
 )
-NAMES = ("overview", "live", "learning", "runs", "memory", "actors", "nodes", "logs", "settings")
+NAMES = (
+    "overview", "live", "learning", "lag", "inference", "starts", "runs", "memory", "actors", "nodes", "logs", "settings",
+)  # fmt: skip
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 100_000
 """Milliseconds for which a test waits for what a page should show."""

@@ -2,6 +2,8 @@
 // wants to be told: update(overview) once a second, route(parameters) when only its state changed, close() at its end.
 import {openActors} from "./actors.js";
 import {openGlossary} from "./glossary.js";
+import {openInference} from "./inference.js";
+import {openLag} from "./lag.js";
 import {openLearning} from "./learning.js";
 import {openLive} from "./live.js";
 import {openLogs} from "./logs.js";
@@ -10,11 +12,15 @@ import {openNodes} from "./nodes.js";
 import {openOverview} from "./overview.js";
 import {openRuns} from "./runs.js";
 import {openSettings} from "./settings.js";
+import {openStarts} from "./starts.js";
 
 export const PAGES = {
   overview: {title: "Overview", open: openOverview},
   live: {title: "Live", open: openLive},
   learning: {title: "Learning", open: openLearning},
+  lag: {title: "Lag", open: openLag},
+  inference: {title: "Inference", open: openInference},
+  starts: {title: "Starts", open: openStarts},
   runs: {title: "Runs", open: openRuns},
   memory: {title: "Memory", open: openMemory},
   actors: {title: "Actors", open: openActors},

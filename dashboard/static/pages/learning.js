@@ -1,23 +1,34 @@
-// Does it learn, and better than before: returns, lengths and scalars, over steps, time or models, runs side by side.
+// Does it learn, and better than before: returns, what the learner waits for, and its figures by what they are about; over steps,
+// time or models, runs side by side.
 import {at, get, query} from "../api.js";
 import {makeChart} from "../charts.js";
 import {columnsOf, placesOn, together} from "../curves.js";
-import {fill, h} from "../dom.js";
-import {words} from "../format.js";
-import {empty, every, showProblem} from "../parts.js";
+import {fill, h, patch} from "../dom.js";
+import {count, duration, figure, NONE, share} from "../format.js";
+import {term} from "../help.js";
+import {empty, every, facts, showProblem} from "../parts.js";
 import {isChosen, makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
+import {called, drawn, grouped} from "../scalars.js";
 
-const IS_SCALAR = /^(client|learner)\./;
 const SMOOTH = {off: 1, some: 5, much: 20};
 const HEIGHT = 340;
+const WAITS = "waiting_share";
+/** Findings about who waits for whom, and what stands above their sentence. */
+const FLOW = {
+  no_inserts: "Nothing comes in", no_caches: "Nothing arrives", inserts_limited: "Actors wait for the learner", waits_for_inference: "It waits for inference",
+  draws_limited: "It waits for entries", learner_waits: "It waits for actors", no_learner: "Nobody learns now", learner_behind: "For nothing: it is behind its actors",
+  balanced: "For nobody",
+};
 
 export function openLearning({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const message = h("div");
-  const place = h("div.grid.wide");
+  const place = h("div");
   const ending = h("p");
-  const charts = new Map();
+  const waits = h("section.card");
+  const waiting = makeChart({title: "Learner waits", unit: "share of its time", named: "waiting_share", format: share, top: 1, sync: "learning"});
+  const charts = new Map([[WAITS, waiting]]);
   signal.addEventListener("abort", () => closeAll(charts));
   const change = (changes) => {
     Object.assign(state, changes);
@@ -26,7 +37,7 @@ export function openLearning({root, parameters, stream, signal}) {
     refresh();
   };
   const returns = makeReturns({state, change, stream, signal, height: HEIGHT});
-  fill(root, h("div.wide-chart", returns.element), message, place, ending);
+  fill(root, h("div.wide-chart", returns.element), h("div.grid.wide", waits, waiting.element), message, place, ending);
 
   const refresh = every(5, signal, stream, async () => {
     try {
@@ -37,8 +48,8 @@ export function openLearning({root, parameters, stream, signal}) {
       const topic = Object.keys(stream.newest?.models ?? {})[0] ?? "";
       const axis = state.over === "version" && topic ? "version" : state.over !== "time" ? "steps" : shown.length > 1 ? "elapsed" : "time";
       const figures = await Promise.all(shown.map((run) => get("figures", {run: run.name}, signal)));
-      const names = ["length", ...new Set(figures.flat().filter((name) => IS_SCALAR.test(name)))];
-      const asked = [...names, "nodes_up", ...(topic ? [`model.${topic}`] : [])];
+      const names = drawn(figures.flat());
+      const asked = [...names, WAITS, "nodes_up", ...(topic ? [`model.${topic}`] : [])];
       const answers = await Promise.all(shown.map((run) => get("curves", {run: run.name, name: asked, points: 400}, signal)));
       draw(place, charts, names, {runs: shown, answers, axis, topic, width: SMOOTH[state.smooth] ?? SMOOTH.some});
       fill(ending, exports(current?.name ?? ""));
@@ -47,34 +58,65 @@ export function openLearning({root, parameters, stream, signal}) {
       if (error.name !== "AbortError") showProblem(message, error);
     }
   });
+  return {update: (overview) => patch(waits, waitsFor(overview))};
 }
 
+// ---------------------------------------------------------------------------------------------------------- who waits
+
+/** What the learner waits for now: the finding of the overview about it, and the figures behind it. */
+function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
+  const found = verdicts.find(({code}) => FLOW[code]);
+  const rollouts = tables.filter(({storage}) => storage === "rollouts");
+  const taken = rollouts.reduce((sum, each) => sum + each.samples, 0);
+  const stale = rollouts.reduce((sum, each) => sum + each.passed_over_samples, 0);
+  return [
+    h("h2", "What does the learner wait for?"),
+    h("p.answer", finished ? "The run is over" : found ? FLOW[found.code] : learners.length ? "Not known yet" : "Nobody learns now"),
+    found && h("p", found.text),
+    facts([
+      [term("waiting_share", "Waits"), share(rates.waiting_share)],
+      [term("drawn", "Samples drawn"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
+      [term("age", "Age of samples"), duration(freshness.age_median)],
+      [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+      ...(rollouts.length ? [[term("taken", "Entries taken"), count(taken)], [term("passed_over", "Entries too old"), count(stale)]] : []),
+    ]),
+  ];
+}
+
+// ---------------------------------------------------------------------------------------------------------- its figures
+
 function draw(place, charts, names, {runs, answers, axis, topic, width}) {
-  const known = names.filter((name) => answers.some(({mean}) => mean[name]?.some((value) => value !== null)));
+  const isKnown = (name) => answers.some(({mean}) => mean[name]?.some((value) => value !== null));
+  const known = names.filter(isKnown);
   for (const [name, chart] of charts) {
-    if (known.includes(name)) continue;
+    if (name === WAITS || known.includes(name)) continue;
     chart.close();
     charts.delete(name);
   }
-  for (const name of known) {
-    if (!charts.has(name)) charts.set(name, makeChart({title: titleOf(name), sync: "learning"}));
+  for (const name of [WAITS, ...known]) {
+    const {title, term: named, ...kind} = called(name);
+    if (!charts.has(name)) charts.set(name, makeChart({title, named, ...kind, sync: "learning"}));
     const sources = answers.map((answer, run) => ({xs: placesOn(axis, answer, runs[run].began, topic), time: answer.time, away: answer.away,
       columns: columnsOf(answer, name, width)}));
     const {x, columns} = together(sources);
-    const lines = runs.map((run, shade) => ({name: runs.length > 1 ? run.name : lineName(name), shade, values: columns[3 * shade],
+    const lines = runs.map((run, shade) => ({name: runs.length > 1 ? run.name : lineName(name, title), shade, values: columns[3 * shade],
       ...(runs.length > 1 ? {} : {low: columns[1], high: columns[2]})}));
     charts.get(name).set(x, lines, {axis, away: axis === "time" ? answers[0].away : []});
   }
-  const wanted = known.map((name) => charts.get(name).element);
-  const isSame = wanted.length === place.childElementCount && wanted.every((each, at) => place.children[at] === each);
-  if (!isSame || !wanted.length) fill(place, wanted.length ? wanted : empty(NOTHING));
+  arrange(place, charts, grouped(known));
+}
+
+const lineName = (name, title) => (name === "length" ? "steps" : name === WAITS ? "waits" : title.toLowerCase().replace(/^kl /, "KL "));
+
+/** The charts below their headings; what stands there already stays, with whatever somebody unfolded in it. */
+function arrange(place, charts, groups) {
+  const key = JSON.stringify(groups);
+  if (place.dataset.key === key) return;
+  place.dataset.key = key;
+  fill(place, groups.length ? groups.map(([title, names]) => [h("h2", title), h("div.grid.wide", names.map((name) => charts.get(name).element))]) : empty(NOTHING));
 }
 
 const NOTHING = "No episode has ended yet, and no scalar has come in: client.scalars({...}) and server.scalars({...}) send them.";
-
-const rest = (name) => words(name.slice(name.indexOf(".") + 1));
-const titleOf = (name) => (name === "length" ? "Length of episodes" : `${rest(name)} · ${name.startsWith("client.") ? "mean of the actors" : "learner"}`);
-const lineName = (name) => (name === "length" ? "steps" : rest(name));
 
 function exports(run) {
   return ["Everything that is kept of this run: ", h("a", {href: at(`api/export.run${query({run})}`)}, "one file"), " to open elsewhere, ",

@@ -63,13 +63,14 @@ function verdict({level, code, text}, worst) {
   return h(`li.verdict.${level}`, h("b", title), h("span", text, link && [" ", link]));
 }
 
-const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
+const PAGE_NAMES = {lag: "how far models are behind", inference: "the inference nodes", nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
 
 /** The page that says more of a finding, with its state. */
 const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
   servers_missing: ["nodes"], proxies_missing: ["nodes"], no_inserts: ["actors", {sort: "last_seen"}], no_caches: ["nodes"],
-  learner_behind: ["live"], samples_old: ["live"], models_behind: ["actors"], caches_rejected: ["actors", {sort: "rejected_caches"}], actors_gone: ["actors"],
+  learner_behind: ["live"], samples_old: ["live"], models_behind: ["lag"], caches_rejected: ["actors", {sort: "rejected_caches"}], actors_gone: ["actors"],
+  inference_missing: ["nodes"], waits_for_inference: ["inference"], inference_behind: ["inference"], inference_refuses: ["inference"], lag: ["lag"], learner_skips_stale: ["lag"],
   no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
   learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
 };

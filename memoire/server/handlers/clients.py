@@ -140,6 +140,7 @@ class ClientsHandler:
             if state.run.finished and (body.finished or body.leaving) and not state.tables.is_probe(table.number):
                 state.informed.add(account.client)
             self._report(table, header, body, account)
+            account.newest_models = state.models.versions()
             if not account.report.leaving:
                 inserted = body.steps - body.passed_steps
                 changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, inserted, now)

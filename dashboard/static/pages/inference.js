@@ -1,0 +1,125 @@
+// Do actors get their actions in time: inference nodes, how many rows a batch has and what makes it due, how long answers take.
+import {get} from "../api.js";
+import {lineOf, makeChart} from "../charts.js";
+import {withGaps} from "../curves.js";
+import {fill, h, patch} from "../dom.js";
+import {count, duration, figure, share} from "../format.js";
+import {term} from "../help.js";
+import {choice, every, showProblem, table} from "../parts.js";
+import {RANGES, spanOf} from "../ranges.js";
+import {address, remember} from "../router.js";
+
+const IS_NODE = /^inference\.(.+)\.busy$/;
+const FULL = 0.9; // share of its time from which a node has no room for more
+const REASONS = {full: "full", everyone: "everyone asked", wait: "waited long enough"};
+
+const CHARTS = [
+  {name: "rows_per_second", title: "Rows", unit: "per second", named: "inference_rows"},
+  {name: "batch_rows", title: "Rows of a batch", unit: "mean", named: "batch_rows", top: 1},
+  {name: "p50", title: "Time of an answer", unit: "half of them take less", named: "answer_of_inference", format: duration},
+  {name: "p99", title: "Time of slow answers", unit: "99 in 100 take less", named: "answer_of_inference", format: duration},
+  {name: "wait", title: "Wait for a batch", unit: "mean of the requests", named: "batch_wait", format: duration},
+  {name: "busy", title: "Busy", unit: "share of a node's time", named: "inference_busy", format: share, top: 1},
+  {name: "version", title: "Model", unit: "version, of each node", named: "inference_version", format: count},
+  {name: "queue_rows", title: "Rows that wait", named: "queue_rows", format: count},
+  {name: "refused_per_second", title: "Refused requests", unit: "per second", named: "inference_refused"},
+];
+
+const COLUMNS = [
+  {title: "Inference node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name)},
+  {title: "Version", term: "inference_version", value: version, number: true},
+  {title: "Clients", term: "inference_clients", value: (row) => count(row.clients), number: true},
+  {title: "Rows/s", term: "inference_rows", value: (row) => figure(row.rows_per_second), number: true},
+  {title: "Batch", term: "batch_rows", value: (row) => figure(row.batch_rows), number: true},
+  {title: "Wait", term: "batch_wait", value: (row) => duration(row.wait), number: true},
+  {title: "Answer, median", term: "answer_of_inference", value: (row) => duration(row.p50), number: true},
+  {title: "99 % below", value: (row) => duration(row.p99), number: true},
+  {title: "Busy", term: "inference_busy", value: (row) => h(row.busy > FULL ? "span.state.unready" : "span", share(row.busy)), number: true},
+  {title: "Refused/s", term: "inference_refused", value: (row) => figure(row.refused_per_second), number: true},
+  {title: "Refused, in all", value: refused, wrap: true},
+];
+
+function version(row) {
+  return row.behind ? h(row.is_outdated ? "span.state.unready" : "span", `${row.version} (${count(row.behind)} behind)`) : String(row.version);
+}
+
+function refused({refused: codes, failures, weights_failures: unread, expired}) {
+  const found = [...Object.entries(codes).map(([code, number]) => `${count(number)} ${code}`), failures && `${count(failures)} batches failed`,
+    unread && `${count(unread)} models not read`, expired && `${count(expired)} too late`].filter(Boolean);
+  return found.join(", ") || "none";
+}
+
+export function openInference({root, parameters, stream, signal}) {
+  const state = Object.fromEntries(parameters);
+  const [top, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
+  const due = makeChart({title: "What makes batches due", unit: "share of the batches of all nodes", named: "batch_reason", format: share, top: 1, sync: "inference"});
+  const charts = CHARTS.map((each) => ({...each, chart: makeChart({...each, sync: "inference"})}));
+  const all = [...charts.slice(0, 2).map(({chart}) => chart), due, ...charts.slice(2).map(({chart}) => chart)];
+  signal.addEventListener("abort", () => all.forEach((chart) => chart.close()));
+  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
+    state.range = chosen;
+    remember({range: chosen});
+    refresh();
+  });
+  fill(over, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", all.map(({element}) => element)));
+  fill(root, top, over);
+  const refresh = every(3, signal, stream, async () => {
+    try {
+      const names = (await get("figures", {}, signal)).map((name) => name.match(IS_NODE)?.[1]).filter(Boolean);
+      over.hidden = !names.length && !stream.newest?.inference.length;
+      if (over.hidden) return;
+      const asked = names.flatMap((node) => [...CHARTS.map(({name}) => name), ...Object.keys(REASONS).map((reason) => `batches_${reason}`)].map((name) => `inference.${node}.${name}`));
+      const found = await get("curves", {name: asked, points: 300, ...spanOf(state, stream)}, signal);
+      const set = (chart, lines) => chart.set(...withGaps(found, lines), {away: found.away});
+      for (const {chart, name} of charts) set(chart, names.map((node) => lineOf(found, `inference.${node}.${name}`, node)));
+      set(due, Object.entries(REASONS).map(([reason, title]) => ({name: title, values: meanOf(found, names.map((node) => `inference.${node}.batches_${reason}`))})));
+      showProblem(message, null);
+    } catch (error) {
+      if (error.name !== "AbortError") showProblem(message, error);
+    }
+  });
+  return {update: (overview) => patch(top, overview.inference.length ? shown(overview) : nothing(overview))};
+}
+
+/** The mean of several curves, of those that are known at each time. */
+function meanOf({time, mean}, names) {
+  return time.map((_, at) => {
+    const known = names.map((name) => mean[name]?.[at]).filter((value) => value !== null && value !== undefined);
+    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+  });
+}
+
+const sumOf = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0);
+const worst = (rows, name) => rows.reduce((most, row) => (row[name] !== null && (most === null || row[name] > most) ? row[name] : most), null);
+
+function shown({inference: rows, verdicts}) {
+  const found = verdicts.filter(({code}) => code.startsWith("inference") || code === "waits_for_inference");
+  const tiles = [
+    ["inference_rows", "Rows", `${figure(sumOf(rows, "rows_per_second"))} / s`, `${count(sumOf(rows, "clients"))} client${sumOf(rows, "clients") === 1 ? "" : "s"}, ${count(rows.length)} node${rows.length === 1 ? "" : "s"}`],
+    ["batch_rows", "Rows of a batch", figure(worst(rows, "batch_rows")), rows.length > 1 ? "the node with most" : "mean"],
+    ["answer_of_inference", "Answer, 99 % below", duration(worst(rows, "p99")), `half below ${duration(worst(rows, "p50"))}`],
+    ["batch_wait", "Wait for a batch", duration(worst(rows, "wait")), rows.length > 1 ? "of the slowest node" : "mean"],
+    ["inference_busy", "Busy", share(worst(rows, "busy")), rows.length > 1 ? "the busiest node" : "of its time"],
+    ["queue_rows", "Rows that wait", count(sumOf(rows, "queue_rows")), `${figure(sumOf(rows, "refused_per_second"))} / s refused`],
+  ];
+  return [
+    found.map(({text, level}) => h(`p.away-note.${level}`, text)),
+    h("div.tiles", tiles.map(([named, title, value, rest]) => h("section.card.tile", h("div.label", term(named, title)), h("div.value", value), h("div.rate", rest)))),
+    table("Inference nodes", COLUMNS, rows),
+  ];
+}
+
+const LINES = `from memoire.nodes.http import NodePages
+
+node = memoire.Inference("tcp://*:5570", inputs, outputs, function, connect="tcp://server:5560")
+pages = NodePages("0.0.0.0:8080", node)`;
+
+/** What the page is for, and how to fill it; nodes that were there and are away are said. */
+function nothing({nodes}) {
+  const away = nodes.filter(({role}) => role === "inference");
+  if (away.length) return h("p.away-note", `${away.map(({name, url}) => name || url).join(", ")} does not answer: `, h("a", {href: address("nodes")}, "see the nodes"), ".");
+  return h("section.card.start", h("h2", "No inference node is watched"),
+    h("p", "An inference node computes the policy for many actors at once, for instance on a GPU: docs/inference.md. In its process, write:"),
+    h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an inference node"}, LINES)),
+    h("p.quiet", "Then name its pages to this dashboard: ", h("code", "memoire dashboard dns:NAME:8080"), " finds all addresses of a name."));
+}

@@ -1,0 +1,101 @@
+// How old are the models that act, and that what is learned from was made by: actors and tables against the newest model.
+import {get} from "../api.js";
+import {lineOf, makeChart} from "../charts.js";
+import {withGaps} from "../curves.js";
+import {fill, h, patch} from "../dom.js";
+import {ago, count, figure, NONE, share} from "../format.js";
+import {term} from "../help.js";
+import {choice, empty, every, facts, showProblem, table} from "../parts.js";
+import {RANGES, spanOf} from "../ranges.js";
+import {address, remember} from "../router.js";
+
+const MOST = 100; // actors, those that are most behind
+const IS_STALE = /^table\.(.+)\.stale_share$/;
+const IS_MODEL = /^model\.(.+)$/;
+const now = () => Date.now() / 1000;
+
+const COLUMNS = [
+  {title: "Actor", value: (row) => h("a.mono", {href: address("actors", {id: row.client})}, row.name || row.label)},
+  {title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
+  {title: "Host", value: (row) => row.host || NONE},
+  {title: "Acted with", term: "acting_version", value: (row) => (row.model_version === null ? NONE : `version ${row.model_version}`), number: true},
+  {title: "Behind", term: "actor_lag", value: (row) => (row.model_lag === null ? NONE : row.model_lag ? count(row.model_lag) : "newest"), number: true},
+  {title: "Steps/s", term: "steps_per_second", value: (row) => figure(row.steps_per_second), number: true},
+  {title: "Reported", value: (row) => ago(row.last_seen, now()), number: true},
+];
+
+export function openLag({root, parameters, stream, signal}) {
+  const state = Object.fromEntries(parameters);
+  const message = h("div");
+  const cards = h("div.grid.wide", h("p.quiet", "Loading …"));
+  const list = h("div");
+  const acting = makeChart({title: "Models behind, of actors", unit: "versions", named: "actor_lag", sync: "lag"});
+  const learned = makeChart({title: "Models behind, of what was learned from", unit: "versions", named: "model_lag", sync: "lag"});
+  const stale = makeChart({title: "Too old to be learned from", unit: "share of what left the table", named: "stale_share", format: share, top: 0.1, sync: "lag"});
+  const models = makeChart({title: "Newest model", unit: "version", format: count, sync: "lag"});
+  const charts = [acting, learned, stale, models];
+  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
+  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
+    state.range = chosen;
+    remember({range: chosen});
+    refresh();
+  });
+  fill(root, cards, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", charts.map(({element}) => element)),
+    h("h2", "Actors, the farthest behind first"), list);
+  const refresh = every(3, signal, stream, async () => {
+    try {
+      const all = await get("figures", {}, signal);
+      const [ofTables, ofModels] = [IS_STALE, IS_MODEL].map((kind) => all.filter((name) => kind.test(name)));
+      const trained = all.includes("learner.lag_mean") ? "learner.lag" : "sample_lag"; // of each take, or of a batch now and then
+      const [ofActors, ofSamples] = ["actor_lag", trained].map((name) => ({[`${name}_mean`]: "mean", [`${name}_max`]: "most"}));
+      const name = [...Object.keys({...ofActors, ...ofSamples}), ...ofTables, ...ofModels];
+      const [found, page] = await Promise.all([get("curves", {name, points: 300, ...spanOf(state, stream)}, signal),
+        get("actors", {sort: "model_lag", order: "down", limit: MOST}, signal)]);
+      const show = (chart, names) => chart.set(...withGaps(found, Object.entries(names).map(([key, title]) => lineOf(found, key, title))), {away: found.away});
+      show(acting, ofActors);
+      show(learned, ofSamples);
+      show(stale, titles(ofTables, IS_STALE));
+      show(models, titles(ofModels, IS_MODEL));
+      const rows = page.rows.filter(({state: each}) => each !== "gone");
+      patch(list, rows.length ? table("Actors by model", COLUMNS, rows) : empty(NOBODY));
+      showProblem(message, null);
+    } catch (error) {
+      if (error.name !== "AbortError") showProblem(message, error);
+    }
+  });
+  return {update: (overview) => patch(cards, act(overview), learn(overview))};
+}
+
+const titles = (names, kind) => Object.fromEntries(names.map((name) => [name, name.match(kind)[1]]));
+const NOBODY = "No actor has recorded anything in this run yet. An actor begins with memoire.connect(ADDRESS).";
+
+const versions = (lag) => `${figure(lag)} version${lag === 1 ? "" : "s"}`;
+
+/** The models that actors and inference nodes act with. */
+function act({models, actor_lag: lag, outdated, actors, inference}) {
+  const topics = Object.entries(models);
+  const answer = !topics.length ? "No model was published yet" : lag === null ? "No actor says which model it acts with" :
+    lag.max === 0 ? "Every actor acts with the newest model" : `Actors are ${versions(lag.mean)} behind, at most ${count(lag.max)}`;
+  return h("section.card", h("h2", "How old are the models that act?"), h("p.answer", answer),
+    !topics.length && h("p.quiet", "A learner publishes one with server.publish(\"policy\", weights), and actors follow it with client.model(\"policy\")."),
+    facts([
+      ...topics.map(([topic, version]) => [`Newest model of ${topic}`, `version ${version}`]),
+      [term("actors", "Actors that say theirs"), lag === null ? NONE : `${count(lag.actors)} of ${count(actors.active)} active`],
+      [term("outdated", "Replaced a minute ago"), count(outdated)],
+      ...inference.map((row) => [h("a", {href: address("inference")}, row.name), `version ${row.version}${row.behind ? `, ${row.behind} behind` : ""}`]),
+    ]));
+}
+
+/** What learners got. */
+function learn({tables, freshness}) {
+  const {lag_mean: mean, lag_max: most} = freshness;
+  const answer = mean === null ? "No batch with a model was drawn lately" : mean === 0 ? "The newest model made all that was learned from" :
+    `It was made by models ${versions(mean)} behind, at most ${count(most)}`;
+  return h("section.card", h("h2", "How old is what is learned from?"), h("p.answer", answer), facts(tables.flatMap((row) => [
+    [term("max_model_lag", `Limit of table ${row.name}`), row.max_model_lag === null ? "none (max_model_lag)" : versions(row.max_model_lag)],
+    ...(row.storage === "rollouts" ? [
+      [term("stale_share", `Skipped in table ${row.name}`), row.stale_share === null ? NONE : share(row.stale_share)],
+      [term("passed_over", "Entries too old, in all"), count(row.passed_over_samples)],
+    ] : []),
+  ])));
+}

@@ -1,0 +1,51 @@
+// Scalars that learners send under names of their own: which of them belong together, and what they are called here.
+import {figure, share, words} from "./format.js";
+
+const IS_SCALAR = /^(client|learner)\./;
+const HIDDEN = new Set(["recent_return", "learner_steps", "model_version", "lag_mean", "lag_max"]); // other charts show them
+
+/** {title, unit, term?, format?} of scalars that are known by name; others are called as they are. */
+const KNOWN = {
+  test_return: {title: "Test return", unit: "episodes that are not learned from", term: "test_return"},
+  policy_loss: {title: "Policy loss", term: "policy_loss"},
+  entropy: {title: "Entropy", unit: "of the actions' distribution", term: "entropy"},
+  approx_kl: {title: "KL divergence", unit: "between the policy before an update and after it", term: "kl"},
+  clip_fraction: {title: "Clipped ratios", unit: "share of the entries", term: "clip_fraction", format: share, top: 0.1},
+  ratio: {title: "Probability ratio", unit: "new policy to old", term: "ratio"},
+  value_loss: {title: "Value loss", term: "value_loss"},
+  explained_variance: {title: "Explained variance", unit: "1 is all of it", term: "explained_variance"},
+  loss: {title: "Loss"},
+  grad_norm: {title: "Gradient norm", unit: "before it is clipped", term: "grad_norm"},
+};
+const SAME = {
+  eval_return: "test_return", actor_loss: "policy_loss", pi_loss: "policy_loss", critic_loss: "value_loss", q_loss: "value_loss", vf_loss: "value_loss",
+  kl: "approx_kl", mean_kl: "approx_kl", ratio_mean: "ratio", clipfrac: "clip_fraction", gradient_norm: "grad_norm", explained_var: "explained_variance",
+};
+const GROUPS = {
+  Episodes: ["length", "test_return"],
+  "The policy": ["policy_loss", "entropy", "approx_kl", "clip_fraction", "ratio"],
+  "The value function": ["value_loss", "explained_variance"],
+  "The optimizer": ["loss", "grad_norm"],
+};
+const REST = "Other figures";
+
+const rest = (name) => name.slice(name.indexOf(".") + 1);
+const known = (name) => SAME[rest(name)] ?? rest(name);
+
+/** Names of figures that the page Learning draws, out of all that there are. */
+export const drawn = (names) => ["length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !HIDDEN.has(rest(name))))];
+
+/** [[heading, names]] in their order; only those that there are. */
+export function grouped(names) {
+  const groups = Object.entries(GROUPS).map(([title, own]) => [title, own.flatMap((each) => names.filter((name) => known(name) === each))]);
+  const taken = new Set(groups.flatMap(([, own]) => own));
+  return [...groups, [REST, names.filter((name) => !taken.has(name))]].filter(([, own]) => own.length);
+}
+
+/** What the chart of a figure is called: {title, unit, term, format}. */
+export function called(name) {
+  if (name === "length") return {title: "Length of episodes", unit: "steps", term: "length"};
+  const found = KNOWN[known(name)];
+  const plain = {title: words(rest(name)).replace(/^./, (letter) => letter.toUpperCase()), ...found, format: found?.format ?? figure};
+  return name.startsWith("client.") ? {...plain, unit: "mean of the actors"} : plain;
+}

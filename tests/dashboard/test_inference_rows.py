@@ -1,0 +1,189 @@
+"""Inference nodes, lag and start states in an overview: out of what nodes say, with figures that differ in everything."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.accounting.timings import BOUNDS
+from memoire.dashboard.collect.actors import acting_versions, behind
+from memoire.dashboard.collect.answers import StartsRow
+from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.node_state import NodeAnswer, NodeState
+from memoire.dashboard.collect.starts import MAX_LINEAGE, starts_of
+from memoire.dashboard.settings import Settings
+
+NODE, SERVER = "http://i:1", "http://s:1"
+
+
+def timing(seconds, place, count):
+    return {"seconds": seconds, "counts": [count if each == place else 0 for each in range(len(BOUNDS) + 1)]}
+
+
+def inference(now, *, version=3, pid=1, **changes):
+    """A node that answers 100 requests of 8 rows a second in batches of 16, mostly in 4 ms, and refuses two."""
+    answered = {
+        "full": timing(0.2 * now, 5, 90 * now),
+        "wait": timing(0.6 * now, 9, 10 * now),
+        "everyone": timing(0, 0, 0),
+    }
+    stats = {
+        "name": "i-0", "topic": "policy", "version": version, "clients": 5, "queue_rows": 7, "rows": 800 * now,
+        "batched_rows": 800 * now, "computed_seconds": 0.25 * now, "refused": {"busy": 2 * now, "failed": 0},
+        "batches": {"full": 40 * now, "everyone": 0, "wait": 10 * now}, "failures": 1, "weights_failures": 2, "expired": 3,
+        "waits": answered, "durations": answered, "requests": 100 * now,
+    }  # fmt: skip
+    return {"role": "inference", "ready": True, "process": {"pid": pid, "host": "h"}, "stats": stats | changes}
+
+
+def rollouts(now, *, stale=0, taken=100, **changes):
+    rate = {"draws_wait": "", "inserts_wait": ""}
+    fresh = {"lag_mean": 1.5, "lag_max": 4.0, "age_median": 1.0, "age_p90": 2.0, "age_max": 3.0, "left_out": 0.0, "effective": 1.0}  # fmt: skip
+    table = {
+        "storage": "rollouts", "samples_per_insert": 0.0, "steps": 200 * now, "samples": taken * now, "batches": now,
+        "passed_over_samples": stale * now, "rate": rate, "freshness": fresh,
+    }  # fmt: skip
+    stats = {"name": "s", "run": "r", "epoch": 1, "tables": {"rollouts": table}, "models": {"policy": 5}}
+    return {"role": "server", "ready": True, "stats": stats | changes}
+
+
+def watched(seconds, node=inference, server=rollouts, settings=None, **given_):
+    """The overview after so many seconds of a server and an inference node, and the figures for the history."""
+    cluster = Cluster(Settings(nodes=(SERVER, NODE), **given_))
+    cluster.listed([SERVER, NODE], 1000.0)
+    for now in range(0, seconds + 1, 5):
+        cluster.apply(NodeAnswer(SERVER, 1000.0 + now, status=server(now), settings=settings))
+        cluster.apply(NodeAnswer(NODE, 1000.0 + now, status=node(now)))
+        found = cluster.look(1000.0 + now)
+    return found
+
+
+def test_an_inference_node_is_shown_by_what_it_did_in_ten_seconds():
+    overview, figures = watched(30)
+    (row,) = overview.inference
+    assert (row.name, row.version, row.behind, row.clients, row.queue_rows) == ("i-0", 3, 2, 5, 7)
+    assert (row.rows_per_second, row.batch_rows, row.busy) == (800.0, 16.0, 0.25)
+    assert row.batches == {"full": 0.8, "everyone": 0.0, "wait": 0.2}
+    assert row.wait == pytest.approx(0.008)  # 0.8 s of 100 requests
+    assert BOUNDS[4] < row.p50 < BOUNDS[5] and BOUNDS[8] < row.p99 <= BOUNDS[9]
+    assert row.refused == {"busy": 60} and row.refused_per_second == 2.0
+    assert (row.failures, row.weights_failures, row.expired) == (1, 2, 3)
+    shown = {
+        name: figures[f"inference.i-0.{name}"].mean for name in ("wait", "batches_wait", "busy", "rows_per_second")
+    }
+    assert shown == {"wait": pytest.approx(0.008), "batches_wait": 0.2, "busy": 0.25, "rows_per_second": 800.0}
+    assert {(each.role, each.up) for each in overview.roles} == {("server", 1), ("inference", 1)}
+
+
+def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_is_not_shown():
+    overview, _ = watched(30, lambda now: inference(now if now < 20 else now - 20, pid=1 + (now >= 20)))
+    assert overview.inference[0].rows_per_second == 800.0  # and not below 0
+    cluster = Cluster(Settings(nodes=(NODE,)))
+    cluster.listed([NODE], 0.0)
+    cluster.apply(NodeAnswer(NODE, 0.0, status=inference(0)))
+    cluster.apply(NodeAnswer(NODE, 1.0, error="refused"))
+    assert cluster.look(1.0)[0].inference == []
+
+
+def test_a_node_of_another_version_that_says_less_is_shown_with_what_it_says():
+    def old(now):
+        told = inference(now)
+        return told | {"stats": {name: told["stats"][name] for name in ("name", "computed_seconds", "version")}}
+
+    (row,) = watched(30, old)[0].inference
+    assert (row.busy, row.batch_rows, row.p99, row.behind) == (0.25, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "topic", "is_outdated"), [(5, "policy", False), (4, "policy", True), (4, "", False)]
+)
+def test_a_node_with_a_model_that_was_replaced_a_minute_ago_is_named(version, topic, is_outdated):
+    overview, _ = watched(100, lambda now: inference(now, version=version, topic=topic))
+    assert overview.inference[0].is_outdated is is_outdated
+    assert overview.inference[0].behind == (5 - version if topic else None)
+
+
+def test_what_is_too_old_is_a_share_of_what_left_the_table_in_the_newest_minute():
+    limit = {"tables": {"rollouts": {"parameters": {"max_model_lag": 2}}}}
+    overview, figures = watched(90, server=lambda now: rollouts(now, stale=25, taken=75), settings=limit)
+    (table,) = overview.tables
+    assert (table.stale_share, table.lag_mean, table.lag_max, table.max_model_lag) == (0.25, 1.5, 4.0, 2)
+    assert figures["table.rollouts.stale_share"].mean == 0.25
+
+
+def test_lag_is_judged_where_no_limit_of_the_table_does_so():
+    def old(now):
+        told = rollouts(now)
+        told["stats"]["tables"]["rollouts"]["freshness"]["lag_mean"] = 9.0
+        return told
+
+    signs = []
+    for limit in (None, 20):
+        parameters = {"tables": {"rollouts": {"parameters": {"max_model_lag": limit}}}}
+        overview, _ = watched(60, server=old, settings=parameters)
+        signs.append((overview.tables[0].lag_mean, overview.tables[0].max_model_lag))
+    assert signs == [(9.0, None), (9.0, 20)]
+
+
+def test_missing_inference_nodes_are_counted():
+    overview, _ = watched(10, expected_inference=3)
+    assert [(each.role, each.missing) for each in overview.roles if each.expected] == [("inference", 2)]
+    assert "inference_missing" in [each.code for each in overview.verdicts]
+
+
+# ----------------------------------------------------------------------------------------------------- lag of actors
+
+
+@pytest.mark.parametrize(
+    ("models", "scalars", "newest", "found"),
+    [
+        ({"policy": 3}, {}, {"policy": 5}, (3, 2)),
+        ({"policy": 6}, {}, {"policy": 5}, (6, 0)),  # it heard of it sooner
+        ({"a": 9, "b": 1}, {}, {"a": 9, "b": 4}, (1, 3)),
+        ({}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),  # from an inference node
+        ({"policy": 1}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),
+        ({}, {"model_version": 4.0}, {"a": 5, "b": 5}, (None, None)),  # of which topic?
+        ({"policy": 3}, {}, {}, (3, None)),
+        ({}, {}, {"policy": 5}, (None, None)),
+    ],
+)
+def test_an_actor_is_behind_the_model_that_was_the_newest_when_it_reported(models, scalars, newest, found):
+    facts = {"models": models, "scalars": scalars, "newest_models": newest}
+    assert behind(facts) == found
+    assert behind({}) == (None, None) and acting_versions({}, ["policy"]) == {}
+
+
+# ---------------------------------------------------------------------------------------------------- start states
+
+TOLD = {"name": "circuits", "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [41.0, 7]]}
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*TOLD, "x"]), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def node_with(starts, state="up"):
+    return NodeState(
+        "http://a:1", 0.0, state, status={"role": "agent", "stats": {"name": "a", "starts": starts}}, name="a"
+    )
+
+
+def test_archives_of_start_states_are_read_from_any_node_that_answers():
+    wanted = StartsRow("circuits", "a", 3, 40, 41.0, 60.0, [(60.0, 0), (41.0, 7)])
+    assert (
+        starts_of([node_with(TOLD), node_with([TOLD, TOLD]), node_with(TOLD, "down"), node_with(None)]) == [wanted] * 3
+    )
+    assert starts_of([node_with({})]) == [StartsRow("a", "a", 0, 0, None, None, [])]
+    long = node_with(TOLD | {"lineage": [[float(-n), n] for n in range(5 * MAX_LINEAGE)]})
+    assert [step for _, step in starts_of([long])[0].lineage] == list(range(4 * MAX_LINEAGE, 5 * MAX_LINEAGE))
+
+
+@given(json)
+def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(told):
+    for row in starts_of([node_with(told)]):
+        numbers = [row.kept, row.draws, *(each for each in (row.best, row.first) if each is not None)]
+        assert all(map(math.isfinite, numbers)) and isinstance(row.name, str)
+        assert all(math.isfinite(cost) and isinstance(step, int) for cost, step in dataclasses.asdict(row)["lineage"])
