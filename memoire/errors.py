@@ -638,3 +638,61 @@ class RanksDiffer(MemoireError, RuntimeError):
             f"the ranks have {self.least} to {self.most} {self.what}, and rank {self.rank} has {self.own}; they "
             f"must be equal. Give all ranks the same settings, and start them again together."
         )
+
+
+class CodecMismatch(MemoireError, ValueError):
+    """A sender compresses samples in another way than a trainer restores them."""
+
+    def __init__(self, sender: str, received: str, expected: str) -> None:
+        super().__init__(sender, received, expected)
+        self.sender, self.received, self.expected = sender, received, expected
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sender} compresses samples by the codec {self.received}, but this trainer restores them by "
+            f"{self.expected}. No sample was taken. Start both with the same version of the codec."
+        )
+
+
+class CrcFailed(MemoireError, ValueError):
+    """A transition that a trainer rebuilt is not the one that a worker recorded."""
+
+    def __init__(self, where: str, item: int, sender: str, path: str, expected: str, received: str) -> None:
+        super().__init__(where, item, sender, path, expected, received)
+        self.where, self.item, self.sender, self.path, self.expected, self.received = self.args
+
+    def __str__(self) -> str:
+        return (
+            f"transition {self.item} of {self.where} differs from the one that {self.sender} recorded. The first "
+            f"difference is at {self.path}: recorded as {self.expected}, rebuilt as {self.received}. Compare what the "
+            f"compressor leaves out with what the memory adds."
+        )
+
+
+class CrcOneSided(MemoireError, ValueError):
+    """Transitions were to be compared, but only the worker or only the memory has crc_debug."""
+
+    def __init__(self, has_it: str, lacks_it: str) -> None:
+        super().__init__(has_it, lacks_it)
+        self.has_it, self.lacks_it = has_it, lacks_it
+
+    def __str__(self) -> str:
+        return (
+            f"crc_debug is set for {self.has_it}, but not for {self.lacks_it}: nothing can be compared. Set it to the "
+            f"same value for both, or for neither."
+        )
+
+
+class PathHeld(MemoireError, RuntimeError):
+    """Another process, or another part of this one, keeps its model at this path."""
+
+    def __init__(self, path: str, role: str, pid: int, host: str) -> None:
+        super().__init__(path, role, pid, host)
+        self.path, self.role, self.pid, self.host = self.args
+
+    def __str__(self) -> str:
+        holder = f"a {self.role}, process {self.pid} on host {self.host!r}" if self.pid else "another process"
+        return (
+            f"{self.path} is in use by {holder}: each keeps its model at a path of its own. Give this one another "
+            f"model_path, or end that process."
+        )

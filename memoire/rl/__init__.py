@@ -8,6 +8,7 @@
     World                   several learners that learn as one, as torchrun starts them; needs torch
     Moments                 running mean and variance
     RealTimeEnv             an environment under a real clock, around a RealTimeInterface; DummyDrone is a device for it
+    GenericMemory           samples of workers in rings of columns; a Codec restores them, ActionHistory is a part of it
     partial                 a class of which some arguments are given later
     weights                 named arrays as bytes and files
 
@@ -20,12 +21,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
+    from memoire.rl.codec import ActionHistory as ActionHistory
+    from memoire.rl.codec import Codec as Codec
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.collector import rollout_schema as rollout_schema
     from memoire.rl.ddp import World as World
     from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
+    from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.partials import partial as partial
     from memoire.rl.policies import MlpPolicy as MlpPolicy
@@ -39,10 +43,13 @@ _HOMES = {
     "OnPolicyLearner": "memoire.rl.learner",
     "PPO": "memoire.rl.ppo",
     "World": "memoire.rl.ddp",
+    "ActionHistory": "memoire.rl.codec",
+    "Codec": "memoire.rl.codec",
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.collector",
     "DummyDrone": "memoire.rl.drone",
+    "GenericMemory": "memoire.rl.memory",
     "Moments": "memoire.rl.moments",
     "MlpPolicy": "memoire.rl.policies",
     "Policy": "memoire.rl.policies",
@@ -55,10 +62,13 @@ _MODULES = ("weights",)
 
 __all__ = [
     "PPO",
+    "ActionHistory",
     "ActorCritic",
+    "Codec",
     "Collected",
     "Collector",
     "DummyDrone",
+    "GenericMemory",
     "MlpPolicy",
     "Moments",
     "Policy",

@@ -1,0 +1,227 @@
+"""How samples are made small before they travel, and whole again at the trainer: both ways in one object.
+
+    codec = Codec(shrink, grow)                                          # functions of (act, obs, rew, done, info)
+    codec = Codec({"obs[0]": zlib_pack}, {"obs[0]": zlib_unpack})        # or of single leaves
+    codec = Codec(history=ActionHistory(4))                              # no last actions in observations
+
+Both ends have the same object: its name and digest travel, and a trainer refuses samples of another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import io
+import sys
+import textwrap
+import tokenize
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from memoire.arguments import whole
+from memoire.errors import CodecMismatch, ParameterError, WrongType
+from memoire.suggestions import one_of
+
+from .trees import assembled, leaves_of, paths_of, structure_of
+
+When = Literal["append", "sample"]
+WHENS: Final = ("append", "sample")
+"""Restore when samples come, which is fast to draw; or when they are drawn, which needs less memory."""
+Five = tuple[Any, Any, Any, Any, Any]
+_LAYOUT: Final = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
+
+
+@dataclass(frozen=True)
+class ActionHistory:
+    """The last actions at the end of an observation: left out on the way, and rebuilt of the actions of samples.
+
+    Args:
+        length: Actions; the newest one is that which led to the observation.
+        start: What the first observations of an episode have. "repeat": the action of the reset, for environments
+            that fill their buffer anew. "skip": actions of the episode before, so that the first `length` steps of
+            an episode are not drawn.
+    """
+
+    length: int
+    start: Literal["repeat", "skip"] = "repeat"
+
+    def __post_init__(self) -> None:
+        whole("length", self.length, 1)
+        if self.start not in ("repeat", "skip"):
+            raise ParameterError("start", self.start, one_of(self.start, ("repeat", "skip")))
+
+    def left_out(self, obs: Any) -> Any:
+        """An observation without its last actions."""
+        if not isinstance(obs, tuple | list) or len(obs) < self.length:
+            raise WrongType("obs", f"a tuple with {self.length} actions at its end", type(obs).__name__)
+        return obs[: len(obs) - self.length]
+
+
+class Codec:
+    """A compressor and its inverse. Calling it compresses, so that it can be a worker's `sample_compressor`.
+
+    Args:
+        compress: Called as f(act, obs, rew, done, info); gives the five parts that travel. Or functions of one leaf by
+            its path: "act", "obs" where that is an array, "obs[2]", "obs['image']".
+        decompress: The inverse, in the same form.
+        when: When a trainer decompresses: "append" or "sample"; or one of them by path, for functions of leaves.
+        history: Actions that are left out of observations.
+        name: What errors call it; by default the names of its functions.
+
+    Raises:
+        ParameterError: one of the two is missing, or they are for other leaves.
+    """
+
+    def __init__(
+        self,
+        compress: Callable[..., Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        decompress: Callable[..., Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        *,
+        when: When | Mapping[str, When] = "sample",
+        history: ActionHistory | None = None,
+        name: str = "",
+    ) -> None:
+        _check_pair(compress, decompress)
+        self._compress, self._decompress, self.history = compress, decompress, history
+        self._when = when
+        functions = _functions(compress) + _functions(decompress)
+        self.name = name or "+".join(dict.fromkeys(_name_of(each) for each in functions)) or "history"
+        """What errors call it."""
+        self.digest = digest_of(*functions, facts=repr((sorted(self.leaves), history)))
+        """Of the source code of its functions. Comments and layout do not count."""
+        for path in self.leaves or ("",):
+            if self.when(path) not in WHENS:
+                raise ParameterError("when", self.when(path), one_of(self.when(path), WHENS))
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Paths of the leaves that it changes; () if it changes samples as a whole, or nothing."""
+        return tuple(self._compress) if isinstance(self._compress, Mapping) else ()
+
+    def when(self, path: str = "") -> Any:
+        """When a leaf is decompressed: "append" or "sample"."""
+        return self._when if isinstance(self._when, str) else self._when.get(path, "sample")
+
+    def __call__(self, act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Five:
+        """The five parts as they travel."""
+        if self.history is not None:
+            obs = self.history.left_out(obs)
+        if callable(self._compress):
+            made = self._compress(act, obs, rew, done, info)
+            if not isinstance(made, tuple) or len(made) != 5:
+                raise WrongType(f"{self.name}'s result", "a tuple (act, obs, rew, done, info)", type(made).__name__)
+            return made
+        if self._compress is None:
+            return act, obs, rew, done, info
+        return _mapped(self._compress, act), _mapped(self._compress, obs, "obs"), rew, done, info
+
+    def restored(self, sample: Five, when: When) -> Five:
+        """The five parts with everything decompressed that is to be so at this time; actions are not added."""
+        act, obs, rew, done, info = sample
+        if callable(self._decompress):
+            return self._decompress(*sample) if self.when() == when else sample
+        functions = self.functions(when)
+        return (_mapped(functions, act), _mapped(functions, obs, "obs"), rew, done, info) if functions else sample
+
+    def functions(self, when: When) -> dict[str, Callable[[Any], Any]]:
+        """The inverse functions of leaves that are applied at this time, by path."""
+        found = self._decompress if isinstance(self._decompress, Mapping) else {}
+        return {path: function for path, function in found.items() if self.when(path) == when}
+
+    @property
+    def restores_whole_samples(self) -> bool:
+        """Whether drawing calls a function for each sample."""
+        return callable(self._decompress) and self.when() == "sample"
+
+    def check(self, name: str, digest: str, sender: str) -> None:
+        """Refuse samples that another codec made.
+
+        Args:
+            name, digest: Of the sender's codec.
+            sender: What the error calls it.
+
+        Raises:
+            CodecMismatch: they are not this one's.
+        """
+        kinds = (digest.partition(":")[0], self.digest.partition(":")[0])
+        is_same_code = digest == self.digest or kinds[0] != kinds[1]
+        if name != self.name or not is_same_code:
+            raise CodecMismatch(sender, f"{name} ({digest})", f"{self.name} ({self.digest})")
+
+
+def digest_of(*functions: Callable[..., Any], facts: str = "") -> str:
+    """A digest of functions: of their source, or of their byte code if there is none. A changed comment is no change.
+
+    Digests of source begin with "source:". Others begin with "code" and Python's version: only the same version
+    makes the same byte code.
+    """
+    sources = [_tokens(each) for each in functions]
+    kind = "source" if all(source is not None for source in sources) else "code-{}.{}".format(*sys.version_info)
+    parts = [source if source is not None else _code(each) for source, each in zip(sources, functions, strict=True)]
+    return f"{kind}:{hashlib.sha256(repr((parts, facts)).encode()).hexdigest()[:16]}"
+
+
+def _tokens(function: Callable[..., Any]) -> str | None:
+    """Name and source of a function, word by word; None if the source is not there."""
+    if isinstance(function, functools.partial):
+        inner = _tokens(function.func)
+        return None if inner is None else f"{inner} {function.args} {sorted(function.keywords.items())}"
+    shown: Any = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
+    try:
+        source = textwrap.dedent(inspect.getsource(shown))
+        words = [
+            each.string for each in tokenize.generate_tokens(io.StringIO(source).readline) if each.type not in _LAYOUT
+        ]
+    except (OSError, TypeError, tokenize.TokenError, SyntaxError):
+        return None
+    return " ".join([_name_of(function), *words])
+
+
+def _code(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return (
+        _name_of(function) if code is None else repr((_name_of(function), code.co_code, code.co_names, code.co_consts))
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        return _name_of(function.func)
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _functions(given: Any) -> list[Callable[..., Any]]:
+    if given is None:
+        return []
+    return [given[path] for path in sorted(given)] if isinstance(given, Mapping) else [given]
+
+
+def _check_pair(compress: Any, decompress: Any) -> None:
+    """Refuse a compressor without its inverse."""
+    for name, each in (("compress", compress), ("decompress", decompress)):
+        if each is not None and not isinstance(each, Mapping) and not callable(each):
+            raise WrongType(name, "a function, or functions by path", type(each).__name__)
+    if isinstance(compress, Mapping) and isinstance(decompress, Mapping) and compress.keys() == decompress.keys():
+        return
+    if isinstance(compress, Mapping) or isinstance(decompress, Mapping) or (compress is None) != (decompress is None):
+        given = (_described(compress), _described(decompress))
+        raise ParameterError("compress and decompress", given, "two functions, or functions of the same leaves")
+
+
+def _described(given: Any) -> str:
+    return "None" if given is None else ", ".join(sorted(given)) if isinstance(given, Mapping) else _name_of(given)
+
+
+def _mapped(functions: Mapping[str, Callable[[Any], Any]], value: Any, root: str = "act") -> Any:
+    """The value with functions applied to some of its leaves."""
+    if root in functions:
+        return functions[root](value)
+    structure = structure_of(value)
+    paths, leaves = paths_of(structure, root), leaves_of(value)
+    unknown = [path for path in functions if path.startswith(root) and path not in paths]
+    if unknown:
+        raise ParameterError("compress", unknown[0], f"functions of {one_of(unknown[0], paths)}")
+    made = [functions[path](leaf) if path in functions else leaf for path, leaf in zip(paths, leaves, strict=True)]
+    return assembled(structure, made)

@@ -1,0 +1,425 @@
+"""A trainer's own memory of samples from workers: rings of columns, drawn uniformly, one gather a column.
+
+    memory = GenericMemory(1_000_000, codec=codec)
+    memory.append([(act, obs, rew, done, info), ...])        # as workers send them
+    batch = memory.sample(256)                               # last_obs, act, rew, new_obs, terminated, truncated
+
+A sample is what a step led to; an episode begins with the sample of its reset, which is no transition. Each sample is
+stored once, and a transition is two samples that follow each other:
+
+    number           0  1  2  3  4  5  6          columns are rings: sample n lies in row n % capacity
+    episode starts   0  0  0  3  3  3  3          a transition ends at each number but the starts:
+    transitions         1  2     4  5  6          here there are five, and item 2 is the one that ends at 4
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.arguments import whole
+from memoire.errors import EntryError, NotEnoughSamples, ParameterError
+
+from .codec import Codec
+from .trees import Structure, assembled, leaves_of, paths_of, structure_of
+
+Int64Array = NDArray[np.int64]
+NO_DONE: Final = "__no_done"
+"""The key in `info` of a sample after which the episode was given up, and did not end by itself."""
+NONE: Final = Codec()
+"""What leaves samples as they are."""
+
+
+class Transitions(NamedTuple):
+    """B transitions. Observations are nested as the environment's, with arrays [B, *F] as leaves."""
+
+    last_obs: Any
+    act: Any
+    rew: NDArray[np.float32]
+    """[B]"""
+    new_obs: Any
+    terminated: NDArray[np.bool_]
+    """[B]"""
+    truncated: NDArray[np.bool_]
+    """[B]"""
+
+
+class GenericMemory:
+    """Keeps the newest samples, and draws transitions of them that never cross the end of an episode.
+
+    For one thread. The nesting, shapes and dtypes of the first sample are those of all.
+
+    Args:
+        capacity: Samples.
+        codec: By which samples come compressed; None takes them as they are.
+        folder: Where columns are files that are mapped into memory; None keeps them in memory.
+        keeps_info: Whether `info` of samples is kept, for `transition`.
+        seed: Of the draws; None takes entropy from the system.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 1_000_000,
+        *,
+        codec: Codec | None = None,
+        folder: str | Path | None = None,
+        keeps_info: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self.capacity = whole("capacity", capacity, 2)
+        self.codec = codec or NONE
+        self.random = np.random.default_rng(seed)
+        """Draws."""
+        self._folder = None if folder is None else Path(folder)
+        self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
+        self._columns: list[_Ring | _Objects] = []  # of the leaves of act, then of obs
+        self._n_act = 0  # how many of them are act's
+        self._reward = np.zeros(self.capacity, np.float32)
+        self._ends = np.zeros((2, self.capacity), np.bool_)  # terminated, truncated
+        self._infos = _Objects("info", self.capacity) if keeps_info else None
+        self._first = np.zeros(self.capacity, np.int64)  # number of the first sample of each one's episode
+        self._boundary = _Boundary(self.capacity)
+        history = self.codec.history
+        self._history = 0 if history is None else history.length
+
+    def __len__(self) -> int:
+        """Transitions that can be drawn."""
+        return len(self._boundary)
+
+    @property
+    def appended(self) -> int:
+        """Samples that came, those included that have left since."""
+        return self._boundary.appended
+
+    @property
+    def held(self) -> int:
+        """Samples that are here."""
+        return min(self.appended, self.capacity)
+
+    # -------------------------------------------------------------------------------------------------- samples
+
+    def append(self, samples: Sequence[Any], starts: Sequence[bool] | None = None, *, continues: bool = False) -> None:
+        """Take samples of one worker, in order; the oldest leave.
+
+        Args:
+            samples: (act, obs, rew, done, info), or (act, obs, rew, terminated, truncated, info), as the codec made
+                them.
+            starts: For each sample, whether it is that of a reset. By default the first one is, and those behind the
+                end of an episode.
+            continues: Whether the first one follows the last one that came, so that its episode goes on.
+
+        Raises:
+            EntryError: a sample is nested otherwise than the first one, or has another shape. Nothing was taken.
+        """
+        if not samples:
+            return
+        rows = [_six(each) for each in samples]
+        if self.codec is not NONE:
+            rows = [self._decompressed(row) for row in rows]
+        columns = self._columns_of(rows)
+        ends = np.array([(bool(row[3]), bool(row[4]) or NO_DONE in row[5]) for row in rows]).T
+        is_start = _starts(ends[0] | ends[1], starts, is_first=not continues or self._boundary.is_closed)
+        for begin in range(0, len(rows), self.capacity):
+            self._write(rows[begin : begin + self.capacity], columns, is_start, ends, begin, continues or begin > 0)
+
+    def _decompressed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        act, obs, rew, terminated, truncated, info = row
+        act, obs, rew, terminated, info = self.codec.restored((act, obs, rew, terminated, info), "append")
+        return act, obs, rew, terminated, truncated, info
+
+    def _columns_of(self, rows: list[tuple[Any, ...]]) -> list[Any]:
+        """What is to be written to each column: an array [n, *F], or a list."""
+        if self._structures is None:
+            self._make_columns(rows[0])
+        leaves = []
+        for row in rows:
+            if (structure_of(row[0]), structure_of(row[1])) != self._structures:
+                raise EntryError("sample", "act and obs nested as those of the first one", "another nesting")
+            leaves.append(leaves_of(row[0]) + leaves_of(row[1]))
+        return [column.checked([row[place] for row in leaves]) for place, column in enumerate(self._columns)]
+
+    def _make_columns(self, row: tuple[Any, ...]) -> None:
+        act, obs = structure_of(row[0]), structure_of(row[1])
+        acts, observations = leaves_of(row[0]), leaves_of(row[1])
+        names = paths_of(act, "act") + paths_of(obs, "obs")
+        columns: list[_Ring | _Objects] = []
+        for place, (name, leaf) in enumerate(zip(names, acts + observations, strict=True)):
+            if isinstance(leaf, bytes | str):
+                columns.append(_Objects(name, self.capacity))
+            else:
+                columns.append(_Ring(name, self.capacity, np.asarray(leaf), self._file(place)))
+        if self._history and any(isinstance(each, _Objects) for each in columns[: len(acts)]):
+            raise ParameterError("history", "actions that are bytes", "left out, or actions in arrays")
+        self._structures, self._columns, self._n_act = (act, obs), columns, len(acts)
+
+    def _file(self, place: int) -> Path | None:
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"column-{place}.npy"
+
+    def _write(
+        self, rows: list[Any], columns: list[Any], is_start: Any, ends: Any, begin: int, continues: bool
+    ) -> None:
+        """Write at most `capacity` samples into rows of the rings."""
+        end = begin + len(rows)
+        numbers = self._boundary.appended + np.arange(len(rows))
+        places = numbers % self.capacity
+        for column, values in zip(self._columns, columns, strict=True):
+            column.put(places, values[begin:end])
+        self._reward[places] = [row[2] for row in rows]
+        self._ends[:, places] = ends[:, begin:end]
+        if self._infos is not None:
+            self._infos.put(places, [row[5] for row in rows])
+        is_closed = bool(ends[:, end - 1].any())
+        self._first[places] = self._boundary.add(is_start[begin:end], self._reach(), continues, is_closed)
+
+    def _reach(self) -> tuple[int, int]:
+        """Samples of its episode that a transition needs before its end: behind a reset, and behind another cut."""
+        whole_history = max(1, self._history)
+        is_padded = self.codec.history is None or self.codec.history.start == "repeat"
+        return (1 if is_padded else whole_history), whole_history
+
+    # ---------------------------------------------------------------------------------------------------- draws
+
+    def sample(self, batch_size: int) -> Transitions:
+        """A batch of transitions, drawn uniformly with replacement; arrays [B, ...] belong to the caller.
+
+        Raises:
+            NotEnoughSamples: there is no transition.
+        """
+        if not len(self):
+            raise NotEnoughSamples(batch_size, 0, 0, 0, reason="no transition is there yet")
+        return self.transitions(self.random.integers(len(self), size=whole("batch_size", batch_size, 1)))
+
+    def transitions(self, items: Any) -> Transitions:
+        """The transitions with these numbers [B], each in [0, len(self)); arrays [B, ...] belong to the caller.
+
+        Raises:
+            ParameterError: a number is outside.
+        """
+        chosen = np.asarray(items, np.int64)
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
+            raise ParameterError("items", items, f"whole numbers from 0 to {len(self) - 1}")
+        numbers = self._boundary.numbers(chosen)
+        now = numbers % self.capacity
+        if self.codec.restores_whole_samples:
+            last, new, act = self._restored(numbers)
+        else:
+            last, new, act = self._gathered(numbers)
+        if self._history:
+            last, new = self._with_history(last, new, numbers)
+        return Transitions(last, act, self._reward[now], new, self._ends[0][now], self._ends[1][now])
+
+    def transition(self, item: int) -> tuple[Any, ...]:
+        """(last_obs, act, rew, new_obs, terminated, truncated, info) of one transition, as the environment gave it.
+
+        info is {} unless it is kept.
+        """
+        found = self.transitions([item])
+        row = [_first(part) for part in found]
+        number = int(self._boundary.numbers(np.array([item]))[0])
+        info = {} if self._infos is None else self._infos.rows[number % self.capacity]
+        return (*row[:2], row[2], row[3], bool(row[4]), bool(row[5]), info)
+
+    def _gathered(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
+        """(last_obs, new_obs, act): one gather for each column."""
+        assert self._structures is not None
+        size, now = len(numbers), numbers % self.capacity
+        both = np.concatenate([(numbers - 1) % self.capacity, now])
+        functions = self.codec.functions("sample")
+        act, observations = self._columns[: self._n_act], self._columns[self._n_act :]
+        acts = [_take(column, now, functions.get(column.name)) for column in act]
+        pairs = [_take(column, both, functions.get(column.name)) for column in observations]
+        return (
+            assembled(self._structures[1], [pair[:size] for pair in pairs]),
+            assembled(self._structures[1], [pair[size:] for pair in pairs]),
+            assembled(self._structures[0], acts),
+        )
+
+    def _restored(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
+        """The same where a function restores samples, one by one."""
+        last = [self._restored_sample(int(number) - 1) for number in numbers]
+        new = [self._restored_sample(int(number)) for number in numbers]
+        return stacked([obs for _, obs in last]), stacked([obs for _, obs in new]), stacked([act for act, _ in new])
+
+    def _restored_sample(self, number: int) -> tuple[Any, Any]:
+        assert self._structures is not None
+        place = number % self.capacity
+        leaves = [column.rows[place] for column in self._columns]
+        act = assembled(self._structures[0], leaves[: self._n_act])
+        obs = assembled(self._structures[1], leaves[self._n_act :])
+        info = {} if self._infos is None else self._infos.rows[place]
+        five = (act, obs, self._reward[place], bool(self._ends[0][place]), info)
+        restored = self.codec.restored(five, "sample")
+        return restored[0], restored[1]
+
+    def _with_history(self, last: Any, new: Any, numbers: Int64Array) -> tuple[Any, Any]:
+        """Observations with the last actions at their end; before the first sample of an episode is that sample."""
+        assert self._structures is not None
+        earlier = numbers[:, None] - np.arange(self._history, -1, -1)
+        places = np.maximum(earlier, self._first[numbers % self.capacity][:, None]) % self.capacity
+        functions = self.codec.functions("sample")
+        windows = [
+            _take(column, places.reshape(-1), functions.get(column.name)) for column in self._columns[: self._n_act]
+        ]
+        steps = [
+            assembled(self._structures[0], [each.reshape(*places.shape, *each.shape[1:])[:, step] for each in windows])
+            for step in range(self._history + 1)
+        ]
+        return (*last, *steps[:-1]), (*new, *steps[1:])
+
+
+class _Boundary:
+    """Which samples end a transition: numbers in order, in a ring. Samples leave at its front, and come at its back.
+
+    Args:
+        capacity: Samples.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.appended = 0
+        """Samples that came."""
+        self.is_closed = True
+        """Whether the last sample ended its episode."""
+        self._capacity = capacity
+        self._ring = np.zeros(capacity, np.int64)
+        self._head = self._tail = 0  # counts of transitions that left, and that came
+        self._start = self._need = 0  # of the episode that is open: its first sample, and what its transitions need
+
+    def __len__(self) -> int:
+        return self._tail - self._head
+
+    def numbers(self, items: Int64Array) -> Int64Array:
+        """Numbers [B] of the samples that end these transitions."""
+        found: Int64Array = self._ring[(self._head + items) % self._capacity]
+        return found
+
+    def add(self, is_start: NDArray[np.bool_], reach: tuple[int, int], continues: bool, is_closed: bool) -> Int64Array:
+        """Note samples [n], at most `capacity`; the first number of each one's episode [n].
+
+        Args:
+            is_start: [n] Whether each is a reset's.
+            reach: Samples that a transition needs before its end: behind a reset, and behind another cut.
+            continues: Whether the first of them follows the last sample.
+            is_closed: Whether the last of them ends its episode.
+        """
+        size = len(is_start)
+        numbers = self.appended + np.arange(size)
+        is_first = is_start.copy()
+        if not continues or not self.appended:
+            is_first[0] = True
+        carried = np.where(is_first, numbers, -1)
+        if not is_first[0]:
+            carried[0] = self._start
+        firsts = np.maximum.accumulate(carried)
+        needs = np.where(is_start, reach[0], reach[1])[np.maximum(firsts - self.appended, 0)]
+        needs = np.where(firsts < self.appended, self._need, needs)
+        ending = numbers[numbers - firsts >= needs]
+        self.appended += size
+        self._forget(self.appended - self._capacity, reach[1], size)
+        if self.appended > self._capacity:
+            ending = ending[ending - reach[1] >= self.appended - self._capacity]
+        self._ring[(self._tail + np.arange(len(ending))) % self._capacity] = ending
+        self._tail += len(ending)
+        self._start, self._need, self.is_closed = int(firsts[-1]), int(needs[-1]), is_closed
+        return firsts
+
+    def _forget(self, oldest: int, reach: int, came: int) -> None:
+        """Let go of transitions that need samples which have left."""
+        # Numbers differ, so that at most as many leave as samples came since the last time.
+        front = self.numbers(np.arange(min(len(self), came + reach)))
+        self._head += int(np.searchsorted(front, oldest + reach)) if oldest > 0 else 0
+
+
+class _Ring:
+    """One leaf of all samples, in an array."""
+
+    def __init__(self, name: str, capacity: int, first: NDArray[Any], file: Path | None) -> None:
+        if first.dtype == object:
+            raise EntryError(name, "numbers or arrays", "an object", "Have a compressor drop it.")
+        self.name, self.shape = name, first.shape
+        shape = (capacity, *first.shape)
+        # Pages of zeros take no memory before they are written.
+        self.rows: NDArray[Any] = (
+            np.zeros(shape, first.dtype) if file is None else np.lib.format.open_memmap(file, "w+", first.dtype, shape)
+        )
+
+    def checked(self, values: list[Any]) -> NDArray[Any]:
+        """Values [n, *F] to be put."""
+        try:
+            found = np.asarray(values)
+        except ValueError:  # of different shapes
+            found = np.zeros(0)
+        if found.shape[1:] != self.shape or not np.can_cast(found.dtype, self.rows.dtype, "same_kind"):
+            wrong = next((each for each in map(np.asarray, values) if not self._fits(each)), found)
+            raise EntryError(self.name, _shown(self.rows.dtype, self.shape), _shown(wrong.dtype, wrong.shape))
+        return found
+
+    def _fits(self, value: NDArray[Any]) -> bool:
+        return value.shape == self.shape and np.can_cast(value.dtype, self.rows.dtype, "same_kind")
+
+    def put(self, places: Int64Array, values: NDArray[Any]) -> None:
+        self.rows[places] = values
+
+
+class _Objects:
+    """One leaf of all samples, which is bytes or text of any length; or `info`."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.rows: list[Any] = [None] * capacity
+
+    def checked(self, values: list[Any]) -> list[Any]:
+        return values
+
+    def put(self, places: Int64Array, values: list[Any]) -> None:
+        for place, value in zip(places.tolist(), values, strict=True):
+            self.rows[place] = value
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Values of one nesting as one value, with arrays [B, *F] as leaves."""
+    structure = structure_of(values[0])
+    columns = zip(*(leaves_of(value) for value in values), strict=True)
+    return assembled(structure, [np.stack([np.asarray(each) for each in column]) for column in columns])
+
+
+def _take(column: _Ring | _Objects, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
+    """Rows [B, *F] of a column, decompressed."""
+    if function is None and isinstance(column, _Ring):
+        return column.rows.take(places, 0)
+    values = [column.rows[place] for place in places.tolist()]
+    return np.array(values, object) if function is None else np.stack([np.asarray(function(each)) for each in values])
+
+
+def _six(sample: Any) -> tuple[Any, ...]:
+    if len(sample) == 5:
+        act, obs, rew, done, info = sample
+        return act, obs, rew, done, False, info
+    if len(sample) == 6:
+        return tuple(sample)
+    raise EntryError("sample", "(act, obs, rew, done, info), or one with terminated, truncated", f"{len(sample)} parts")
+
+
+def _starts(is_end: NDArray[np.bool_], starts: Sequence[bool] | None, *, is_first: bool) -> NDArray[np.bool_]:
+    """Which samples are a reset's: those that are said to be, else those behind the end of an episode."""
+    if starts is None:
+        return np.concatenate([[is_first], is_end[:-1]])
+    if len(starts) != len(is_end):
+        raise ParameterError("starts", f"{len(starts)} values", f"one for each of {len(is_end)} samples")
+    return np.array(starts, np.bool_)
+
+
+def _first(value: Any) -> Any:
+    """The first row of each leaf."""
+    return assembled(structure_of(value), [leaf[0] for leaf in leaves_of(value)])
+
+
+def _shown(dtype: Any, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}" if math.prod(shape) != 1 or shape else str(dtype)

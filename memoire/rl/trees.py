@@ -1,0 +1,71 @@
+"""Nested values taken apart into leaves with paths, and put together again: tuples, lists, dictionaries.
+
+{"image": a, "pose": (b, c)}     leaves a, b, c    paths ['image'], ['pose'][0], ['pose'][1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+LEAF: Final = None
+"""How a leaf stands in a structure."""
+Structure = Any
+"""Nested tuples that can be compared: LEAF, or (kind, names or None, parts)."""
+
+
+def structure_of(value: Any) -> Structure:
+    """How a value is nested."""
+    if type(value) is tuple or type(value) is list:
+        return type(value).__name__, None, tuple([structure_of(part) for part in value])
+    if type(value) is dict:
+        return "dict", tuple(value), tuple([structure_of(part) for part in value.values()])
+    return LEAF
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of a value, in order."""
+    found: list[Any] = []
+    _collect(value, found)
+    return found
+
+
+def paths_of(structure: Structure, root: str = "") -> list[str]:
+    """The path of each leaf, in order."""
+    return list(_paths(structure, root))
+
+
+def assembled(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """The value with these leaves."""
+    rest = iter(leaves)
+    return _assembled(structure, rest)
+
+
+def _collect(value: Any, found: list[Any]) -> None:
+    if type(value) is tuple or type(value) is list:
+        for part in value:
+            _collect(part, found)
+    elif type(value) is dict:
+        for part in value.values():
+            _collect(part, found)
+    else:
+        found.append(value)
+
+
+def _paths(structure: Structure, root: str) -> Iterator[str]:
+    if structure is LEAF:
+        yield root
+        return
+    _, names, parts = structure
+    for place, part in enumerate(parts):
+        yield from _paths(part, f"{root}[{place if names is None else names[place]!r}]")
+
+
+def _assembled(structure: Structure, rest: Iterator[Any]) -> Any:
+    if structure is LEAF:
+        return next(rest)
+    kind, names, parts = structure
+    made = [_assembled(part, rest) for part in parts]
+    if kind == "dict":
+        return dict(zip(names, made, strict=True))
+    return tuple(made) if kind == "tuple" else made

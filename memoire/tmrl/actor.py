@@ -1,0 +1,31 @@
+"""What a worker acts by: a torch module with `act`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+
+class ActorModule(torch.nn.Module):
+    """A policy network. Complete `forward` as you like, and `act`.
+
+    Args:
+        observation_space, action_space: Of the environment.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    @abstractmethod
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action for one observation, as an array of NumPy.
+
+        Args:
+            obs: Nested as the environment's, with tensors [1, *F] on the worker's device as leaves.
+            test: In test episodes: act as well as possible, and do not explore.
+        """
+        raise NotImplementedError

@@ -1,0 +1,75 @@
+"""The memory by its newer name, and one that is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memoire.rl.batches import on_device
+from memoire.rl.codec import Codec
+from memoire.rl.memory import GenericMemory as Rings
+
+from .memory_dataloading import MemoryDataloading
+
+__all__ = ["GenericMemory", "MemoryDataloading", "TorchMemory"]
+
+TorchMemory = MemoryDataloading
+
+
+class GenericMemory(MemoryDataloading):
+    """Nothing to complete: samples lie in rings of columns, and a batch is one gather for each column.
+
+    Transitions never cross the end of an episode, and the oldest samples leave by themselves. With a preprocessor, or
+    with crc_debug, transitions are built one by one, as in other memories.
+
+    Args:
+        device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug: See
+            `MemoryDataloading`. dataset_path has to be "".
+        codec: By which samples come compressed: the one that workers have as `sample_compressor`.
+        folder: Where columns are files; None keeps them in memory.
+    """
+
+    def __init__(
+        self,
+        device: Any = None,
+        nb_steps: Any = None,
+        obs_preprocessor: Callable[..., Any] | None = None,
+        sample_preprocessor: Callable[..., Any] | None = None,
+        memory_size: int = 1000000,
+        batch_size: int = 256,
+        dataset_path: str | Path = "",
+        crc_debug: bool | int = False,
+        *,
+        codec: Codec | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug
+        )
+        self.rings = Rings(self.memory_size, codec=codec, folder=folder, keeps_info=bool(self.checks.every))
+        """The samples."""
+
+    def append_buffer(self, buffer: Any) -> None:
+        """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there."""
+        starts, continues = getattr(buffer, "starts", None), bool(getattr(buffer, "continues", False))
+        self.rings.append(buffer.memory, starts, continues=continues)
+
+    def __len__(self) -> int:
+        return len(self.rings)
+
+    def get_transition(self, item: int) -> tuple[Any, ...]:
+        """(last_obs, new_act, rew, new_obs, done, info); with `sample_parts` 6, terminated and truncated."""
+        *parts, terminated, truncated, info = self.rings.transition(item)
+        ends = (terminated,) if self.sample_parts == 5 else (terminated, truncated)
+        return (*parts, *ends, info)
+
+    def sample(self) -> tuple[Any, ...]:
+        """A batch; see `MemoryDataloading.sample`."""
+        if self.checks.every or self.obs_preprocessor is not None or self.sample_preprocessor is not None:
+            return super().sample()
+        last_obs, act, rew, new_obs, *ends = self.rings.sample(self.batch_size)
+        kept = ends[: self.sample_parts - 4]
+        parts = (last_obs, act, rew, new_obs, *(each.astype("float32") for each in kept))
+        collated: tuple[Any, ...] = on_device(parts, self.device)
+        return collated

@@ -1,0 +1,205 @@
+"""The tutorial's memory runs as it is written; the complete one gives the same transitions without a line of code."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from memoire.errors import CrcFailed, CrcOneSided, DataError, NotEnoughSamples
+from memoire.rl.codec import ActionHistory, Codec
+from memoire.rl.crc import Marks
+from memoire.tmrl.memory import GenericMemory, TorchMemory
+from memoire.tmrl.memory_dataloading import MemoryDataloading
+
+ACTIONS = 4
+
+
+class MyMemoryDataloading(MemoryDataloading):
+    """Keeps lists of parts, and rebuilds the last actions when a transition is drawn."""
+
+    def __init__(self, device=None, nb_steps=None, obs_preprocessor=None, sample_preprocessor=None,
+                 memory_size=1000000, batch_size=32, dataset_path="", act_buf_len=ACTIONS, crc_debug=False):  # fmt: skip
+        self.act_buf_len = act_buf_len
+        super().__init__(device=device, nb_steps=nb_steps, obs_preprocessor=obs_preprocessor,
+                         sample_preprocessor=sample_preprocessor, memory_size=memory_size, batch_size=batch_size,
+                         dataset_path=dataset_path, crc_debug=crc_debug)  # fmt: skip
+
+    def append_buffer(self, buffer):
+        rows = [(b[0], b[1][0], b[1][1], b[2], b[3], b[4]) for b in buffer.memory]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        self.data = [old + new for old, new in zip(self.data, columns, strict=True)] if self.data else columns
+        to_trim = len(self) - self.memory_size
+        if to_trim > 0:
+            self.data = [column[to_trim:] for column in self.data]
+
+    def __len__(self):
+        return max(0, len(self.data[0]) - self.act_buf_len - 1) if self.data else 0
+
+    def get_transition(self, item):
+        last, now = item + self.act_buf_len - 1, item + self.act_buf_len
+        actions = self.data[0][item : item + self.act_buf_len + 1]
+        last_obs = (self.data[1][last], self.data[2][last], *actions[:-1])
+        new_obs = (self.data[1][now], self.data[2][now], *actions[1:])
+        return last_obs, self.data[0][now], np.float32(self.data[3][now]), new_obs, self.data[4][now], self.data[5][now]
+
+
+def buffers(count=3, steps=20, crc=False, done=False):
+    """Of an environment that never ends by itself, whose observations end with the last actions."""
+    marks = Marks(crc, "drone-1")
+    codec = Codec(history=ActionHistory(ACTIONS, "skip"))
+    actions, values = [np.zeros(2, np.float32)] * ACTIONS, np.random.default_rng(0)
+
+    def obs():
+        return tuple(values.random((2, 1), np.float32)) + tuple(actions[-ACTIONS:])
+
+    for episode in range(1, count + 1):
+        actions.append(np.zeros(2, np.float32))
+        last, samples = obs(), []
+        samples.append(codec(actions[-1], last, 0.0, False, marks.mark({}, None, episode, 0)))
+        for step in range(1, steps + 1):
+            actions.append(values.random(2, np.float32))
+            new, rew, end = obs(), float(values.random()), done and step == steps
+            info = marks.mark({}, (last, actions[-1], rew, new, end), episode, step)
+            samples.append(codec(actions[-1], new, rew, end, info))
+            last = new
+        yield SimpleNamespace(memory=samples)
+
+
+def filled(memory, **options):
+    for buffer in buffers(**options):
+        memory.append(buffer)
+    return memory
+
+
+def test_the_memory_of_the_tutorial_gives_its_batches():
+    memory = filled(MyMemoryDataloading(nb_steps=5))
+    assert len(memory) == 3 * 21 - ACTIONS - 1
+    batches = list(memory)
+    assert len(batches) == 5
+    obs, act, rew, new_obs, done = batches[0]
+    assert len(obs) == len(new_obs) == 2 + ACTIONS
+    assert (obs[0].shape, obs[2].shape, act.shape, rew.shape, done.shape) == ((32, 1), (32, 2), (32, 2), (32,), (32,))
+    assert rew.dtype == done.dtype == np.float32
+    assert (new_obs[-1] == act).all() and (obs[-1] == new_obs[-2]).all()
+
+
+def test_the_memory_is_empty_before_it_can_rebuild_a_transition_and_never_negative():
+    memory = MyMemoryDataloading(nb_steps=1)
+    memory.append(SimpleNamespace(memory=[]))
+    assert len(memory) == 0 and memory.data == []
+    filled(memory, count=1, steps=2)
+    assert len(memory) == 0
+    with pytest.raises(NotEnoughSamples):
+        memory.sample()
+
+
+def test_trimming_is_the_users():
+    assert len(filled(MyMemoryDataloading(nb_steps=1, memory_size=30))) == 30
+
+
+def test_the_complete_memory_gives_what_the_environment_gave_and_the_tutorials_what_it_can():
+    complete = filled(GenericMemory(codec=Codec(history=ActionHistory(ACTIONS, "skip")), crc_debug=True), crc=True)
+    assert len(complete) == 3 * (20 - ACTIONS + 1)
+    for item in range(len(complete)):
+        complete[item]
+    assert complete.checks.passed == len(complete)
+    tutorial = filled(MyMemoryDataloading(crc_debug=True), crc=True)
+    for item in range(20 - ACTIONS):
+        tutorial[item]
+
+
+def test_a_mistake_in_the_memory_is_found_at_its_first_draw():
+    class Wrong(MyMemoryDataloading):
+        def get_transition(self, item):
+            last_obs, act, rew, new_obs, done, info = super().get_transition(item)
+            return last_obs, act, rew, (*new_obs[:-2], new_obs[-1], new_obs[-2]), done, info
+
+    memory = filled(Wrong(nb_steps=1, crc_debug=True), crc=True)
+    with pytest.raises(
+        CrcFailed, match=r"transition \d+ of Wrong .*drone-1 in episode \d, step \d+.*new_obs\[4\], index"
+    ):
+        memory.sample()
+
+
+def test_crc_debug_on_one_side_alone_is_refused():
+    with pytest.raises(CrcOneSided):
+        filled(MyMemoryDataloading(crc_debug=True))
+    with pytest.raises(CrcOneSided):
+        filled(GenericMemory(), crc=True)
+
+
+def test_preprocessors_come_after_decompression():
+    calls = []
+
+    def on_obs(obs):
+        calls.append(len(obs))
+        return (obs[0] * 0, *obs[1:])
+
+    def on_sample(last_obs, act, rew, new_obs, done):
+        assert last_obs[0] == 0 == new_obs[0]
+        return last_obs, act, rew + 100, new_obs, done
+
+    codec = Codec(history=ActionHistory(ACTIONS, "skip"))
+    for memory in (
+        MyMemoryDataloading(nb_steps=1, obs_preprocessor=on_obs, sample_preprocessor=on_sample),
+        GenericMemory(nb_steps=1, obs_preprocessor=on_obs, sample_preprocessor=on_sample, codec=codec, batch_size=32),
+    ):
+        calls.clear()
+        obs, _, rew, *_ = filled(memory).sample()
+        assert (obs[0] == 0).all() and (rew >= 100).all()
+        assert calls == [2 + ACTIONS] * 64
+
+
+def test_ends_are_one_part_or_two():
+    class Six(GenericMemory):
+        sample_parts = 6
+
+    assert len(filled(GenericMemory(batch_size=8)).sample()) == 5
+    memory = filled(Six(batch_size=8), done=True)
+    *_, terminated, truncated = memory.sample()
+    assert terminated.dtype == truncated.dtype == np.float32 and not truncated.any()
+    assert len(memory[0]) == 6
+    assert len(GenericMemory.sample(memory)) == 6
+
+
+def test_buffers_may_say_where_episodes_start():
+    samples = next(buffers(count=1, steps=5)).memory
+    memory = GenericMemory()
+    memory.append(SimpleNamespace(memory=samples[:3], starts=[True, False, False]))
+    memory.append(SimpleNamespace(memory=samples[3:], starts=[False] * 3, continues=True))
+    assert len(memory) == 5
+    memory.append(SimpleNamespace(memory=samples[3:], starts=[False] * 3))
+    assert len(memory) == 7
+
+
+def test_a_data_set_is_the_data_at_the_beginning(tmp_path):
+    np.savez(tmp_path / "data.npz", np.arange(6), np.arange(12.0).reshape(6, 2))
+    for path in (tmp_path, tmp_path / "data.npz", str(tmp_path)):
+        memory = MyMemoryDataloading(dataset_path=path)
+        assert [len(column) for column in memory.data] == [6, 6] and memory.data[1][1].tolist() == [2.0, 3.0]
+
+
+def test_a_data_set_that_is_a_pickle_or_nothing_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be read as arrays"):
+        MyMemoryDataloading(dataset_path=tmp_path)
+    np.savez(tmp_path / "data.npz", np.array([{}], object))
+    with pytest.raises(DataError, match="cannot be read as arrays"):
+        MyMemoryDataloading(dataset_path=tmp_path)
+    (tmp_path / "data.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(DataError, match=r"data.pkl.*is a pickle, which can run anything.*numpy.savez"):
+        MyMemoryDataloading(dataset_path=tmp_path)
+
+
+def test_the_newer_name_is_the_same_class():
+    assert TorchMemory is MemoryDataloading
+    with pytest.raises(TypeError, match="abstract"):
+        MemoryDataloading(device=None, nb_steps=1)
+
+
+def test_draws_follow_pythons_generator():
+    memory = filled(MyMemoryDataloading(nb_steps=1))
+    random.seed(3)
+    first = memory.sample_indices()
+    random.seed(3)
+    assert memory.sample_indices() == first and len(set(first)) > 10
