@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.models import tensors
+from memoire.wire._bytes import checksum
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
@@ -28,6 +29,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
 }  # fmt: skip
 """NumPy's dtypes by what bodies call them. BF16 and floats of 8 bits have none."""
+_MARK: Final = b'{"__metadata__":{"memoire.xxh3":"'
+"""What the header of a file begins with; 16 digits follow: the checksum of the body as `pack` made it."""
+_MARK_END: Final = b'"},'
+_ALIGNMENT: Final = 64
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -55,11 +60,13 @@ def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
 def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays [*F] to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
 
+    The file has a checksum, in a place that tools of safetensors pass over.
+
     Raises:
         OSError: it cannot be written.
         ParameterError: as of `pack`.
     """
-    body, place = pack(arrays), Path(path)
+    body, place = with_checksum(pack(arrays)), Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
@@ -82,9 +89,35 @@ def load(path: str | Path) -> dict[str, NDArray[Any]]:
         DataError: it is damaged, or holds something else.
     """
     try:
-        return unpack(Path(path).read_bytes(), "the file")
+        return unpack(checked(Path(path).read_bytes()), "the file")
     except WrongModel as error:
         raise DataError(str(path), error.problem) from error
+
+
+def with_checksum(body: bytes) -> bytes:
+    """A body as it is written to files: with its checksum."""
+    size = int.from_bytes(body[:8], "little")
+    header, data = body[8 : 8 + size].rstrip(b" "), body[8 + size :]
+    digits = f"{checksum(data, checksum(header)):016x}".encode()
+    made = b"".join((_MARK, digits, _MARK_END, header[1:]))
+    made += b" " * (-(8 + len(made)) % _ALIGNMENT)
+    return b"".join((len(made).to_bytes(8, "little"), made, data))
+
+
+def checked(body: bytes) -> bytes:
+    """What a file holds, if its checksum is right or it has none.
+
+    Raises:
+        WrongModel: it is damaged.
+    """
+    size = int.from_bytes(body[:8], "little")
+    header = body[8 : 8 + size].rstrip(b" ")
+    begin = len(_MARK)
+    if header.startswith(_MARK) and header[begin + 16 : begin + 16 + len(_MARK_END)] == _MARK_END:
+        original = b"{" + header[begin + 16 + len(_MARK_END) :]
+        if f"{checksum(body[8 + size :], checksum(original)):016x}".encode() != header[begin : begin + 16]:
+            raise WrongModel("the file", "is damaged: its checksum is wrong", "Take a copy of it.")
+    return body
 
 
 def _flush_folder(folder: Path) -> None:

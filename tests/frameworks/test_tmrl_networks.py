@@ -5,7 +5,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memoire.errors import DataError  # noqa: E402
+from memoire.rl import weights  # noqa: E402
 from memoire.rl.batches import on_device  # noqa: E402
+from memoire.rl.modelfiles import read_model  # noqa: E402
 from memoire.tmrl.actor import ActorModule  # noqa: E402
 from memoire.tmrl.nn import copy_shared, no_grad  # noqa: E402
 
@@ -48,3 +51,15 @@ def test_batches_become_tensors_of_the_same_memory():
     found[0][1, 1] = 7.0
     assert arrays[0][1, 1] == 7.0 and found[1]["a"].dtype == torch.int64
     assert on_device(arrays, None) is arrays
+
+
+def test_weights_of_torch_are_read_and_nothing_else(tmp_path):
+    net, path = torch.nn.Linear(3, 2), tmp_path / "a.pth"
+    torch.save(net.state_dict(), path)
+    assert (weights.unpack(read_model(path))["weight"] == net.weight.detach().numpy()).all()
+    torch.save(net, path)
+    with pytest.raises(DataError, match="holds more than weights"):
+        read_model(path)
+    torch.save({"epoch": 3}, path)
+    with pytest.raises(DataError, match="without tensors by name"):
+        read_model(path)
