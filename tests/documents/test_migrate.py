@@ -131,3 +131,29 @@ def test_every_peer_has_both_sides():
     peers = ["cpprb", "reverb", "torchrl", "stable_baselines3", "ray"]
     assert BLOCKS[0][:2] == ("", "steps")
     assert [block[:2] for block in BLOCKS[1:]] == [(peer, side) for peer in peers for side in (peer, "memoire")]
+
+
+# ----------------------------------------------------------------------------------------------- on-policy algorithms
+
+ON_POLICY = re.compile(r"^```python on-policy (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def programs():
+    """(library, first line, code) of every program that learns on-policy."""
+    text = PAGE.read_text(encoding="utf-8")
+    return [(each.group(1), text.count("\n", 0, each.start(2)), each.group(2)) for each in ON_POLICY.finditer(text)]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", programs(), ids=[library for library, _, _ in programs()])
+def test_every_program_learns_from_as_many_steps(names, program):
+    library, line, code = program
+    pytest.importorskip("torch", reason=MISSING.format("torch"))
+    if library != "memoire":
+        pytest.importorskip(library, reason=MISSING.format(library))
+    assert run(("", library, line, code), names)["steps"] == 1024
+
+
+def test_every_library_with_a_program_is_named():
+    assert [library for library, _, _ in programs()] == ["memoire", "stable_baselines3", "ray", "torchrl"]
