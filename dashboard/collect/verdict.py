@@ -29,7 +29,7 @@ MUCH_REFUSED = 0.1
 MUCH_LAG = 8.0
 """Model versions between acting and learning, as a mean, above which rollouts are old."""
 MUCH_STALE = 0.1
-"""Share of what arrives that is skipped as too old, above which acting is in vain."""
+"""Share of what arrives that is skipped as too old, above which that is worth a word."""
 
 
 CODES = (

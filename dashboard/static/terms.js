@@ -56,7 +56,7 @@ export const TERMS = {
   acting_version: {title: "Acts with", text: "The version of the model with which the actor acted when it reported last. An actor that asks an inference node says the version of the answers.", docs: "on-policy.md"},
   actor_lag: {title: "Behind", text: "Versions that were newer than the one with which the actor acted, at the moment of its last report.", formula: "newest version then − version that acted", docs: "on-policy.md"},
   max_model_lag: {title: "Limit (max_model_lag)", text: "Entries whose model is more versions behind than this are not learned from. Without a limit all are.", docs: "on-policy.md"},
-  stale_share: {title: "Skipped as too old", text: "The share of the entries that left the table in the last minute without being learned from, because their model was too old. Actors made them in vain.", formula: "too old ÷ (taken + too old)", docs: "on-policy.md"},
+  stale_share: {title: "Skipped as too old", text: "The share of the entries that left the table in the last minute without being learned from, because their model was too old.", formula: "too old ÷ (taken + too old)", docs: "on-policy.md"},
   // what a learner says of itself
   test_return: {title: "Test return", text: "Return of episodes that are played to measure the policy and are not learned from, as the program reports it under the name test_return.", docs: "on-policy.md"},
   policy_loss: {title: "Policy loss", text: "What the optimizer lowers so that good actions become more likely. Its size says little; it need not fall while returns rise.", formula: "−mean of min(ratio × advantage, clipped ratio × advantage)", docs: "on-policy.md"},
