@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/generic_memory.py
 
 Both hold the same samples of a drone: four numbers and the last four actions of two numbers, which are left out on the
-way and rebuilt. The baseline has the memory of TMRL's tutorial: lists of parts, `get_transition` for each item, then one
-array of each part. Exit status 1 if the ratio is below the aim.
+way and rebuilt. The baseline has the memory of TMRL's tutorial: lists of parts, `get_transition` for each item,
+then one array of each part. Exit status 1 if the ratio is below the aim.
 """
 
 import random
@@ -62,9 +62,10 @@ def seconds_of(memory, batches):
 
 def main():
     random.seed(0)
+    codec = Codec(history=ActionHistory(ACTIONS))
     memories = {
         "item by item": ItemByItem(device=None, nb_steps=1, batch_size=BATCH),
-        "GenericMemory": GenericMemory(batch_size=BATCH, memory_size=SAMPLES, codec=Codec(history=ActionHistory(ACTIONS))),
+        "GenericMemory": GenericMemory(batch_size=BATCH, memory_size=SAMPLES, codec=codec),
     }  # fmt: skip
     for buffer in buffers():
         for memory in memories.values():
