@@ -203,6 +203,8 @@ TIMES = {
     "thread_runnable": ("memoire.net.progress.RUNNABLE_TIMEOUT",),
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
     "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
+    "page_asked": ("memoire.cli.addresses.ASK_TIMEOUT",),
+    "listen_note": ("memoire.nodes.launch.LISTEN_NOTE_DELAY",),
     "restart_pause": ("memoire.nodes.restarts.MIN_PAUSE",),
     "browser_request": ("memoire.dashboard.web.serve.REQUEST_TIMEOUT",),
     "browser_body": ("memoire.dashboard.web.access.BODY_TIMEOUT",),

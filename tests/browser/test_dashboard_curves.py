@@ -8,6 +8,7 @@ import sys
 import time
 
 import msgspec
+import numpy as np
 import pytest
 
 from boardkit import one
@@ -227,3 +228,26 @@ def test_values_that_are_all_alike_are_said_and_not_drawn(browser, board):
         open_page(page, board.url, "overview")
         text, bars = page.evaluate(script, board.url)
     assert text == "All 7 are 2: nothing to spread." and bars == 4
+
+
+TRENDS = """async ([url, curves]) => {
+  const {trendOf} = await import(url + "/static/trend.js");
+  return curves.map(trendOf);
+}"""
+
+
+def test_a_smoothed_curve_that_goes_nowhere_is_level_and_one_that_learns_is_rising(browser, board):
+    rng = np.random.default_rng(0)
+
+    def smoothed(rise):
+        noise = rng.normal(size=204) + rise * np.linspace(0.0, 1.0, 204)
+        return np.convolve(noise, np.full(5, 0.2), "valid").tolist()
+
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        told = page.evaluate(TRENDS, [board.url, [smoothed(0.0) for _ in range(100)]])
+        assert told.count("level") >= 90
+        assert page.evaluate(TRENDS, [board.url, [smoothed(5.0) for _ in range(20)]]) == ["rising"] * 20
+        assert page.evaluate(TRENDS, [board.url, [smoothed(-5.0) for _ in range(20)]]) == ["falling"] * 20
+        exact = [[1.0] * 30, list(range(30)), list(range(30, 0, -1)), [1.0, 2.0] * 5]
+        assert page.evaluate(TRENDS, [board.url, exact]) == ["level", "rising", "falling", ""]

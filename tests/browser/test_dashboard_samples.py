@@ -211,6 +211,23 @@ def test_a_band_is_read_with_the_value_that_it_lies_around(browser, scene):
         page.locator(".chart-tip dd", has_text="…").wait_for()  # the value, and from where to where the band reaches
 
 
+def test_options_and_commands_of_a_finding_look_like_code(browser, scene):
+    script = """async (url) => {
+      const {marked} = await import(url + "/static/pages/overview.js");
+      return marked("Start `memoire server`, or correct --expected-servers; 3--4 is no option.").map((each) => each.outerHTML ?? each);
+    }"""
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "overview")
+        found = page.evaluate(script, scene[2].url)
+    assert found == [
+        "Start ",
+        '<code class="nowrap">memoire server</code>',
+        ", or correct ",
+        '<code class="nowrap">--expected-servers</code>',
+        "; 3--4 is no option.",
+    ]
+
+
 def test_a_finding_leads_to_the_page_that_says_more(browser, scene):
     with window(browser, scene[2].url) as page:
         open_page(page, scene[2].url, "overview")

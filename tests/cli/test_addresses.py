@@ -60,14 +60,13 @@ def test_the_page_of_a_proxy_leads_to_those_of_its_servers_where_it_is_given_alo
     assert said == []
 
 
-def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone():
+def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone(times):
     said = []
+    times(page_asked=0.5)
     with (
         memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"]) as proxy,
         NodePages("127.0.0.1:0", proxy) as pages,
-        pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(addresses, "ASK_TIMEOUT", 0.5)
         assert addresses.pages_of([pages.url], say=said.append) == [pages.url]
     assert said[0].startswith(f"only {pages.url} is looked at, and no server behind it: ") and len(said) == 1
 

@@ -312,6 +312,14 @@ def test_the_headline_names_what_holds_the_run_up(changes, code):
     assert found[0].code == code and found[0].text.endswith((".", "?"))
 
 
+@pytest.mark.parametrize("down", [(), ("server-1",)])
+def test_silent_actors_may_have_a_server_that_is_away(down):
+    found = verdicts(dataclasses.replace(WELL, silent=2, nodes_down=down))
+    (text,) = [each.text for each in found if each.code == "actors_silent"]
+    assert ("If their server is away, start it again. Otherwise look at their machine" in text) == bool(down)
+    assert ("an end. Look at their machine and network; after --lost-after seconds" in text) != bool(down)
+
+
 # -------------------------------------------------------------------------------------------------------- log lines
 
 

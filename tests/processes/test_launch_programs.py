@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -198,9 +198,16 @@ def test_a_program_that_dies_again_and_again_is_given_up(folder: Path) -> None:
     ]
 
 
-def test_a_learner_that_opens_no_server_is_told_how(folder: Path) -> None:
+def test_a_learner_that_opens_no_server_is_told_how(
+    folder: Path, times: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    times(listen_note=0.0)
     options = Options(learner=(str(folder / "waits.py"),), actor=("x",), port=0, quiet=True, ready_timeout=0.4)
     with pytest.raises(MemoireTimeout) as caught:
         launch.launch(options)
     words = r"no server at tcp://127\.0\.0\.1:\d+ from the learner within 0\.4 s\. Make the server"
     assert re.match(words, str(caught.value))
+    told = [line for line in capsys.readouterr().err.splitlines() if "actors wait" in line]
+    assert len(told) == 1 and re.fullmatch(
+        r"memoire: actors wait until the learner listens at tcp://127\.0\.0\.1:\d+ \(\$MEMOIRE_LISTEN\)", told[0]
+    )

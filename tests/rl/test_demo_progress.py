@@ -146,3 +146,7 @@ def test_the_end_says_whether_the_counts_add_up(capsys, own, status, words):
     assert run._sum_up(True) == status
     said = capsys.readouterr().out
     assert words in said and said.endswith("memoire demo --keep\n")
+
+
+def test_what_there_is_one_of_is_counted_as_one() -> None:
+    assert [demo.counted(number, "proxy", "proxies") for number in (0, 1, 2)] == ["0 proxies", "1 proxy", "2 proxies"]

@@ -2,7 +2,7 @@
 import {get} from "../api.js";
 import {makeChart} from "../charts.js";
 import {fill, h, patch, say} from "../dom.js";
-import {ago, bytes, clock, count, figure, raw, words} from "../format.js";
+import {ago, bytes, clock, count, figure, NONE, raw, words} from "../format.js";
 import {explained, term} from "../help.js";
 import {histogram} from "../histogram.js";
 import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
@@ -179,8 +179,8 @@ function about({actor}) {
   const main = facts([
     ["state", h(`span.state.${actor.state}`, actor.state)],
     ["id", h("span.mono", actor.client)],
-    ["host", actor.host],
-    ["table", actor.table],
+    ["host", actor.host || NONE],
+    ["table", actor.table || NONE],
     ["first seen", clock(actor.first_seen)],
     ["last seen", ago(actor.last_seen, now())],
     [term("episodes", "episodes"), count(actor.episodes)],

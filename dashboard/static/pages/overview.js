@@ -7,6 +7,7 @@ import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
 import {spark} from "../spark.js";
+import {trendOf} from "../trend.js";
 import {isWaiting, startPlace} from "./start.js";
 
 const CURVES = ["steps_per_second", "episodes_per_second", "caches_per_second", "samples_per_second", "samples_per_insert", "sample_age_median"];
@@ -60,8 +61,11 @@ function verdict({level, code, text}, worst) {
   const title = level === "good" && worst !== "good" ? "Otherwise" : LEVELS[level] ?? level;
   const [page, state] = WHERE[code] ?? [];
   const link = page && h("a", {href: address(page, state)}, `See ${PAGE_NAMES[page]}`);
-  return h(`li.verdict.${level}`, h("b", title), h("span", text, link && [" ", link]));
+  return h(`li.verdict.${level}`, h("b", title), h("span", marked(text), link && [" ", link]));
 }
+
+/** A text whose commands (in ` `) and options look like code, and are not torn at the end of a line. */
+export const marked = (text) => text.split(/(`[^`]+`|--[a-z][a-z-]*)/).map((part, at) => (at % 2 ? h("code.nowrap", part.replaceAll("`", "")) : part));
 
 const PAGE_NAMES = {lag: "how far models are behind", inference: "the inference nodes", nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
 
@@ -76,21 +80,6 @@ const WHERE = {
 };
 
 // ------------------------------------------------------------------------------------------------------ beside the curve
-
-/** "rising", "falling" or "level": the newest third of values against the third before, by their standard errors; "" where few are known. */
-function trendOf(known) {
-  const size = Math.floor(known.length / 3);
-  if (size < 5) return "";
-  const [before, after] = [about(known.slice(-2 * size, -size)), about(known.slice(-size))];
-  const error = Math.sqrt((before.variance + after.variance) / size);
-  if (Math.abs(after.mean - before.mean) <= 2 * error) return "level";
-  return after.mean > before.mean ? "rising" : "falling";
-}
-
-function about(values) {
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  return {mean, variance: values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length};
-}
 
 /** The run before the one that is counted now, with its returns over steps; null where there is none. */
 async function formerRun(signal) {

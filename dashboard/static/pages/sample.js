@@ -29,7 +29,7 @@ export function makeSample(signal) {
       const sample = await ask();
       if (sample || !shown) fill(place, sample ? drawn(sample, await episodeOf(sample, signal)) : empty(nothing));
       shown = sample ?? shown;
-      say(where, sample ? placeOf(sample) : nothing);
+      say(where, sample ? placeOf(sample) : shown ? nothing : ""); // what is below says it already
     } catch (error) {
       if (error.name !== "AbortError") fill(place, problem(error));
     } finally {

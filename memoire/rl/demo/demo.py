@@ -322,9 +322,14 @@ class Demo:
 
     def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
         """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
+        parts = (
+            counted(len(cluster.servers), "server", "servers"),
+            counted(len(cluster.proxies), "proxy", "proxies"),
+            counted(self.options.actors, "actor", "actors"),
+        )
         shown = display(
-            f"memoire demo: {self.options.env}, {len(cluster.servers)} servers, {len(cluster.proxies)} proxies, "
-            f"{self.options.actors} actors of {self.options.num_envs} environments, 1 learner, seed {self.options.seed}"
+            f"memoire demo: {self.options.env}, {', '.join(parts)} of "
+            f"{counted(self.options.num_envs, 'environment', 'environments')}, 1 learner, seed {self.options.seed}"
         )
 
         def turn() -> bool:
@@ -389,9 +394,15 @@ class Demo:
         if is_complete and not faults:
             print("what the actors counted is what the servers counted, and sums to the cluster's totals")
         if options.dashboard and not options.keep:
-            print("to look around in its dashboard, let it go on: memoire demo --keep")
+            again = "make demo DEMO_ARGS=--keep" if "MAKELEVEL" in os.environ else "memoire demo --keep"
+            print(f"to look around in its dashboard, let it go on: {again}")
         is_good = not faults and (self._is_solved or progress.goal is None)
         return 0 if is_good else 1
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Such as "1 server" or "2 servers"."""
+    return f"{number} {one if number == 1 else many}"
 
 
 def summary(progress: ClusterProgress) -> list[str]:
