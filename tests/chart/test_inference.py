@@ -68,6 +68,15 @@ def test_actors_and_learners_are_told_one_address_behind_which_only_ready_nodes_
     assert "dns:memoire-inference-nodes.rl.svc:8080" in settings(sets=ON)["dashboard"]["nodes"]
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [((), 1), (("inference.replicas=3",), 3), (("inference.pages=false",), None), (("dashboard.expectedInference=0",), None),
+     (("inference.autoscaling.enabled=true", "inference.resources.requests.cpu=1"), 2)],
+)  # fmt: skip
+def test_the_dashboard_knows_how_many_there_should_be(more, expected):
+    assert settings(sets=(*ON, *more))["dashboard"].get("expected-inference") == expected
+
+
 def test_without_pages_a_node_is_neither_probed_nor_watched():
     without = (*ON, "inference.pages=false")
     (one,) = pod("Deployment", "memoire-inference", sets=without)["containers"]

@@ -90,6 +90,9 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- $proxies := $v.expectedProxies -}}
 {{- if kindIs "invalid" $proxies }}{{ $proxies = include "memoire.replicas.least" .Values.proxy }}{{ end -}}
 {{- if $proxies }}{{ $_ := set $said "expected-proxies" (int64 $proxies) }}{{ end -}}
+{{- $acting := $v.expectedInference -}}
+{{- if kindIs "invalid" $acting }}{{ $acting = ternary (include "memoire.replicas.least" .Values.inference) "0" (and .Values.inference.enabled .Values.inference.pages) }}{{ end -}}
+{{- if int $acting }}{{ $_ := set $said "expected-inference" (int64 $acting) }}{{ end -}}
 {{- if $v.goalSteps }}{{ $_ := set $said "goal-steps" (int64 $v.goalSteps) }}{{ end -}}
 {{- if $v.goalEpisodes }}{{ $_ := set $said "goal-episodes" (int64 $v.goalEpisodes) }}{{ end -}}
 {{- mergeOverwrite $said $v.settings | toYaml -}}
