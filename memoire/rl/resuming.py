@@ -1,0 +1,32 @@
+"""What a trainer goes on with of the files of a former one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from memoire.errors import ParameterError
+from memoire.suggestions import one_of
+
+RESUMES: Final = ("all", "memory", "weights", "none")
+"""Everything; its samples alone; its agent alone; nothing, and its files are put aside."""
+
+
+def checked_resume(value: Any) -> str:
+    """One of RESUMES. Raises ParameterError: it is none of them."""
+    if value not in RESUMES:
+        raise ParameterError("resume", value, one_of(value, RESUMES))
+    return str(value)
+
+
+def put_aside(path: str | Path) -> Path | None:
+    """Give a file or folder another name beside it, so that a run begins anew; the name, or None if there is nothing.
+
+    Nothing is deleted: the name is the former one with ".former-1", or the next number that is free.
+    """
+    place, number = Path(path), 1
+    if not place.exists():
+        return None
+    while (other := place.with_name(f"{place.name}.former-{number}")).exists():
+        number += 1
+    return place.rename(other)
