@@ -7,6 +7,8 @@ RELEASE ?=
 ENGINE ?= docker
 SOAK ?=
 DEMO_ARGS ?=
+ENV ?= LunarLander-v3
+LEARNERS ?= 1
 MUTANTS_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
@@ -24,10 +26,11 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch
+.PHONY: help demo demo-ppo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
+	@echo "make demo-ppo      on-policy learning: LunarLander by PPO, collectors without torch; ENV=CartPole-v1 LEARNERS=2; installs torch, a gigabyte or more"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-quick    the quick half, in a minute and a half: without sockets of whole clusters, without processes"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
@@ -52,7 +55,7 @@ help:
 	@echo "make release       a release into dist/release, tried but not published; RELEASE='wheel arm64' picks parts"
 	@echo "make clean         remove what the targets above made"
 
-setup setup-dev setup-checked setup-torch:
+setup setup-dev setup-checked setup-torch setup-ppo:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "memoire cannot be set up: there is no '$(PYTHON)' here. Install Python 3.11 or newer" >&2; \
 	  echo "(Debian, Ubuntu: sudo apt-get install python3 python3-venv python3-dev), or: make PYTHON=/path/to/python3" >&2; \
@@ -61,6 +64,10 @@ setup setup-dev setup-checked setup-torch:
 
 demo: setup
 	@$(BIN)/memoire demo $(DEMO_ARGS)
+
+# Collectors have no torch: the learner alone finds the folder.
+demo-ppo: setup-ppo
+	@$(BIN)/python -m memoire.rl.demo.ppo --env $(ENV) --learners $(LEARNERS) $(DEMO_ARGS)
 
 test: setup-checked
 	@$(MAKE) --no-print-directory test-plain

@@ -195,6 +195,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
                 endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
                 credit=1 << 26, models={"policy": 9}, codecs=["zlib"], limits={"message_bytes": 1 << 28},
                 since=4, durable=True, leaving=["server-1"], table=table_number("demo"), table_name="demo",
+                inference=["tcp://inference-0:5570", "tcp://*:5563"],
             ),
             b"",
         ),

@@ -3,6 +3,7 @@
     python3 tools/setup_venv.py run       what `memoire demo` needs
     python3 tools/setup_venv.py dev       and what tests, lint and benchmarks need
     python3 tools/setup_venv.py checked   and a second build, with bounds checks, under build/checked
+    python3 tools/setup_venv.py ppo       what `make demo-ppo` needs: Box2D, and torch in that folder
     python3 tools/setup_venv.py torch     what tests need, and torch in the folder that $MEMOIRE_TORCH names
 
 Each step leaves a stamp with a hash of what it depends on: a second run finds it and does nothing. Old Pythons must be
@@ -257,11 +258,12 @@ def build_checked(above):
         )
 
 
-def install_dev(project, above):
-    key = digest(above, *project["dependency-groups"]["dev"])
-    if not is_done("dev", key):
-        pip_install("installing the development tools", *project["dependency-groups"]["dev"])
-        done("dev", key)
+def install_group(name, what, project, above):
+    packages = project["dependency-groups"][name]
+    key = digest(above, *packages)
+    if not is_done(name, key):
+        pip_install(what, *packages)
+        done(name, key)
 
 
 def install_torch(project):
@@ -303,8 +305,10 @@ def main(target):
         key = install(project, make_venv())
         build(key)
         if target in ("dev", "checked", "torch"):
-            install_dev(project, key)
-        if target == "torch":
+            install_group("dev", "installing the development tools", project, key)
+        if target == "ppo":
+            install_group("ppo", "installing Box2D", project, key)
+        if target in ("torch", "ppo"):
             install_torch(project)
         if target == "checked":
             build_checked(key)

@@ -89,3 +89,15 @@ def tree_draws(leaves: int):
 
 def tree_updates(leaves: int):
     return in_rotation(tree(leaves).update, *leaf_updates(leaves))
+
+
+def inference_rows(clients: int):
+    from with_torchrl_inference import Rows
+
+    return Rows(clients)
+
+
+def inference_latency(clients: int):
+    from with_torchrl_inference import Latency
+
+    return Latency(clients)

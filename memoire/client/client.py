@@ -29,6 +29,7 @@ from memoire.clock import wall_clock
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic
+from memoire.net.addresses import seen_from
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.memory import Memory
@@ -265,6 +266,12 @@ class Client(Node):
         return self._session.told.storage
 
     @property
+    def inference(self) -> tuple[str, ...]:
+        """Addresses of inference nodes that act for this server's clients, as the server said when it was met last."""
+        address = self._io.channel.address
+        return tuple(seen_from(address, each) for each in self._session.told.inference)
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over; an actor's loop ends with it."""
         self._check_open()
@@ -288,6 +295,14 @@ class Client(Node):
     @push_reason.setter
     def push_reason(self, reason: str) -> None:
         self._pusher.reason = reason
+
+    @property
+    def room(self) -> int:
+        """Entries that may be recorded before a step waits for a learner, or before they bring nothing; 2**53 - 1 if
+        there is no limit.
+        """
+        with self._waiting.changed:
+            return self._session.inserts.left
 
     def sync(self, capacity: int | None = None, timeout: float | None = None) -> None:
         """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Writers

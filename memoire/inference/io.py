@@ -40,6 +40,10 @@ from .stats import InferenceCounts
 _log = logging.getLogger(__name__)
 
 REQUESTS_PER_TURN = 200
+QUICK_TIME, QUICK_BATCHES = 0.001, 20
+"""After so many batches in a row that took less than these seconds, the thread of the sockets computes the next ones: a
+thread of their own costs more than such a batch, and saves nothing. One that takes longer ends that.
+"""
 MAX_OWNERS = 1 << 16
 """Client ids of which the key is remembered."""
 
@@ -89,6 +93,7 @@ class InferenceThread:
         """Notified when weights were swapped."""
         self.models: ModelLink | None = None
         self._is_running = False
+        self._quick = 0  # batches in a row that took less than `QUICK_TIME`
         self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
         self._owners: OrderedDict[bytes, str] = OrderedDict()  # whose key a client's id belongs to
         self._clients_of: dict[int, set[bytes]] = {}  # by the descriptor of their connection
@@ -263,7 +268,10 @@ class InferenceThread:
         if batch is not None:
             self._is_running = True
             weights = self.weights
-            self.batches.run(lambda: self._compute(batch, weights, now))
+            if self._quick >= QUICK_BATCHES:
+                self._compute(batch, weights, now)
+            else:
+                self.batches.run(lambda: self._compute(batch, weights, now))
 
     def _compute(self, batch: RequestBatch, weights: Weights, fired: float) -> None:
         """In the thread for batches."""
@@ -279,7 +287,10 @@ class InferenceThread:
                 "failed", f"a batch of {batch.rows} rows failed: {type(error).__name__}: {error}"[:500]
             )
         took = time.perf_counter() - begun
-        self.worker.post(lambda: self._finish(batch, found, fired, took))
+        if self.worker.is_here:
+            self._finish(batch, found, fired, took)
+        else:
+            self.worker.post(lambda: self._finish(batch, found, fired, took))
 
     def _computed(self, batch: RequestBatch, weights: Weights, fired: float) -> list[Any]:
         outputs = self.computation.outputs
@@ -307,6 +318,7 @@ class InferenceThread:
 
     def _finish(self, batch: RequestBatch, found: list[Any] | ProtocolError, fired: float, took: float) -> None:
         self._is_running = False
+        self._quick = self._quick + 1 if took < QUICK_TIME else 0
         counts = self.counts
         counts.batched_rows += batch.rows
         counts.computed += took

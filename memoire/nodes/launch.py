@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memoire.errors import EndpointError, MemoireTimeout, ParameterError
@@ -62,7 +62,9 @@ class Options:
     endpoint: str | None = None
     """Of a cluster that runs elsewhere."""
     port: int = 5560
-    """First of three ports at which the learner listens, if it is the server; 0 takes free ones."""
+    """First port at which the learner listens, if it is the server; 0 takes free ones."""
+    ports: int = PORTS
+    """That it takes in a row: more if it has an inference node, or ranks."""
     seed: int = 0
     env: str | None = None
     keys: str | None = None
@@ -147,16 +149,21 @@ def launch(options: Options) -> int:
 class LaunchedRun:
     """A learner and its actors, from the first start to the end of the run.
 
+    Args:
+        every_turn: Called again and again while they run.
+
     Attributes:
         is_over: The learner has ended with status 0, or all actors have where there is no learner.
+        actors: Their processes.
     """
 
-    def __init__(self, launcher: Launcher, options: Options) -> None:
+    def __init__(self, launcher: Launcher, options: Options, every_turn: Callable[[], None] = lambda: None) -> None:
         self.is_over = False
+        self.actors: list[Child] = []
+        self._every_turn = every_turn
         self._launcher, self._options = launcher, options
         self._run = LocalRun(launcher, options.nodes, dashboard=options.dashboard)
         self._learner: Child | None = None
-        self._actors: list[Child] = []
         self._endpoint = ""
         self._page = ""  # of the learner
 
@@ -180,7 +187,7 @@ class LaunchedRun:
             return self._options.endpoint
         if self._run.cluster is not None:
             return self._run.cluster.endpoints[0]
-        return f"tcp://127.0.0.1:{free_ports(self._options.port)}"
+        return f"tcp://127.0.0.1:{free_ports(self._options.port, self._options.ports)}"
 
     def _start_learner(self) -> None:
         if self._options.learner:
@@ -189,7 +196,7 @@ class LaunchedRun:
     def _start_actors(self) -> None:
         count = self._options.actors if self._options.actor else 0
         for rank in range(count):
-            self._actors.append(self._start(f"actor-{rank}", "actor", rank, count, self._options.actor))
+            self.actors.append(self._start(f"actor-{rank}", "actor", rank, count, self._options.actor))
 
     def _start(self, name: str, role: str, rank: int, count: int, words: Sequence[str]) -> Child:
         environment = self._environment(role, rank, count)
@@ -253,21 +260,22 @@ class LaunchedRun:
         return self.is_over
 
     def _goes_on(self) -> bool:
+        self._every_turn()
         if self._learner is not None:
             return not self._learner_is_done()
-        self.is_over = all(actor.status == 0 for actor in self._actors)
+        self.is_over = all(actor.status == 0 for actor in self.actors)
         return not self.is_over
 
     def _finish(self) -> None:
         """Let actors end by themselves: they hear that the run is over."""
-        if self._learner is not None and self._actors:
+        if self._learner is not None and self.actors:
             note("the learner has ended; actors end now")
-        self._launcher.abandon(self._actors)
-        for actor in self._actors:
+        self._launcher.abandon(self.actors)
+        for actor in self.actors:
             actor.may_die = True
-        has_ended = self._launcher.wait_for(self._actors, self._options.finish_timeout)
+        has_ended = self._launcher.wait_for(self.actors, self._options.finish_timeout)
         if not has_ended and self._launcher.stop_signal is None:
-            late = [actor.name for actor in self._actors if actor.status is None]
+            late = [actor.name for actor in self.actors if actor.status is None]
             note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s, and is ended now")
 
 

@@ -54,6 +54,8 @@ class Backend(ABC):
         """Where it takes caches and publishes, as it says."""
         self.pages: tuple[str, ...] = ()
         """Where it, and what is behind it, shows pages."""
+        self.inference: tuple[str, ...] = ()
+        """Addresses of inference nodes that act for clients of the servers there."""
         self.hello = HelloSchedule()
         self.refusal = ""
         """Why this proxy, or the one that is there, is not let in; "" while nobody says so."""

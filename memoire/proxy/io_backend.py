@@ -211,6 +211,7 @@ class BackendLink(Backend):
             return
         change = self.learn(header, told)
         self.pages = tuple(page_seen_from(self.channel.address, page) for page in told.pages)
+        self.inference = tuple(seen_from(self.channel.address, address) for address in told.inference)
         if change.has_moved or self._push.socket is None:
             self._close_data()
             self._open_data(told.endpoints)

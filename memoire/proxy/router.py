@@ -45,6 +45,8 @@ class BackendState(Protocol):
     """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
     pages: tuple[str, ...]
     """Where it, and what is behind it, shows pages."""
+    inference: tuple[str, ...]
+    """Addresses of inference nodes that act for clients of the servers there."""
 
     @property
     def is_away(self) -> bool:
@@ -192,6 +194,7 @@ class Router(Generic[B]):
         newest = {topic: max(version, told.models.get(topic, 0)) for topic, version in models.items()}
         retiring = (name for back in self.retiring for name in back.names)
         leaving = dict.fromkeys([*told.leaving, *(name for back in self.backs for name in back.leaving), *retiring])
+        inference = dict.fromkeys(address for back in self.backs for address in back.inference)
         return msgspec.structs.replace(
             told,
             endpoints=endpoints,
@@ -199,6 +202,7 @@ class Router(Generic[B]):
             leaving=list(leaving),
             unmet=self.unmet(),
             pages=list(dict.fromkeys([*self.pages, *(page for back in self.backs for page in back.pages)]))[:MAX_PAGES],
+            inference=list(inference)[: messages.MAX_INFERENCE],
             models={**told.models, **newest},
             limits={name: min(bytes_, getattr(limits, name, bytes_)) for name, bytes_ in told.limits.items()},
         )

@@ -3,13 +3,16 @@
     Collector               environments and a policy fill a table of rollouts
     rollout_schema          of such a table
     MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
+    RemoteActor             or inference nodes, that of a learner for instance
     ActorCritic, PPO        the network and the algorithm; these need torch
+    RecurrentActorCritic, RecurrentPPO      the same with a memory
     OnPolicyLearner         a server with a table of rollouts, paced by the models that it publishes; needs torch
     World                   several learners that learn as one, as torchrun starts them; needs torch
     Moments                 running mean and variance
     RealTimeEnv             an environment under a real clock, around a RealTimeInterface; DummyDrone is a device for it
     GenericMemory           samples of workers in rings of columns; a Codec restores them, ActionHistory is a part of it
     partial                 a class of which some arguments are given later
+    address_of_rank         where the server of one of several learners is
     weights                 named arrays as bytes and files
 
 Names are imported when they are used: `import memoire.rl` needs neither torch nor Gymnasium.
@@ -21,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
+    from memoire.rl.addresses import address_of_rank as address_of_rank
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
-    from memoire.rl.collector import rollout_schema as rollout_schema
+    from memoire.rl.columns import rollout_schema as rollout_schema
     from memoire.rl.ddp import World as World
     from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from memoire.rl.ppo import PPO as PPO
     from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
     from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
+    from memoire.rl.recurrent import RecurrentActorCritic as RecurrentActorCritic
+    from memoire.rl.recurrent import RecurrentPPO as RecurrentPPO
+    from memoire.rl.remote import RemoteActor as RemoteActor
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
@@ -45,9 +52,10 @@ _HOMES = {
     "World": "memoire.rl.ddp",
     "ActionHistory": "memoire.rl.codec",
     "Codec": "memoire.rl.codec",
+    "address_of_rank": "memoire.rl.addresses",
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
-    "rollout_schema": "memoire.rl.collector",
+    "rollout_schema": "memoire.rl.columns",
     "DummyDrone": "memoire.rl.drone",
     "GenericMemory": "memoire.rl.memory",
     "Moments": "memoire.rl.moments",
@@ -55,6 +63,9 @@ _HOMES = {
     "Policy": "memoire.rl.policies",
     "RealTimeEnv": "memoire.rl.realtime",
     "RealTimeInterface": "memoire.rl.realtime",
+    "RecurrentActorCritic": "memoire.rl.recurrent",
+    "RecurrentPPO": "memoire.rl.recurrent",
+    "RemoteActor": "memoire.rl.remote",
     "partial": "memoire.rl.partials",
 }
 """Where each name is made."""
@@ -74,6 +85,8 @@ __all__ = [
     "Policy",
     "RealTimeEnv",
     "RealTimeInterface",
+    "RemoteActor",
+    "address_of_rank",
     "partial",
     "rollout_schema",
     "weights",

@@ -90,14 +90,8 @@ class ActorCritic(torch.nn.Module):
         Raises:
             ParameterError: it has other actions.
         """
-        actions = getattr(env, "single_action_space", None) or env.action_space
-        observations = getattr(env, "single_observation_space", None) or env.observation_space
-        inputs = _numbers(observations)
-        if hasattr(actions, "low") and np.issubdtype(actions.dtype, np.floating):
-            return cls(inputs, math.prod(actions.shape), is_continuous=True, hidden=hidden, **options)
-        if not hasattr(actions, "n") or actions.shape != ():
-            raise ParameterError("env", str(actions), "an environment with discrete actions, or a Box of floats")
-        return cls(inputs, int(actions.n), is_continuous=False, hidden=hidden, **options)
+        inputs, outputs, is_continuous = form_of(env)
+        return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden, **options)
 
     def forward(self, observations: Any) -> tuple[Distribution, torch.Tensor]:
         """The distribution of actions [N, *A] and the values [N] of observations [N, *F], nested or not."""
@@ -127,6 +121,21 @@ class ActorCritic(torch.nn.Module):
         if self.rewards is not None:
             found["rewards"] = Moments.of(rollouts["discounted"])
         return found
+
+
+def form_of(env: Any) -> tuple[int, int, bool]:
+    """Numbers of an observation, actions or dimensions of a Box of actions, and whether actions are in a Box.
+
+    Raises:
+        ParameterError: the environment has other actions.
+    """
+    actions = getattr(env, "single_action_space", None) or env.action_space
+    inputs = _numbers(getattr(env, "single_observation_space", None) or env.observation_space)
+    if hasattr(actions, "low") and np.issubdtype(actions.dtype, np.floating):
+        return inputs, math.prod(actions.shape), True
+    if not hasattr(actions, "n") or actions.shape != ():
+        raise ParameterError("env", str(actions), "an environment with discrete actions, or a Box of floats")
+    return inputs, int(actions.n), False
 
 
 def flat_tensor(observations: Any) -> torch.Tensor:

@@ -61,7 +61,7 @@ def arrays_of(net: torch.nn.Module, ppo: PPO | None, facts: Mapping[str, Any]) -
     made["facts"] = _text(facts)
     if ppo is not None:
         for number, state in ppo.optimizer.state_dict()["state"].items():
-            made |= {f"optimizer.{number}.{name}": tensor.numpy() for name, tensor in state.items()}
+            made |= {f"optimizer.{number}.{name}": tensor.cpu().numpy() for name, tensor in state.items()}
         made["order"] = _text({"state": ppo.random.bit_generator.state, "rate": ppo.rate})
     return made
 

@@ -20,18 +20,17 @@ from memoire.arguments import seconds as checked_seconds
 from memoire.arguments import whole
 from memoire.client.client import Client, connect
 from memoire.errors import Closed, MemoireTimeout, ParameterError
-from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 from memoire.suggestions import checked_names
 
-from .policies import LoadsModels, MlpPolicy, Policy
+from .columns import DISCOUNTED, MEMORY, made_by_policies
+from .policies import Asks, LoadsModels, MlpPolicy, Policy
+from .remote import RemoteActor
 
 TOPIC: Final = "policy"
 """Topic of the models, unless another one is given."""
 WAIT_INTERVAL: Final = 0.5
 """Seconds after which somebody who waits for a model sees whether the run is over."""
-DISCOUNTED: Final = "discounted"
-"""Column for the discounted sum of an episode's rewards so far: rewards are scaled by its spread."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,42 @@ class Collected:
 class _Group:
     """A vector environment, its writer, and where it is."""
 
-    def __init__(self, envs: Any, client: Client, seed: int | None, has_discounted: bool) -> None:
+    def __init__(self, envs: Any, client: Client, seed: int | None) -> None:
         self.envs, self.writer = envs, client.writer(envs)
         self.obs, _ = envs.reset(seed=seed)
         self.pending: Any = None  # actions that were asked for
-        self.discounted: NDArray[np.float32] | None = np.zeros(envs.num_envs, np.float32) if has_discounted else None
+        count, schema, mode = envs.num_envs, client.schema, _autoreset_mode(envs)
+        self.discounted: NDArray[np.float32] | None = None
+        if DISCOUNTED in schema:
+            self.discounted = np.zeros(count, np.float32)
+        self.memory: NDArray[Any] | None = None  # of a recurrent policy, before its next action
+        if MEMORY in schema:
+            self.memory = np.zeros((count, *schema[MEMORY].shape), schema[MEMORY].dtype)
+        self._resets_late, self._has_ended = "same" not in mode, np.zeros(count, np.bool_)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a policy is given beside the observation."""
+        return {} if self.memory is None else {MEMORY: self.memory}
+
+    def sums(self, reward: Any, gamma: np.float32) -> dict[str, Any]:
+        """The column with discounted sums of rewards, this step's [N] included; {} if the table has none."""
+        if self.discounted is None:
+            return {}
+        self.discounted = gamma * self.discounted + np.asarray(reward, np.float32)
+        return {DISCOUNTED: self.discounted}
+
+    def go_on(self, obs: Any, memory: Any, has_ended: NDArray[np.bool_]) -> None:
+        """A step was recorded; has_ended [N] says for which environments an episode ended."""
+        self.obs = obs
+        if self.discounted is not None:
+            self.discounted = np.where(has_ended, np.float32(0.0), self.discounted)
+        if self.memory is not None:
+            # An environment that resets itself in the next step makes the policy act once in between.
+            is_new = has_ended | (self._has_ended if self._resets_late else False)
+            self.memory = np.array(memory, self.memory.dtype)
+            self.memory[is_new] = 0
+        self._has_ended = has_ended
 
 
 class Collector:
@@ -61,10 +91,10 @@ class Collector:
 
     Args:
         url: Address of the learner's server, or of a proxy before it.
-        envs: A Gymnasium vector environment that resets itself, or a sequence of them: groups. If the policy has a
-            method `ask(observations)` that returns at once an object with `result(timeout)`, other groups step while
-            one waits for its actions.
-        policy: What acts; None is an `MlpPolicy`. One with a method `load(body, version)` gets the newest model.
+        envs: A Gymnasium vector environment that resets itself, or a sequence of them: groups. If the policy is asked
+            (see `Asks`), other groups step while one waits for its actions.
+        policy: What acts. None is a `RemoteActor` if the server tells of inference nodes, or else an `MlpPolicy`. One
+            with a method `load(body, version)` gets the newest model.
         table, keys, name: As of `memoire.connect`.
         topic: Of the models.
         seed: Of environments and samples.
@@ -93,24 +123,29 @@ class Collector:
         for each in groups:
             _check_envs(each)
         self._patience = checked_seconds(timeout)
-        self.policy: Policy = MlpPolicy(seed=seed) if policy is None else policy
         self.client = connect(url, table=table, keys=keys, name=name, timeout=self._patience)
         """Counts, log lines and figures are told through it."""
         self.version = 0
         """Of the model that acted last."""
+        self._remote: RemoteActor | None = None  # that was made here
         try:
             _check_table(self.client)
+            self.policy: Policy = self._usual_policy(seed, keys) if policy is None else policy
             self._model = self.client.model(topic)
-            columns = self.client.schema.roots
-            self._extras = [each for each in columns if each not in ("obs", "action", "reward", "qvest", DISCOUNTED)]
+            self._extras = [each for each in made_by_policies(self.client.schema) if each not in ("action", MEMORY)]
             seeds = [None if seed is None else seed + 10_000 * i for i in range(len(groups))]
-            has_discounted = DISCOUNTED in columns
-            self._groups = [
-                _Group(each, self.client, start, has_discounted) for each, start in zip(groups, seeds, strict=True)
-            ]
+            self._groups = [_Group(each, self.client, start) for each, start in zip(groups, seeds, strict=True)]
         except BaseException:
-            self.client.close(0.0)
+            self.close(0.0)
             raise
+
+    def _usual_policy(self, seed: int | None, keys: Given) -> Policy:
+        """Ask the inference nodes that the server tells of, or act by the models that it publishes."""
+        client = self.client
+        if not client.inference:
+            return MlpPolicy(seed=seed)
+        self._remote = RemoteActor(client.inference, client.schema, timeout=self._patience, keys=keys)
+        return self._remote
 
     @checked_names()
     def run(self, steps: int | None = None, *, seconds: float | None = None) -> Collected:
@@ -179,29 +214,54 @@ class Collector:
             self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
-        """Step all environments of a group once."""
-        columns = self.policy.act(group.obs) if group.pending is None else group.pending.result(self._patience)
+        """Step all environments of a group once, unless the run ends before there are actions."""
+        columns = self._actions(group)
+        if columns is None:
+            return
         version = int(columns["version"])
         if version != self.version:
             self._begin_version(version)
-        action = columns["action"]
-        space = group.envs.single_action_space
-        next_obs, reward, terminated, truncated, info = group.envs.step(_for(space, action))
-        extras = {name: columns[name] for name in self._extras}
-        if group.discounted is not None:
-            gamma = np.float32(np.max(self.client.parameters.discount_factor))
-            group.discounted = extras[DISCOUNTED] = gamma * group.discounted + np.asarray(reward, np.float32)
+        action, envs = columns["action"], group.envs
+        next_obs, reward, terminated, truncated, info = envs.step(for_space(envs.single_action_space, action))
+        gamma = np.float32(np.max(self.client.parameters.discount_factor))
+        extras = {name: columns[name] for name in self._extras} | group.inputs | group.sums(reward, gamma)
+        if self.client.room <= envs.num_envs:  # the step will wait: a learner has to get what other groups hold
+            for each in self._groups:
+                each.writer.cut()
         group.writer.step(
             group.obs, action, reward, terminated, truncated, next_obs, info, model_version=version, **extras
         )
-        if group.discounted is not None:
-            group.discounted = np.where(np.asarray(terminated) | truncated, np.float32(0.0), group.discounted)
-        group.obs = next_obs
-        ask = getattr(self.policy, "ask", None)
-        group.pending = None if ask is None else ask(next_obs)
+        group.go_on(next_obs, columns.get(MEMORY), np.asarray(terminated) | np.asarray(truncated))
+        group.pending = self.policy.ask(next_obs, **group.inputs) if isinstance(self.policy, Asks) else None
+
+    def _actions(self, group: _Group) -> Mapping[str, Any] | None:
+        """What the policy returns for a group; None if the run is over before an answer comes."""
+        policy: Any = self.policy
+        if not isinstance(policy, Asks):
+            columns: Mapping[str, Any] | None = policy.act(group.obs, **group.inputs)
+            return columns
+        columns = self._answer(group.pending or policy.ask(group.obs, **group.inputs))
+        if columns is not None and self._is_strict and columns["version"] < (newest := self._model.published):
+            # It was asked before another group waited for the new model: the table takes no step of the former one.
+            columns = self._answer(policy.ask(group.obs, min_version=newest, **group.inputs))
+        return columns
+
+    def _answer(self, asked: Any) -> Mapping[str, Any] | None:
+        patience = time.monotonic() + self._patience
+        while True:
+            try:
+                answer: Mapping[str, Any] = asked.result(min(WAIT_INTERVAL, max(0.0, patience - time.monotonic())))
+                return answer
+            except MemoireTimeout:
+                if self.client.finished:
+                    return None
+                if time.monotonic() >= patience:
+                    raise
 
     def close(self, timeout: float | None = None) -> bool:
         """Send what is open and end the client; environments stay open. Returns whether everything was delivered."""
+        if self._remote is not None:
+            self._remote.close()
         return self.client.close(timeout)
 
     def __enter__(self) -> Self:
@@ -211,19 +271,7 @@ class Collector:
         self.close()
 
 
-def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discounted: bool = False) -> Schema:
-    """The schema of a table that a `Collector` fills: what the environment has, and logp [] beside it.
-
-    Args:
-        env: An environment or vector environment, or anything with its two spaces.
-        extra: More columns that the policy returns.
-        discounted: Whether to store the discounted sums by which rewards are scaled.
-    """
-    columns: dict[str, Any] = {"logp": np.float32} | dict(extra or {})
-    return Schema.from_env(env, columns | ({DISCOUNTED: np.float32} if discounted else {}))
-
-
-def _for(space: Any, action: Any) -> Any:
+def for_space(space: Any, action: Any) -> Any:
     """Actions as the environment takes them: clipped to a Box, and counted from the start of a discrete space."""
     low = getattr(space, "low", None)
     if low is not None:
@@ -235,9 +283,12 @@ def _for(space: Any, action: Any) -> Any:
 def _check_envs(envs: Any) -> None:
     if not hasattr(envs, "num_envs") or not hasattr(envs, "single_action_space"):
         raise ParameterError("envs", type(envs).__name__, "a vector environment: gymnasium.make_vec(id, num_envs=8)")
-    mode = str(getattr(envs.metadata.get("autoreset_mode"), "value", "")).lower()
-    if "disabled" in mode:
+    if "disabled" in _autoreset_mode(envs):
         raise ParameterError("envs", "autoreset disabled", "environments that reset themselves: next_step or same_step")
+
+
+def _autoreset_mode(envs: Any) -> str:
+    return str(getattr(envs.metadata.get("autoreset_mode"), "value", "")).lower()
 
 
 def _check_table(client: Client) -> None:

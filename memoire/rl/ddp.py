@@ -18,17 +18,24 @@ TIMEOUT: Final = 300.0
 """Seconds that a rank waits for the others in one exchange."""
 
 
+GLOO: Final = "gloo"
+NCCL: Final = "cpu:gloo,cuda:nccl"
+"""Counts and sums stay on the CPU."""
+
+
 @dataclass(frozen=True)
 class World:
     """Which of how many learners this process is."""
 
     rank: int = 0
     size: int = 1
+    device: str = "cpu"
+    """Where its network may lie: a GPU of its own, "cuda:0" for instance, if each rank of the machine has one."""
 
     @classmethod
     def from_environment(cls, surroundings: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> Self:
-        """As torchrun says; of several ranks, the process group is made, with gloo, unless there is one. Blocks until
-        all ranks are there.
+        """As torchrun says; of several ranks, the process group is made unless there is one: with NCCL for tensors on
+        GPUs, if each rank has one, and with gloo for all others. Blocks until all ranks are there.
 
         Args:
             timeout: Seconds that a rank waits for the others, now and in each exchange; then torch raises an error.
@@ -36,16 +43,29 @@ class World:
         Raises:
             ParameterError: RANK and WORLD_SIZE do not fit.
         """
+        has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+        made, backend = cls.placed(surroundings, torch.cuda.device_count() if has_nccl else 0)
+        if made.size > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        return made
+
+    @classmethod
+    def placed(cls, surroundings: Mapping[str, str], devices: int) -> tuple[Self, str]:
+        """Which rank this is, and the process group's backend, on a machine with so many GPUs that NCCL can use.
+
+        Raises:
+            ParameterError: RANK and WORLD_SIZE do not fit.
+        """
         try:
-            made = cls(int(surroundings.get("RANK", "0")), int(surroundings.get("WORLD_SIZE", "1")))
+            rank, size = int(surroundings.get("RANK", "0")), int(surroundings.get("WORLD_SIZE", "1"))
+            place, places = int(surroundings.get("LOCAL_RANK", rank)), int(surroundings.get("LOCAL_WORLD_SIZE", size))
         except ValueError:
-            made = cls(0, 0)
-        if not 0 <= made.rank < made.size:
+            rank = size = place = places = 0
+        if not 0 <= rank < size:
             found = f"{surroundings.get('RANK')} of WORLD_SIZE={surroundings.get('WORLD_SIZE')}"
             raise ParameterError("$RANK", found, "a number below $WORLD_SIZE, as torchrun sets them")
-        if made.size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-        return made
+        has_own = devices >= places  # NCCL refuses two ranks on one GPU
+        return cls(rank, size, f"cuda:{place}" if has_own else "cpu"), NCCL if has_own else GLOO
 
     def wrap(self, net: torch.nn.Module) -> torch.nn.Module:
         """The network with gradients that all ranks share, and parameters of rank 0; itself if there is one rank."""

@@ -2,39 +2,57 @@
 
     collect ──▶ rollouts ──▶ PPO.update ──▶ log ──▶ publish ──▶ collectors go on with the new model
 
-With max_lag=0 no entry is recorded by a model whose share is taken already. Each rank of several has a server of its
+With policy="remote" it computes the actions of its collectors, too: they send observations, and need no network. With
+max_lag=0 no entry is recorded by a model whose share is taken already. Each rank of several has a server of its
 own, and takes the same number of entries.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
+import torch
 
 import memoire.torch
 from memoire.arguments import seconds as checked_seconds
 from memoire.arguments import whole
 from memoire.errors import ParameterError
+from memoire.inference.node import Inference
 from memoire.loggers import Logger
 from memoire.pool.tables import Table
 from memoire.replay.rollouts import Rollouts
 from memoire.security.keyfolder import Given
 from memoire.server.server import Server
-from memoire.suggestions import checked_names
+from memoire.suggestions import checked_names, one_of
 
+from .acting import ActingNode
 from .actor_critic import ActorCritic
+from .addresses import address_of_rank, beside
 from .checkpoint import Checkpoints, arrays_of, facts_of, restore_net, restore_ppo
-from .collector import TOPIC, rollout_schema
+from .collector import TOPIC
+from .columns import MEMORY, rollout_schema
 from .ddp import World
+from .evaluation import evaluate
 from .moments import Moments
 from .ppo import PPO, check_correction
+from .recurrent import RecurrentActorCritic
 
+_log = logging.getLogger(__name__)
+
+Network = ActorCritic | RecurrentActorCritic
+Acting = Literal["local", "remote"]
+"""Where actions are computed: in collectors, or in an inference node of the learner."""
+ADVICE: Final = (
+    'with max_lag above 0, policy="remote" makes actors wait while this process learns. Run a memoire.Inference that '
+    "connects to this server in a process of its own"
+)
 RECENT: Final = 50
 """Newest episodes of each rank whose returns `recent_return` averages."""
 TABLE: Final = "rollouts"
@@ -44,13 +62,15 @@ class OnPolicyLearner:
     """Takes rollouts and publishes models.
 
     Args:
-        endpoint: Of the server; rank r takes the port 10 r above.
+        endpoint: Of the server; rank r takes the port 10 r above. An inference node takes the port 3 above that.
         env: An environment or vector environment, or anything with its two spaces.
         net: What learns; it is changed in place.
         steps: Entries of each iteration, of all ranks together.
         length: Entries of a full fragment.
         max_lag: Versions that entries may be older than the newest model. 0 is strict.
         correction: Of old entries, by name, as of `PPO`; has to be given if max_lag is above 0.
+        policy: "local": collectors act by the models that are published. "remote": they ask an inference node in this
+            process, which the server tells them of; it acts by any `net`, and answers them between two updates.
         seconds: After so many `is_over` is true; None never.
         checkpoint: Folder of the state after iterations; with one that is there, the learner goes on. None saves
             nothing.
@@ -71,12 +91,13 @@ class OnPolicyLearner:
         self,
         endpoint: str,
         env: Any,
-        net: ActorCritic,
+        net: Network,
         steps: int = 8192,
         length: int = 512,
         *,
         max_lag: int = 0,
         correction: str | None = None,
+        policy: Acting = "local",
         seconds: float | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
@@ -93,8 +114,14 @@ class OnPolicyLearner:
             raise ParameterError("correction", None, "named if max_lag is above 0: vtrace, decoupled or none")
         if whole("steps", steps, 1) % self.world.size:
             raise ParameterError("steps", steps, f"a multiple of the {self.world.size} ranks")
+        if policy not in get_args(Acting):
+            raise ParameterError("policy", policy, one_of(policy, get_args(Acting)))
+        if policy == "local" and _memory_of(net):
+            raise ParameterError("policy", policy, "'remote' for a recurrent network: collectors cannot compute it")
+        if max_lag and policy == "remote":
+            _log.warning(ADVICE)
         self._share, self._all = steps // self.world.size, steps
-        self._plain, self._ppo = net, None  # type: ActorCritic, PPO | None
+        self._plain, self._ppo = net, None  # type: Network, PPO | None
         self._every = whole("checkpoint_every", checkpoint_every, 1)
         self._logger = logger
         self._deadline = time.monotonic() + checked_seconds(seconds)
@@ -108,13 +135,27 @@ class OnPolicyLearner:
         self.net = self.world.wrap(net)
         """What learns: `net`, or that inside of DistributedDataParallel."""
         table = Table(
-            rollout_schema(env, discounted=net.rewards is not None), storage="rollouts", length=length,
+            rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts", length=length,
             capacity=self._share, max_model_lag=max_lag, discount=discount,
         )  # fmt: skip
-        place = shifted(endpoint, 10 * self.world.rank)
-        self.server = Server(place, tables={TABLE: table}, keys=keys, run=run)
-        """Its server; `server.endpoint` is where collectors connect to."""
-        self._publish(net.version + 1)
+        place = address_of_rank(endpoint, self.world.rank)
+        self._acting = ActingNode(beside(place), table.schema, keys=keys) if policy == "remote" else None
+        try:
+            self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=self._nodes())
+            """Its server; `server.endpoint` is where collectors connect to."""
+            self._publish(net.version + 1)
+        except BaseException:
+            if self._acting is not None:
+                self._acting.close()
+            raise
+
+    @property
+    def inference(self) -> Inference | None:
+        """The node that acts for collectors; None with policy="local"."""
+        return None if self._acting is None else self._acting.node
+
+    def _nodes(self) -> list[str]:
+        return [] if self._acting is None else [self._acting.node.endpoint]
 
     def keep(self, ppo: PPO) -> PPO:
         """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it."""
@@ -139,6 +180,19 @@ class OnPolicyLearner:
         total, count = self.world.sums([sum(newest), len(newest)])
         self.recent_return = float(total / count) if count >= RECENT else -math.inf
         return rollouts
+
+    def evaluate(self, env: Any, episodes: int = 10, *, seed: int | None = None) -> float:
+        """The mean return of episodes that are played here by the most probable actions, and shown as `test_return`.
+
+        They are no samples, and count in no totals. Collectors wait meanwhile if max_lag is 0.
+
+        Args:
+            env: One Gymnasium environment, apart from the collectors'.
+            seed: Of the first episode.
+        """
+        returned = float(np.mean(evaluate(self._plain, env, episodes, seed=seed)))
+        self.log({"test_return": returned})
+        return returned
 
     def log(self, figures: Mapping[str, float]) -> None:
         """Show figures on the server's pages, beside steps and the recent return, and hand them to the logger."""
@@ -166,8 +220,10 @@ class OnPolicyLearner:
         return time.monotonic() >= self._deadline or self.server.finished
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the server. The run stays as it is: `server.finish()` ends it for collectors."""
+        """Close the server and the inference node. The run stays as it is: `server.finish()` ends it for collectors."""
         self.server.close(timeout)
+        if self._acting is not None:  # collectors that have heard of the end ask no more
+            self._acting.close()
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +237,8 @@ class OnPolicyLearner:
 
     def _publish(self, version: int) -> int:
         self._plain.version = version
+        if self._acting is not None:  # first, since actors go on as soon as they hear of the new version
+            self._acting.use(self._plain, version)
         return self.server.publish(TOPIC, memoire.torch.body_of(self._plain), version=version)
 
     def _merge(self) -> None:
@@ -208,7 +266,7 @@ class OnPolicyLearner:
         return arrays
 
 
-def shifted(endpoint: str, by: int) -> str:
-    """The address with a port that is so much higher; port 0 or "*" takes any free one."""
-    place, colon, port = endpoint.rpartition(":")
-    return f"{place}{colon}{int(port) + by}" if by and port.isdigit() and int(port) else endpoint
+def _memory_of(net: torch.nn.Module) -> dict[str, Any]:
+    """The column for what a recurrent network remembers; {} if it remembers nothing."""
+    shape = getattr(net, "memory_shape", None)
+    return {} if shape is None else {MEMORY: (np.float32, shape)}

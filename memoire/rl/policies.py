@@ -38,8 +38,25 @@ class Policy(Protocol):
         """Columns [N, ...] by name: "action", its log probability "logp", often "value", and what else a table stores;
         and "version": a number, of the model that acted.
 
+        If the table has a column memory, it is given `memory=` [N, *M], too: what a recurrent policy remembers, zeros
+        where an episode begins. It returns the next one by this name.
+
         Args:
             observations: [N, *F], or dicts and tuples of such arrays, as environments return them.
+        """
+        ...
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A policy that computes elsewhere, while its caller steps other environments."""
+
+    def ask(self, observations: Any, *, min_version: int = 0, **columns: Any) -> Any:
+        """An object at once, whose `result(timeout)` waits for what `act` would return, and raises MemoireTimeout.
+
+        Args:
+            observations, columns: [N, *F], as of `Policy.act`.
+            min_version: The model that acts must be this one or a newer one.
         """
         ...
 

@@ -11,12 +11,14 @@ Schulman et al., Proximal Policy Optimization Algorithms, 2017. Old rollouts are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributions import Distribution
 
 from memoire.errors import NoSuchField, ParameterError
 from memoire.replay import advantages
@@ -49,15 +51,14 @@ class PreparedBatch:
     returns: torch.Tensor
     explained: float
 
-    def rows(self, index: NDArray[np.int64]) -> tuple[Any, ...]:
-        """Rows [B] of obs, action, logp, weight, advantage and returns."""
-        rows = torch.from_numpy(index)
-        arrays = (self.action, self.logp, self.weight, self.advantage, self.returns)
-        return (_rows(self.obs, rows), *(array[rows] for array in arrays))
+    def rows(self, index: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        """Rows [B] of action, logp, weight, advantage and returns."""
+        rows = torch.from_numpy(index).to(self.logp.device)
+        return tuple(array[rows] for array in (self.action, self.logp, self.weight, self.advantage, self.returns))
 
 
 class PPO:
-    """Learns from rollouts, in place, on the CPU.
+    """Learns from rollouts, in place, where the network lies.
 
     Args:
         net: Called with observations [N, *F], gives a distribution of actions and values [N]. `ActorCritic`, or a
@@ -106,6 +107,14 @@ class PPO:
         self.random = np.random.default_rng(seed)
 
     @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return next(self._plain.parameters()).device
+
+    def _tensors(self, arrays: Any) -> Any:
+        return tensors_of(arrays, self.device)
+
+    @property
     def rate(self) -> float:
         """Adam's step size."""
         return float(self.optimizer.param_groups[0]["lr"])
@@ -127,7 +136,7 @@ class PPO:
         batch = self.prepared(rollouts)
         rows: list[tuple[float, ...]] = []
         for _ in range(self.epochs):
-            epoch = [self._step(batch, index) for index in rollouts.minibatches(self.minibatch, 1, self.random)]
+            epoch = [self._step(batch, index) for index in self.minibatches(rollouts)]
             rows += epoch
             if self.target_kl is not None and self._divergence(epoch) > KL_MARGIN * self.target_kl:
                 break
@@ -137,9 +146,23 @@ class PPO:
             "explained_variance": batch.explained, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())
         }  # fmt: skip
 
+    def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
+        """Indices [B] of entries, each once."""
+        return rollouts.minibatches(self.minibatch, 1, self.random)
+
+    def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """The network as it is: of all entries [N] the distribution and the values, and of final states [F] values."""
+        distribution, values = self._plain(self._tensors(rollouts["obs"]))
+        return distribution, values, self._plain(self._tensors(final_of(rollouts)))[1]
+
+    def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
+        """Distribution and values of entries [B]."""
+        distribution, values = self.net(rows_of(batch.obs, torch.from_numpy(index).to(self.device)))
+        return distribution, values
+
     def _divergence(self, epoch: list[tuple[float, ...]]) -> float:
         """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
-        found = torch.tensor([float(np.mean([row[3] for row in epoch])), 1.0], dtype=torch.float64)
+        found = torch.tensor([float(np.mean([row[3] for row in epoch])), 1.0], dtype=torch.float64)  # on the CPU: gloo
         if self._plain is not self.net:
             torch.distributed.all_reduce(found)
         return float(found[0] / found[1])
@@ -157,22 +180,22 @@ class PPO:
         """What an update learns from rollouts [N]: computed once, by the network as it is before."""
         if "logp" not in rollouts:
             raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
-        obs, action = _tensors(rollouts["obs"]), torch.from_numpy(rollouts["action"])
-        acted = torch.from_numpy(rollouts["logp"])
+        action, acted = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
         with torch.no_grad():
-            distribution, values = self._plain(obs)
-            start, final = distribution.log_prob(action), self._plain(_tensors(_final(rollouts)))[1]
-        ends = self._ends(rollouts, values, final)
-        advantage, returns = self._targets(rollouts, values.numpy(), ends, (start - acted).numpy())
+            distribution, found, final = self.evaluate(rollouts)
+            start = distribution.log_prob(action)
+        values = found.cpu().numpy()
+        ends = self._ends(rollouts, values, final.cpu().numpy())
+        advantage, returns = self._targets(rollouts, values, ends, (start - acted).cpu().numpy())
         around, weight = acted, torch.ones_like(acted)
         if self.correction == "decoupled":
             around, weight = start, (start - acted).exp().clamp(max=1.0)
         elif self.correction == "vtrace":  # advantages have the ratio in them
             around = start
         spread = float(np.var(returns))
-        explained = 1.0 - float(np.var(returns - values.numpy())) / spread if spread > 0.0 else 0.0
-        tensors = torch.from_numpy(advantage), torch.from_numpy(returns)
-        return PreparedBatch(obs, action, around, weight, *tensors, explained)
+        explained = 1.0 - float(np.var(returns - values)) / spread if spread > 0.0 else 0.0
+        tensors = self._tensors(advantage), self._tensors(returns)
+        return PreparedBatch(self._tensors(rollouts["obs"]), action, around, weight, *tensors, explained)
 
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
@@ -188,16 +211,16 @@ class PPO:
         targets, found = advantages.vtrace(*given, lam=self.lam)
         return found, targets
 
-    def _ends(self, rollouts: Rollouts, values: torch.Tensor, final: torch.Tensor) -> NDArray[np.float32]:
+    def _ends(self, rollouts: Rollouts, values: NDArray[Any], final: NDArray[Any]) -> NDArray[np.float32]:
         """[F] values behind each fragment: 0 after a terminal state; of its last state if the final one is unknown."""
-        last = values.numpy()[np.cumsum(rollouts.lengths) - 1]
-        found = np.where(rollouts.has_final, final.numpy(), last)
+        last = values[np.cumsum(rollouts.lengths) - 1]
+        found = np.where(rollouts.has_final, final, last)
         return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
 
     def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[float, ...]:
         """One gradient step; the figures of `update`, in the order of its names."""
-        obs, action, old, weight, advantage, returns = batch.rows(index)
-        distribution, values = self.net(obs)
+        action, old, weight, advantage, returns = batch.rows(index)
+        distribution, values = self.forward(batch, index)
         log_ratio = distribution.log_prob(action) - old
         ratio = log_ratio.exp()
         if len(index) > 1:
@@ -216,24 +239,25 @@ class PPO:
         return tuple(float(each.detach()) for each in (policy_loss, value_loss, entropy, kl, outside, norm))
 
 
-def _final(rollouts: Rollouts) -> Any:
+def final_of(rollouts: Rollouts) -> Any:
     """The final observations [F, *S], nested as the observations are."""
     schema = rollouts.schema
     return schema.nest("obs", {leaf: rollouts.final[leaf] for leaf in schema.leaves("obs")})
 
 
-def _tensors(observations: Any) -> Any:
-    """Tensors of the arrays' own memory, nested as they are."""
+def tensors_of(observations: Any, device: torch.device) -> Any:
+    """Tensors on a device, nested as the arrays [N, *F] are; on the CPU they have the arrays' own memory."""
     if isinstance(observations, dict):
-        return {name: _tensors(part) for name, part in observations.items()}
+        return {name: tensors_of(part, device) for name, part in observations.items()}
     if isinstance(observations, tuple):
-        return tuple(_tensors(part) for part in observations)
-    return torch.from_numpy(observations)
+        return tuple(tensors_of(part, device) for part in observations)
+    return torch.from_numpy(observations).to(device)
 
 
-def _rows(observations: Any, rows: torch.Tensor) -> Any:
+def rows_of(observations: Any, rows: torch.Tensor) -> Any:
+    """Rows [B] of tensors [N, *F], nested as they are."""
     if isinstance(observations, dict):
-        return {name: _rows(part, rows) for name, part in observations.items()}
+        return {name: rows_of(part, rows) for name, part in observations.items()}
     if isinstance(observations, tuple):
-        return tuple(_rows(part, rows) for part in observations)
+        return tuple(rows_of(part, rows) for part in observations)
     return observations[rows]

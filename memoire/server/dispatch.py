@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -201,6 +201,10 @@ class Dispatcher:
     def show_pages(self, address: str) -> None:
         """Say in each WELCOME from now on where this server's pages are."""
         self._state.pages = (address,)
+
+    def show_inference(self, addresses: Sequence[str]) -> None:
+        """Say in each WELCOME from now on where inference nodes are that act for clients."""
+        self._state.inference = tuple(addresses)
 
     @property
     def feedback_given(self) -> int:

@@ -16,6 +16,7 @@ from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 from memoire.wire.identity import DEFAULT_TABLE
+from memoire.wire.messages import MAX_INFERENCE
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64
 
@@ -55,6 +56,7 @@ class ServerOptions:
     limits: Limits
     clock: Callable[[], float]
     keys: Given
+    inference: Sequence[str]
     tune_process: bool
     fields: Mapping[str, Any]
     settings: Mapping[str, Table] = field(init=False)
@@ -67,6 +69,7 @@ class ServerOptions:
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
         self._check_snapshots()
+        self._check_inference()
         held = self.limits.held_bytes if self.byte_limit is None else whole("byte_limit", self.byte_limit, 1)
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         object.__setattr__(self, "budgets", shared_out(own, held))
@@ -99,6 +102,10 @@ class ServerOptions:
         for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():
             raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
         return mapping("tables", self.tables)
+
+    def _check_inference(self) -> None:
+        if isinstance(self.inference, str) or len(self.inference) > MAX_INFERENCE:
+            raise ParameterError("inference", self.inference, f"a list of at most {MAX_INFERENCE} addresses")
 
     def _check_snapshots(self) -> None:
         every = self.snapshot_every

@@ -29,7 +29,7 @@ from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.net import process
-from memoire.net.addresses import beside
+from memoire.net.addresses import beside, check
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import Full, OpenTable, Storage, Table
@@ -83,6 +83,8 @@ class Server(Node):
         clock: Seconds since 1970.
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
             None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
+        inference: Addresses of inference nodes that compute the policy for this server's actors; clients are told of
+            them. The host "*" is the one at which a client reaches this server.
         tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
         fields: Any other field of `Parameters`, such as min_size=1000.
 
@@ -130,11 +132,14 @@ class Server(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
+        inference: Sequence[str] = (),
         tune_process: bool = True,
         **fields: Any,
     ) -> None:
         if endpoint is not None:
             beside(endpoint)  # before anything is made: a malformed address
+        for address in () if isinstance(inference, str) else inference:
+            check(address, "bind")  # "tcp://*:5570" is the host at which clients reach this server
         if tune_process:
             process.tune()
         options = ServerOptions(
@@ -144,7 +149,7 @@ class Server(Node):
             byte_limit=byte_limit, run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, name=name,
             seed=seed, state_dir=state_dir, snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
             context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
-            tune_process=tune_process, fields=fields,
+            inference=inference, tune_process=tune_process, fields=fields,
         )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
@@ -157,6 +162,7 @@ class Server(Node):
             Queries(made.dispatcher, made.store),
         )
         self._handles = {table.name: self._make_handle(table) for table in self._tables}
+        self._dispatcher.show_inference(options.inference)
         self._first = self._handles[self._tables.first.name]
         try:
             made.open()

@@ -75,6 +75,8 @@ class ServerState:
         """Whether clients are sent elsewhere: this server is being drained."""
         self.pages: tuple[str, ...] = ()
         """Where its pages are, for those who ask for them."""
+        self.inference: tuple[str, ...] = ()
+        """Addresses of inference nodes that act for its clients."""
         self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
         """Accounts that may be opened now, by the owner of their key."""
         self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)

@@ -66,6 +66,8 @@ class PayloadRule(enum.Enum):
 
 # What tails are made of. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds.
 
+MAX_INFERENCE = 64
+"""Addresses of inference nodes that a WELCOME has room for."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Parts: TypeAlias = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -174,6 +176,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
     pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
     outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an inference node
+    inference: Annotated[list[Name], Meta(max_length=MAX_INFERENCE)] = []  # addresses of nodes that act for actors
 
 
 class Line(TailRow, frozen=True, array_like=True):

@@ -2,9 +2,12 @@
 
 import contextlib
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -54,6 +57,38 @@ def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
     assert float(net.observations.count) == learner.steps and float(net.rewards.variance) > 1.0
 
 
+CHILD = """
+import sys
+sys.modules["torch"] = None  # any import of it fails
+from memoire.nodes.gym_environments import make_envs
+from memoire.rl import Collector
+with Collector(sys.argv[1], [make_envs("CartPole-v1", 2) for _ in range(2)], seed=1) as collector:
+    print(collector.run())
+"""
+
+
+def test_collectors_without_torch_ask_the_learner():
+    envs = make_envs("CartPole-v1", 1)
+    net = made(envs, normalize_observations=True)
+    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32, policy="remote") as learner:
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, learner.server.endpoint], stdout=subprocess.PIPE, text=True
+        )
+        ppo = learner.keep(PPO(learner.net, 1e-3, 2, 64))
+        for _ in range(4):
+            rollouts = learner.collect(60.0)
+            assert set(rollouts.model_version) == {net.version}
+            with torch.no_grad():
+                logp = net(torch.from_numpy(rollouts["obs"]))[0].log_prob(torch.from_numpy(rollouts["action"]))
+            np.testing.assert_allclose(rollouts["logp"], logp.numpy(), rtol=1e-4, atol=1e-5)
+            ppo.update(rollouts)
+            learner.publish()
+        learner.server.finish()
+        said, _ = child.communicate(timeout=60.0)
+        assert child.returncode == 0 and "is_finished=True" in said
+        assert learner.inference.stats().failures == 0 and learner.inference.stats().rows >= 4 * 256
+
+
 def test_a_learner_that_is_started_again_goes_on_above_all_versions(tmp_path):
     envs = make_envs("CartPole-v1", 1)
     states = []
@@ -86,10 +121,24 @@ def test_a_learner_that_is_started_again_goes_on_above_all_versions(tmp_path):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=tmp_path)
 
 
+def test_episodes_of_an_evaluation_are_no_samples_and_have_a_figure_of_their_own():
+    envs, net = make_envs("CartPole-v1", 1), made(make_envs("CartPole-v1", 1))
+    with torch.no_grad():
+        net.policy[-1].bias.copy_(torch.tensor([100.0, 0.0]))  # always to the left
+    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 64, 16) as learner:
+        returned = learner.evaluate(gymnasium.make("CartPole-v1"), 5, seed=0)
+        assert 8.0 <= returned <= 11.0
+        stats = learner.server.stats()
+        assert stats.learner_scalars["test_return"] == returned
+        assert stats.totals.steps == stats.totals.episodes == 0
+
+
 def test_settings_that_do_not_fit_are_refused():
     envs = make_envs("CartPole-v1", 1)
     with pytest.raises(ParameterError, match="named if max_lag is above 0"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), max_lag=1)
+    with pytest.raises(ParameterError, match="did you mean 'remote'"):
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="remot")
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, world=World(0, 3))
     with pytest.raises(ParameterError, match="below .WORLD_SIZE"):

@@ -190,7 +190,7 @@ LOOPS = {
 """Work until their server is closed, as a thread's whole life: tests/samples/test_threads.py ends each of them so."""
 
 NEVER = {
-    Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters push_reason readiness run scalars
+    Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness room run scalars
         schema stats storage subscribe table writer""",
     ModelHandle: "newest published version",
     Receiver: "close skipped",

@@ -21,6 +21,7 @@ class Back:
     leaving: tuple[str, ...] = ()
     unmet: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
+    inference: tuple[str, ...] = ()
     is_away: bool = False
     denied: str = ""
 

@@ -12,7 +12,8 @@ from actor_critic import NumpyActorCritic
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.nodes.gym_environments import make_envs
 from memoire.pool.tables import Table
-from memoire.rl.collector import Collector, rollout_schema
+from memoire.rl.collector import Collector
+from memoire.rl.columns import rollout_schema
 from memoire.rl.policies import MlpPolicy
 from netkit import QUICK, in_thread, until
 
@@ -57,7 +58,7 @@ class Asked(Steady):
         super().__init__(action)
         self.waiting = self.most = 0
 
-    def ask(self, observations):
+    def ask(self, observations, *, min_version=0):
         self.waiting += 1
         self.most = max(self.most, self.waiting)
         asked = self
@@ -120,6 +121,18 @@ def test_two_groups_wait_for_their_actions_at_once(cluster):
     rollouts = server.table("rollouts").take(40, timeout=20.0)
     assert rollouts.truncated.all() and rollouts.lengths.max() == 5
     assert rollouts.final["obs"][:, 0].tolist() == rollouts.lengths.tolist(), "each group goes on where it was"
+
+
+def test_a_learner_gets_what_other_groups_hold_when_one_waits(cluster):
+    groups = [envs_of(2), envs_of(3)]
+    server = cluster.server(schema=None, tables=table_of(groups[0], capacity=50, length=40), limits=QUICK)
+    with Collector(server.endpoint, groups, policy=Steady(np.int64(0))) as collector:
+        running, _ = in_thread(lambda: collector.run(seconds=30.0))
+        table = server.table("rollouts")
+        until(lambda: table.stats().unused_samples >= 50)
+        assert collector.client.room <= 0 and table.stats().rate.forgiven == 0
+        server.finish()
+        running.join(30.0)
 
 
 def test_what_does_not_fit_is_refused(cluster):

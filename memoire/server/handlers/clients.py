@@ -108,6 +108,7 @@ class ClientsHandler:
             leaving=[state.name] if state.leaving else [],
             granted_steps=granted_steps,
             pages=list(state.pages),
+            inference=list(state.inference),
         )
 
     def _names(self, table: OpenTable) -> dict[str, int]:

@@ -1,0 +1,71 @@
+"""Ray Serve's sides: a deployment that batches, and clients that are Ray's own processes and hold its handle."""
+
+import time
+from functools import cache
+
+import numpy as np
+import ray
+from network import INPUTS, computed
+from ray import serve
+
+MAX_BATCH, MAX_WAIT = 256, 0.005
+"""As of memoire's node."""
+
+
+@serve.deployment(max_ongoing_requests=MAX_BATCH)
+class Node:
+    @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=MAX_WAIT)
+    async def __call__(self, rows):
+        return list(computed(np.stack(rows)))
+
+
+@ray.remote(num_cpus=0)
+class Client:
+    def __init__(self, handle):
+        self.handle = handle
+
+    def ask(self, count):
+        row, took = np.ones(INPUTS, np.float32), []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.handle.remote(row).result()
+            took.append(time.perf_counter() - began)
+        return took
+
+
+@cache
+def clients_of(count):
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    handle = serve.run(Node.bind())
+    made = [Client.remote(handle) for _ in range(count)]
+    ray.get([each.ask.remote(3) for each in made])
+    return made
+
+
+class Rows:
+    """All clients ask for one row after the other."""
+
+    taken = []
+
+    def __init__(self, count):
+        self.clients = clients_of(count)
+
+    def clock(self, count):
+        began = time.perf_counter()
+        found = ray.get([each.ask.remote(max(1, count // len(self.clients))) for each in self.clients])
+        seconds = time.perf_counter() - began
+        Rows.taken = [each for took in found for each in took]
+        return seconds
+
+
+class Latency:
+    """The median time of an answer in the last turn."""
+
+    def __init__(self, count):
+        pass
+
+    def clock(self, count):
+        return count * float(np.median(Rows.taken))
+
+
+inference_rows, inference_latency = Rows, Latency
