@@ -169,7 +169,7 @@ function waiting({rates, latency, learners, tables}) {
   return card("Who waits?", answer, ...held.map((text) => h("p", text)), facts([
     [term("waiting_share", "Learner waits"), share(rates.waiting_share)],
     [term("skipped", "Caches skipped"), share(rates.skipped_share)],
-    [term("request_time", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99 % < ${duration(latency.p99)}`],
+    [term("request_time", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
     ["Learners", h("a", {href: address("nodes")}, count(learners.length))],
     ["Batches taken", count(learners.reduce((sum, each) => sum + each.batches, 0))],
   ]));
