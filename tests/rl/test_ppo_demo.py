@@ -20,7 +20,7 @@ class Run:
 
 
 def demo_of(learners=1, *lines):
-    demo, run = PpoDemo("CartPole-v1", learners, 0, dashboard=False), Run()
+    demo, run = PpoDemo("CartPole-v1", learners, 0), Run()
     for line in lines:
         demo.hear(line)
         demo.look(run)
