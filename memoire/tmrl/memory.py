@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from memoire.errors import NotInstalled, ParameterError
 from memoire.rl.batches import on_device
 from memoire.rl.codec import Codec
 from memoire.rl.memory import GenericMemory as Rings
+from memoire.rl.offline import buffers_of
 
 from .memory_dataloading import MemoryDataloading
 
 __all__ = ["GenericMemory", "MemoryDataloading", "TorchMemory"]
 
 TorchMemory = MemoryDataloading
+MINARI: Final = "minari:"
+"""What a `dataset_path` begins with that names a data set of Minari."""
 
 
 class GenericMemory(MemoryDataloading):
@@ -25,7 +29,7 @@ class GenericMemory(MemoryDataloading):
 
     Args:
         device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug: See
-            `MemoryDataloading`. dataset_path has to be "".
+            `MemoryDataloading`. dataset_path is "", or "minari:" and the name of a data set of Minari.
         codec: By which samples come compressed: the one that workers have as `sample_compressor`.
         folder: Where columns are files; None keeps them in memory.
     """
@@ -44,11 +48,16 @@ class GenericMemory(MemoryDataloading):
         codec: Codec | None = None,
         folder: str | Path | None = None,
     ) -> None:
+        name = str(dataset_path).removeprefix(MINARI)
+        if name and name == str(dataset_path):
+            raise ParameterError("dataset_path", dataset_path, f"'{MINARI}NAME' of a data set of Minari, or ''")
         super().__init__(
-            device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug
+            device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, "", crc_debug
         )
         self.rings = Rings(self.memory_size, codec=codec, folder=folder, keeps_info=bool(self.checks.every))
         """The samples."""
+        for buffer in buffers_of(_data_set(name)) if name else ():
+            self.append_buffer(buffer)
 
     def append_buffer(self, buffer: Any) -> None:
         """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there."""
@@ -73,3 +82,11 @@ class GenericMemory(MemoryDataloading):
         parts = (last_obs, act, rew, new_obs, *(each.astype("float32") for each in kept))
         collated: tuple[Any, ...] = on_device(parts, self.device)
         return collated
+
+
+def _data_set(name: str) -> Any:
+    try:
+        import minari
+    except ModuleNotFoundError as error:
+        raise NotInstalled(error.name or "minari", "pip install 'memoire-rl[minari]'") from None
+    return minari.load_dataset(name)

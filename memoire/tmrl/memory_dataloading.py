@@ -133,7 +133,7 @@ def _columns_in(path: str | Path) -> list[Any]:
     if place.is_dir() and not pickles:
         place = place / "data.npz"
     if pickles:
-        problem = "is a pickle, which can run anything. Save its lists by numpy.savez where you trust it (docs/tmrl.md)"
+        problem = "is a pickle, which can run anything. Convert it by numpy.savez (docs/real-time.md)"
         raise DataError(str(pickles[0]), problem)
     try:
         with np.load(place, allow_pickle=False) as arrays:

@@ -3,12 +3,16 @@
 import random
 from types import SimpleNamespace
 
+import gymnasium
+import minari
 import numpy as np
 import pytest
+from minari.data_collector import EpisodeBuffer
 
-from memoire.errors import CrcFailed, CrcOneSided, DataError, NotEnoughSamples
+from memoire.errors import CrcFailed, CrcOneSided, DataError, NotEnoughSamples, ParameterError
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.rl.crc import Marks
+from memoire.rl.offline import buffers_of
 from memoire.tmrl.memory import GenericMemory, TorchMemory
 from memoire.tmrl.memory_dataloading import MemoryDataloading
 
@@ -189,6 +193,43 @@ def test_a_data_set_that_is_a_pickle_or_nothing_is_refused(tmp_path):
     (tmp_path / "data.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(DataError, match=r"data.pkl.*is a pickle, which can run anything.*numpy.savez"):
         MyMemoryDataloading(dataset_path=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Minari: the data set is of no environment
+def test_a_data_set_of_minari_is_in_the_memory_at_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    values, lengths, made = np.random.default_rng(0), (5, 1, 9), []
+    for number, length in enumerate(lengths):
+        made.append(EpisodeBuffer(
+            id=number, observations=list(values.random((length + 1, 2), np.float32)), actions=[*map(int, values.integers(2, size=length))],
+            rewards=[1.0] * length, terminations=[False] * (length - 1) + [True], truncations=[False] * length,
+        ))  # fmt: skip
+    about = {"algorithm_name": "random", "code_permalink": "https://example.invalid", "author": "a",
+             "author_email": "a@b.c", "description": "made by a test", "data_format": "hdf5"}  # fmt: skip
+    spaces = {"observation_space": gymnasium.spaces.Box(0, 1, (2,)), "action_space": gymnasium.spaces.Discrete(2)}
+    made = minari.create_dataset_from_buffers("memoire/numbers-v0", made, **spaces, **about)
+    memory = GenericMemory(dataset_path="minari:memoire/numbers-v0")
+    assert len(memory) == sum(lengths)
+    item = 0
+    for episode in made.iterate_episodes():
+        for step in range(len(episode.rewards)):
+            last_obs, act, _, new_obs, terminated, truncated, _ = memory.rings.transition(item)
+            assert (last_obs == episode.observations[step]).all() and (new_obs == episode.observations[step + 1]).all()
+            assert act == episode.actions[step] and (terminated, truncated) == (step == len(episode.rewards) - 1, False)
+            item += 1
+
+
+def test_episodes_without_steps_are_refused():
+    episode = SimpleNamespace(id=7, rewards=[], actions=np.zeros(0), observations=np.zeros(1), terminations=[])
+    with pytest.raises(DataError, match="episode 7 of the data set has 0 rewards"):
+        list(buffers_of([episode]))
+    nested = SimpleNamespace(
+        id=1, rewards=[1.0], actions=(np.ones((1, 2)),), observations={"a": np.arange(2)}, terminations=[False]
+    )
+    (buffer,) = buffers_of([nested])
+    assert buffer.memory[1][1] == {"a": 1} and buffer.memory[1][4] == {"__no_done": True}
+    with pytest.raises(ParameterError, match="dataset_path must be 'minari:NAME'"):
+        GenericMemory(dataset_path="data")
 
 
 def test_the_newer_name_is_the_same_class():
