@@ -26,11 +26,12 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo demo-ppo test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
 	@echo "make demo-ppo      on-policy learning: LunarLander by PPO, collectors without torch; ENV=CartPole-v1 LEARNERS=2; installs torch, a gigabyte or more"
+	@echo "make demo-sac      a server, two workers and a trainer balance MuJoCo's double pendulum by SAC; two of them are killed on the way"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-quick    the quick half, in a minute and a half: without sockets of whole clusters, without processes"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
@@ -68,6 +69,16 @@ demo: setup
 # Collectors have no torch: the learner alone finds the folder.
 demo-ppo: setup-ppo
 	@$(BIN)/python -m memoire.rl.demo.ppo --env $(ENV) --learners $(LEARNERS) $(DEMO_ARGS)
+
+# MuJoCo goes into a folder of its own; torch is a gigabyte, or five with CUDA's libraries.
+MUJOCO ?= $(CURDIR)/build/mujoco
+DEMO_SECONDS ?= 300
+
+$(MUJOCO)/mujoco: | setup-torch
+	$(BIN)/python -m pip install --quiet --target $(MUJOCO) --no-deps mujoco==4.0.0 mujoco-core==4.0.0 mujoco-studio==4.0.0 imageio glfw pyopengl absl-py etils
+
+demo-sac: setup-torch $(MUJOCO)/mujoco
+	PYTHONPATH=$(MEMOIRE_TORCH):$(MUJOCO) $(BIN)/python -m memoire.rl up examples/double_pendulum.py --seconds $(DEMO_SECONDS) --accidents $(DEMO_ARGS)
 
 test: setup-checked
 	@$(MAKE) --no-print-directory test-plain

@@ -16,20 +16,25 @@ What has two methods is a logger. Where somebody else's functions do the work, o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import json
+import logging
 import math
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from .clock import wall_clock
 from .errors import NotInstalled, ParameterError
 
-__all__ = ["Functions", "Logger", "TensorBoard", "Trackio", "figures"]
+__all__ = ["Functions", "JsonLines", "Logger", "TensorBoard", "Trackio", "Wandb", "figures"]
+
+_log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
@@ -119,6 +124,124 @@ class Trackio:
     def close(self) -> None:
         """Wait until all are kept."""
         self._run.finish()
+
+
+class JsonLines:
+    """Appends a line of JSON for each call: {"step": 7, "time": ..., "loss": 0.25}.
+
+    Args:
+        path: Of the file; its folder is made.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
+        self.path = Path(path)
+        """The file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Write the finite ones of these figures; a reader sees them at once."""
+        finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "time": self._clock()} | finite) + "\n")
+
+    def close(self) -> None:
+        """Nothing: each line is written as a whole."""
+
+
+class Wandb:
+    """Figures to Weights & Biases. If it cannot be reached, lines of JSON go on without it.
+
+    Args:
+        project, entity, run_id: As of `wandb.init`; a run of this id goes on.
+        key: What it lets this process in by. It is in the environment while `wandb.init` runs, and nowhere else.
+        config: What else describes the run.
+        fallback: File of lines of JSON, written in any case; None writes none.
+        attempts: Times that `wandb.init` is tried.
+
+    Raises:
+        NotInstalled: wandb is not there.
+    """
+
+    KEY = "WANDB_API_KEY"
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        entity: str | None = None,
+        run_id: str | None = None,
+        key: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        fallback: str | os.PathLike[str] | None = None,
+        attempts: int = 3,
+    ) -> None:
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ModuleNotFoundError as error:
+            raise NotInstalled(error.name or "wandb", "pip install wandb") from None
+        self._lines = None if fallback is None else JsonLines(fallback)
+        self._run: Any = None
+        options = {"project": project, "entity": entity or None, "id": run_id or None, "config": dict(config or {})}
+        for attempt in range(attempts):
+            try:
+                with _environment(self.KEY, key):
+                    self._run = wandb.init(resume="allow", **options)
+                return
+            except Exception as error:  # of a foreign library: whatever it is, training goes on
+                _log.warning("wandb.init failed, attempt %d of %d: %s", attempt + 1, attempts, type(error).__name__)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Hand the figures on."""
+        if self._lines is not None:
+            self._lines.log(figures, step)
+        if self._run is not None:
+            try:
+                self._run.log(dict(figures), step=step)
+            except Exception as error:  # the same
+                _log.warning("wandb takes no more figures: %s", type(error).__name__)
+                self._run = None
+
+    def close(self) -> None:
+        """Wait until all are kept."""
+        if self._run is not None:
+            self._run.finish()
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """A variable of the environment while this lasts; None leaves it as it is."""
+    former = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ.pop(name, None)
+            if former is not None:
+                os.environ[name] = former
+
+
+def keywords_of(made: Any, where: str = "training_cls") -> dict[str, Any]:
+    """What a class was partially given, by name, nested: for a run's description.
+
+    Raises:
+        ParameterError: an argument was given without its name; says which class it is of.
+    """
+    if getattr(made, "args", ()):
+        name = getattr(getattr(made, "func", made), "__qualname__", repr(made))
+        raise ParameterError(where, f"{name} with arguments without names: {made.args!r:.80}", "keywords only")
+    found: dict[str, Any] = {}
+    for name, value in getattr(made, "keywords", {}).items():
+        inner = keywords_of(value, f"{where}.{name}") if hasattr(value, "keywords") else None
+        found[name] = inner or (value if isinstance(value, bool | int | float | str) else _called(value))
+    return found
+
+
+def _called(value: Any) -> str:
+    return str(getattr(getattr(value, "func", value), "__qualname__", repr(value)))[:200]
 
 
 def figures(stats: Any, prefix: str = "") -> dict[str, float]:

@@ -374,6 +374,8 @@ class Client(Node):
         multiplier: float = 1.0,
         update_value: bool = True,
         update_weight: bool = True,
+        steps: int | None = None,
+        is_cut: bool = False,
         timeout: float | None = None,
     ) -> bool:
         """Push a whole episode to a server that stores episodes, and count it with its steps. False, with
@@ -388,6 +390,8 @@ class Client(Node):
             model_version: Of the models that acted: a number, or [T].
             final_state, terminated, bootstrap_value: How it ended, as of `Memory.close`.
             multiplier, update_value, update_weight: How it is weighed, as of `Memory.close`.
+            steps: Entries that count as steps; None is all of them.
+            is_cut: Whether the episode goes on in the next one that is pushed: then no episode is counted.
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
 
         Raises:
@@ -401,10 +405,14 @@ class Client(Node):
         ending = {"final_state": final_state, "terminated": terminated, "bootstrap_value": bootstrap_value}
         ending |= {"multiplier": multiplier, "update_value": update_value, "update_weight": update_weight}
         shipment = memory.whole(mapping("columns", columns), init_w, model_version, ending)
+        counted = shipment.entries if steps is None else whole("steps", steps, 0, shipment.entries)
+        if is_cut:
+            shipment.facts["cut"] = True
         if not self._pusher.push_episode(shipment, self._waiting.seconds(timeout)):
             return False
-        self._pusher.count(shipment.entries)
-        self._pusher.count_episode(shipment.entries, shipment.returned)
+        self._pusher.count(counted)
+        if not is_cut:
+            self._pusher.count_episode(counted, shipment.returned)
         return True
 
     def configure_limits(

@@ -2,6 +2,10 @@
 
     Collector               environments and a policy fill a table of rollouts
     rollout_schema          of such a table
+    Pipeline                a run in one file, which `python -m memoire.rl up FILE` starts: Training, Work, Goal, replay
+    RolloutWorker, Trainer  its two ends: episodes by the newest policy; training steps of what they send
+    TrainingAgent, SAC      what learns: two methods, and one of these in torch, with a GaussianPolicy
+    try_policy              test episodes by a model in a file
     MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
     RemoteActor             or inference nodes, that of a learner for instance
     ActorCritic, PPO        the network and the algorithm; these need torch
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from memoire.rl import weights as weights
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
     from memoire.rl.addresses import address_of_rank as address_of_rank
+    from memoire.rl.agent import TrainingAgent as TrainingAgent
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.collector import Collected as Collected
@@ -36,6 +41,10 @@ if TYPE_CHECKING:
     from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.partials import partial as partial
+    from memoire.rl.pipeline import Goal as Goal
+    from memoire.rl.pipeline import Pipeline as Pipeline
+    from memoire.rl.pipeline import Work as Work
+    from memoire.rl.pipeline import replay as replay
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
     from memoire.rl.ppo import PPO as PPO
@@ -44,6 +53,13 @@ if TYPE_CHECKING:
     from memoire.rl.recurrent import RecurrentActorCritic as RecurrentActorCritic
     from memoire.rl.recurrent import RecurrentPPO as RecurrentPPO
     from memoire.rl.remote import RemoteActor as RemoteActor
+    from memoire.rl.sac import SAC as SAC
+    from memoire.rl.sac import GaussianPolicy as GaussianPolicy
+    from memoire.rl.trainer import Trainer as Trainer
+    from memoire.rl.training import Training as Training
+    from memoire.rl.worker import EpisodeResult as EpisodeResult
+    from memoire.rl.worker import RolloutWorker as RolloutWorker
+    from memoire.rl.worker import try_policy as try_policy
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
@@ -67,28 +83,52 @@ _HOMES = {
     "RecurrentPPO": "memoire.rl.recurrent",
     "RemoteActor": "memoire.rl.remote",
     "partial": "memoire.rl.partials",
+    "EpisodeResult": "memoire.rl.worker",
+    "GaussianPolicy": "memoire.rl.sac",
+    "Goal": "memoire.rl.pipeline",
+    "Pipeline": "memoire.rl.pipeline",
+    "RolloutWorker": "memoire.rl.worker",
+    "SAC": "memoire.rl.sac",
+    "Trainer": "memoire.rl.trainer",
+    "Training": "memoire.rl.training",
+    "TrainingAgent": "memoire.rl.agent",
+    "Work": "memoire.rl.pipeline",
+    "replay": "memoire.rl.pipeline",
+    "try_policy": "memoire.rl.worker",
 }
 """Where each name is made."""
 _MODULES = ("weights",)
 
 __all__ = [
-    "PPO",
     "ActionHistory",
     "ActorCritic",
     "Codec",
     "Collected",
     "Collector",
     "DummyDrone",
+    "EpisodeResult",
+    "GaussianPolicy",
     "GenericMemory",
+    "Goal",
     "MlpPolicy",
     "Moments",
+    "PPO",
+    "Pipeline",
     "Policy",
     "RealTimeEnv",
     "RealTimeInterface",
     "RemoteActor",
+    "RolloutWorker",
+    "SAC",
+    "Trainer",
+    "Training",
+    "TrainingAgent",
+    "Work",
     "address_of_rank",
     "partial",
+    "replay",
     "rollout_schema",
+    "try_policy",
     "weights",
 ]
 

@@ -149,6 +149,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._timeout = timeout
         self._thread: _Background | None = None
         self._is_running = self._is_paused = self._is_closed = False
+        self._is_moving = False  # the interface was reset: before, there may be no device
         self._step = 0
         self._began = self._returned = 0.0  # when the last control went out, and when the caller got its observation
 
@@ -160,6 +161,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
             self._actions.extend([self.default_action] * self._kept)
         else:
             self._actions.append(self.default_action)
+        self._is_moving = True
         obs, info = self._reset_interface(seed, options)
         self._step = 0
         if self.config["real_time"]:
@@ -217,7 +219,10 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         return self._averages.rows()
 
     def close(self) -> None:
-        """Have the device do its default action, and end the thread. Closing again does nothing."""
+        """Have the device do its default action, and end the thread. A device that was never reset is left alone.
+
+        Closing again does nothing.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -225,7 +230,8 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
             if self._thread is not None:
                 self._thread.close()
         finally:
-            self.interface.wait()
+            if self._is_moving:
+                self.interface.wait()
 
     # ------------------------------------------------------------------------------------------------- time steps
 

@@ -1,0 +1,37 @@
+"""Balance a double pendulum with SAC: a server, two workers and a trainer as processes of this machine.
+
+    python -m memoire.rl up examples/double_pendulum.py
+    python -m memoire.rl try examples/double_pendulum.py --render-mode human
+
+Needs gymnasium[mujoco] and torch.
+"""
+
+import os
+
+import gymnasium
+
+import memoire
+from memoire import rl
+
+SEED = int(os.environ.get("MEMOIRE_SEED", "0"))
+
+pipeline = rl.Pipeline(
+    run=f"double-pendulum-{SEED}",
+    folder=os.environ.get("MEMOIRE_RUNS", "runs"),
+    env=lambda **options: gymnasium.make("InvertedDoublePendulum-v5", **options),
+    policy=rl.partial(rl.GaussianPolicy, hidden=(64, 64)),
+    agent=rl.partial(rl.SAC, hidden=(64, 64), gamma=0.99, polyak=0.995, rate=1e-3),
+    table=rl.replay(capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4)),
+    training=rl.Training(
+        epochs=100,
+        rounds=1,
+        steps=1000,
+        batch_size=128,
+        start_training=1000,
+        max_training_steps_per_env_step=1.0,
+        update_model_interval=20,
+    ),
+    work=rl.Work(workers=2, test_episode_interval=10),
+    goal=rl.Goal(test_return=9000, episodes=5),
+    seed=SEED,
+)

@@ -1,0 +1,204 @@
+"""`python -m memoire.rl`: the processes of a pipeline, all at once or one by one.
+
+up FILE              server, trainer and workers of FILE on this machine, until its goal is reached
+serve FILE           its server                    work URL FILE      one of its workers
+train URL FILE       its trainer                   try FILE           test episodes by the newest model, no server
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from memoire.errors import MemoireError
+from memoire.nodes.http import NodePages
+from memoire.nodes.supervision import LauncherLine
+from memoire.server.server import Server
+
+from .pipeline import TABLE, Pipeline, read_pipeline
+from .trainer import Trainer
+from .up import ACCIDENTS, Run, folder_of, keys_of
+from .worker import EpisodeResult, RolloutWorker, try_policy
+
+REPORT_INTERVAL = 0.25
+"""Seconds between two reports to a launcher."""
+REPORTED = 20
+"""Newest test episodes whose returns a worker reports."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if given.verbose else logging.WARNING, format="%(message)s")
+    try:
+        status: int = given.run(given)
+    except MemoireError as error:
+        print(f"memoire.rl {given.verb}: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m memoire.rl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    up = _verb(verbs, "up", _up, "run a pipeline on this machine")
+    up.add_argument("--seconds", type=float, help="give up after so many seconds")
+    up.add_argument("--accidents", action="store_true", help="kill a worker and the trainer once, on purpose")
+    up.add_argument("--no-dashboard", action="store_true", help="start none")
+    serve = _verb(verbs, "serve", _serve, "run its server")
+    serve.add_argument("--endpoint", default="tcp://127.0.0.1:5560", help="address (tcp://127.0.0.1:5560)")
+    serve.add_argument("--beside", help="ports of caches and notices, after a restart")
+    serve.add_argument("--http", default="127.0.0.1:0", help="address of its pages (a free port)")
+    for verb, run, text in (("work", _work, "run a worker"), ("train", _train, "run its trainer")):
+        each = _verb(verbs, verb, run, text, with_url=True)
+        if verb == "work":
+            each.add_argument("--rank", type=int, default=0, help="which worker this is: names its files and seed")
+    tried = _verb(verbs, "try", _try, "test episodes by a model in a file")
+    tried.add_argument("--weights", help="the file; by default the trainer's newest")
+    tried.add_argument("--episodes", type=int, default=10)
+    tried.add_argument("--render-mode", help="what env(render_mode=...) is called with, such as human")
+    return parser
+
+
+def _verb(verbs: Any, name: str, run: Any, text: str, *, with_url: bool = False) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    if with_url:
+        parser.add_argument("url", metavar="URL", help="address of the server")
+    parser.add_argument("file", metavar="FILE", help="Python file that makes the pipeline")
+    parser.add_argument("--keys", help="keys folder")
+    parser.add_argument("--verbose", action="store_true", help="show what is logged")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _up(given: argparse.Namespace) -> int:
+    accidents = ACCIDENTS if given.accidents else ()
+    run = Run(given.file, seconds=given.seconds, accidents=accidents, dashboard=not given.no_dashboard)
+    return run.run()
+
+
+def _serve(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        pipeline = read_pipeline(given.file)
+        places: dict[str, Any] = {}
+        if given.beside:
+            host = given.endpoint.rpartition(":")[0]
+            push, pub = given.beside.split(",")
+            places = {"push_endpoint": f"{host}:{push}", "pub_endpoint": f"{host}:{pub}"}
+        server = Server(
+            given.endpoint, tables={TABLE: pipeline.make_table()}, run=pipeline.run, name="server", seed=pipeline.seed,
+            state_dir=folder_of(pipeline) / "server", snapshot_caches=True,
+            keys=keys_of(given.keys, pipeline, "server"), **places,
+        )  # fmt: skip
+        with contextlib.closing(server), contextlib.closing(NodePages(given.http, server)) as pages:
+            beside = [server.push_endpoint, server.pub_endpoint]
+            line.ready(endpoint=server.endpoint, http=f"http://{pages.address}", beside=beside)
+            print(f"serving {pipeline.run} at {server.endpoint}", flush=True)
+            while line.wait(60.0):
+                pass
+    return 0
+
+
+def _work(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        pipeline, tests = read_pipeline(given.file), list[float]()
+        work, own = pipeline.work, f"worker-{given.rank}"
+        folder = folder_of(pipeline)
+        worker = RolloutWorker(
+            pipeline.env,
+            pipeline.policy,
+            given.url,
+            table=TABLE,
+            keys=keys_of(given.keys, pipeline, "actor"),
+            name=os.environ.get("MEMOIRE_NAME") or own,
+            device=work.device,
+            max_samples_per_episode=work.max_samples_per_episode,
+            model_path=folder / f"{own}.safetensors",
+            model_path_history=folder / f"{own}_",
+            model_history=work.model_history,
+            obs_preprocessor=work.obs_preprocessor,
+            is_paced=work.is_paced,
+        )
+
+        def on_episode(kind: str, result: EpisodeResult) -> None:
+            if kind == "test":
+                tests.append(result.returned)
+                line.report(tests=len(tests), test_returns=tests[-REPORTED:], pid=os.getpid())
+
+        with worker:
+            _seed(pipeline, worker, given.rank)
+            line.ready()
+            threading.Thread(target=_stop_with, args=(line, worker.stop), daemon=True).start()
+            worker.run(work.test_episode_interval, on_episode=on_episode)
+    return 0
+
+
+def _seed(pipeline: Pipeline, worker: RolloutWorker, rank: int) -> None:
+    """Begin the random numbers of an environment and of actions."""
+    if pipeline.seed is not None:
+        seed = 1000 * pipeline.seed + rank
+        worker.env.reset(seed=seed)
+        np.random.default_rng(seed)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.manual_seed(seed)
+
+
+def _stop_with(line: LauncherLine, stop: Any) -> None:
+    """Call `stop` when the launcher, or a signal, asks for an end."""
+    while not (line.stopping or line.finishing):
+        time.sleep(REPORT_INTERVAL)
+    stop()
+
+
+def _train(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        pipeline = read_pipeline(given.file)
+        folder = folder_of(pipeline)
+        trainer = Trainer(
+            pipeline.make_agent(), given.url, pipeline.training, table=TABLE,
+            keys=keys_of(given.keys, pipeline, "learner"), name="trainer", model_path=folder / "model.safetensors",
+            checkpoint_path=folder / "checkpoint", profile_folder=folder / "profiles",
+        )  # fmt: skip
+        with trainer:
+            line.ready()
+            threading.Thread(target=_stop_with, args=(line, trainer.stop), daemon=True).start()
+            threading.Thread(target=_report, args=(line, trainer), daemon=True).start()
+            trainer.run()
+            if line.finishing or trainer.loop.is_done:
+                trainer.reader.finish()
+    return 0
+
+
+def _report(line: LauncherLine, trainer: Trainer) -> None:
+    """Tell a launcher how training stands."""
+    while line.is_launched and not trainer.is_stopping:
+        state = trainer.loop.state
+        line.report(updates=state.updates, samples=trainer.loop.samples, epoch=state.epoch,
+                    waits=trainer.loop.explain())  # fmt: skip
+        time.sleep(REPORT_INTERVAL)
+
+
+def _try(given: argparse.Namespace) -> int:
+    pipeline = read_pipeline(given.file)
+    options = {} if given.render_mode is None else {"render_mode": given.render_mode}
+    path = given.weights or pipeline.path / "model.safetensors"
+    results = try_policy(lambda: pipeline.env(**options), pipeline.policy, path, given.episodes)
+    for number, each in enumerate(results, start=1):
+        print(f"episode {number}: return {each.returned:.2f} in {each.length} steps")
+    print(f"mean return {np.mean([each.returned for each in results]):.2f} over {len(results)} episodes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

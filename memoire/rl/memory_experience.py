@@ -1,0 +1,220 @@
+"""The experience of a trainer with a memory of its own: samples come from a queue, and `append_buffer` takes them.
+
+queue of servers ──take──▶ a thread ──▶ waiting buffers ──update──▶ memory.append_buffer ──▶ batches
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
+from memoire.reader.reader import Reader
+
+from .envelope import Sample, samples_of
+
+_log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 100_000
+"""Samples that wait for the memory; beyond, the servers keep them."""
+MAX_TAKE: Final = 8192
+"""Samples that are asked for at once."""
+QUICK: Final = 0.05
+"""Seconds that a take of more than the least waits."""
+PAUSE: Final = 0.05
+"""Seconds until the thread looks again after an error, or while too many samples wait."""
+
+
+class SampleMemory(Protocol):
+    """What holds samples and makes batches of them."""
+
+    def append_buffer(self, buffer: Any) -> object:
+        """Take in what came."""
+
+    def __len__(self) -> int:
+        """Samples that can be drawn."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of a round."""
+
+
+class SampleTaker:
+    """Takes samples on a thread of its own, until it is closed.
+
+    Args:
+        reader: Of a table that `envelope.samples_table` made.
+        least: Samples that one take waits for.
+        patience: Seconds after which it takes what is there.
+    """
+
+    def __init__(self, reader: Reader, least: int = 1, patience: float = 1.0) -> None:
+        self._reader, self._least, self._patience = reader, least, patience
+        self._changed = threading.Condition()  # samples came
+        self._waiting: deque[list[Sample]] = deque()
+        self._count = 0  # samples that wait
+        self._size = 0  # samples to ask for, if more than the least
+        self.damaged = 0
+        """Entries that held something else than samples."""
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="memoire-trainer-samples", daemon=True)
+        self._thread.start()
+
+    def taken(self) -> list[list[Sample]]:
+        """What came since the last call, in order."""
+        with self._changed:
+            found, self._count = list(self._waiting), 0
+            self._waiting.clear()
+        return found
+
+    def wait(self, timeout: float) -> None:
+        """Return when samples wait to be taken, or after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count > 0, timeout)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_closing = True
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            if self._count >= MAX_WAITING:
+                time.sleep(PAUSE)
+                continue
+            try:
+                samples = self._take()
+            except Closed:
+                return
+            except MemoireError as error:
+                if not isinstance(error, MemoireTimeout | NotEnoughSamples):
+                    _log.warning("no samples: %s", error)
+                    time.sleep(PAUSE)
+                continue
+            with self._changed:
+                self._waiting.append(samples)
+                self._count += len(samples)
+                self._changed.notify_all()
+
+    def _take(self) -> list[Sample]:
+        """What is there: at least `least` samples, or fewer after `patience` seconds."""
+        wanted, self._size = max(self._least, self._size), 0
+        try:
+            rollouts = self._reader.take(wanted, QUICK if wanted > self._least else self._patience, exact=False)
+        except NotEnoughSamples as short:
+            if not short.unused or (wanted > self._least > short.unused):
+                raise
+            rollouts = self._reader.take(short.unused, self._patience, exact=False)
+        else:
+            self._size = min(MAX_TAKE, 2 * len(rollouts))  # there may be more
+        try:
+            return samples_of(rollouts)
+        except DataError:
+            self.damaged += len(rollouts)
+            raise
+
+
+class EpisodeReturns:
+    """Returns and lengths of the episodes that samples tell of, since they were asked for last."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, tuple[int, float]] = {}  # length and return of each worker's episode
+        self._ended: dict[str, list[tuple[int, float]]] = {"train": [], "test": []}
+
+    def add(self, sample: Sample) -> None:
+        """Count a sample."""
+        length, returned = (0, 0.0) if sample.is_reset else self._open.get(sample.client, (0, 0.0))
+        if sample.test_length:
+            self._ended["test"].append((sample.test_length, sample.test_return))
+        if not sample.is_reset:
+            length, returned = length + 1, returned + sample.reward
+        if sample.terminated or sample.truncated:
+            self._ended["train"].append((length, returned))
+        self._open[sample.client] = (length, returned)
+
+    def figures(self) -> dict[str, float]:
+        """return_train, return_test, episode_length_train and episode_length_test, in the mean; {} of no episodes."""
+        found = {}
+        for kind, episodes in self._ended.items():
+            if episodes:
+                found[f"episode_length_{kind}"] = sum(length for length, _ in episodes) / len(episodes)
+                found[f"return_{kind}"] = sum(returned for _, returned in episodes) / len(episodes)
+                episodes.clear()
+        return found
+
+
+class MemoryExperience:
+    """Samples that a taker brings, in a memory.
+
+    Args:
+        taker: Where they come from.
+        memory: What holds them.
+        buffer: Called with samples of one worker, and whether the first one follows the last sample that the memory
+            got; makes what the memory takes.
+        keep: Called with each buffer after the memory has it: for a journal.
+    """
+
+    def __init__(
+        self,
+        taker: SampleTaker,
+        memory: SampleMemory,
+        buffer: Callable[[list[Sample], bool], Any],
+        keep: Callable[[Any], object] = lambda buffer: None,
+    ) -> None:
+        self._taker, self.memory, self._buffer, self._keep = taker, memory, buffer, keep
+        self.received = 0
+        """Steps of environments that came; resets are none."""
+        self._take = getattr(memory, "append", None) or memory.append_buffer
+        self._last: Sample | None = None  # that the memory got
+        self.returns = EpisodeReturns()
+        """Of the episodes that came."""
+        self._batches: Iterator[Any] = iter(())
+
+    def update(self) -> None:
+        """Give the memory what came: a buffer for each worker, as its samples follow each other."""
+        for samples in self._taker.taken():
+            for _, group in itertools.groupby(samples, key=lambda sample: sample.client):
+                self._append(list(group))
+
+    def _append(self, samples: list[Sample]) -> None:
+        first, last = samples[0], self._last
+        continues = last is not None and _follows(last, first)
+        buffer, self._last = self._buffer(samples, continues), samples[-1]
+        self._take(buffer)
+        self._keep(buffer)
+        self.received += sum(not sample.is_reset for sample in samples)
+        for sample in samples:
+            self.returns.add(sample)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def batch(self) -> Any:
+        """The next batch of the memory."""
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = iter(self.memory)
+            batch = next(self._batches)
+        return batch
+
+    def give_priorities(self, batch: Any, priorities: Any) -> None:
+        """Tell a memory that has priorities."""
+        give = getattr(self.memory, "update_priorities", None)
+        if give is not None:
+            give(batch, priorities)
+
+    def wait(self, timeout: float) -> None:
+        """Return when samples came."""
+        self._taker.wait(timeout)
+
+    def close(self) -> None:
+        """End the taker."""
+        self._taker.close()
+
+
+def _follows(one: Sample, other: Sample) -> bool:
+    """Whether a sample is the next one of the same episode."""
+    return (one.client, one.episode, one.step + 1) == (other.client, other.episode, other.step)

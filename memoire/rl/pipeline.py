@@ -1,0 +1,189 @@
+"""A run in one file: environment, what acts, what learns, and how; `python -m memoire.rl up FILE` starts it.
+
+    pipeline = rl.Pipeline(run="a", env=..., policy=..., agent=..., training=rl.Training(...))
+
+Every process of the run reads the file, and takes what it needs: a server the table, workers the environment and the
+policy, the trainer the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from memoire.errors import ParameterError
+from memoire.pool.tables import Table
+from memoire.replay.sampling import Sampler, Uniform
+from memoire.replay.schema import Schema
+
+from .trainer import LEAD
+from .training import Training
+
+TABLE: Final = "replay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How workers work.
+
+    Args:
+        workers: How many there are on this machine.
+        test_episode_interval: Training episodes between two test episodes; 0 is no test episodes.
+        max_samples_per_episode: Steps after which an episode is truncated.
+        obs_preprocessor: Called with each observation before the policy sees it.
+        device: Where the policy acts.
+        model_history: Each so many models one is kept beside a worker's; 0 keeps none.
+        is_paced: Whether a worker waits between two episodes while the trainer is behind. False for devices, and for
+            environments that are as slow as the trainer.
+    """
+
+    workers: int = 1
+    test_episode_interval: int = 0
+    max_samples_per_episode: float = np.inf
+    obs_preprocessor: Callable[[Any], Any] | None = None
+    device: str = "cpu"
+    model_history: int = 0
+    is_paced: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ParameterError("workers", self.workers, "at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """When a run is won: the newest test episodes of all workers return so much, in the mean.
+
+    Args:
+        test_return: The mean.
+        episodes: Of how many.
+    """
+
+    test_return: float
+    episodes: int = 5
+
+    def is_reached(self, returns: list[float]) -> bool:
+        """Whether these returns of test episodes, oldest first, are enough."""
+        return len(returns) >= self.episodes and float(np.mean(returns[-self.episodes :])) >= self.test_return
+
+
+@dataclass(frozen=True)
+class ReplayTable:
+    """A table of whole episodes, from which a trainer draws; its schema is read off the environment."""
+
+    capacity: int
+    sampler: Sampler
+    fields: dict[str, Any]
+
+    def table(self, env: Any, gamma: float | None, training: Training, is_paced: bool) -> Table:
+        """The table for an environment. A discount that nobody gave is the agent's; if workers are paced, they record
+        `LEAD` steps at most for which no training steps were made yet.
+        """
+        fields = dict(self.fields)
+        if gamma is not None:
+            fields.setdefault("discount", gamma)
+        if is_paced:
+            ratio = training.batch_size * training.max_training_steps_per_env_step
+            fields = {
+                "min_size": training.start_training, "samples_per_insert": ratio,
+                "samples_per_insert_tolerance": ratio * LEAD + 4 * training.batch_size,
+            } | fields  # fmt: skip
+        return Table(Schema.from_env(env), storage="episodes", capacity=self.capacity, sampler=self.sampler, **fields)
+
+
+def replay(capacity: int = 1_000_000, sampler: Sampler | None = None, **fields: Any) -> ReplayTable:
+    """The table of a run: room for so many steps, and how they are drawn (all alike, if nothing is said).
+
+    Args:
+        fields: What else `memoire.Table` takes, such as multi_step=3.
+    """
+    return ReplayTable(capacity, sampler or Uniform(), fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Everything about a run.
+
+    Args:
+        run: Its name; names the folder of its files, too.
+        folder: Where that folder is made.
+        env: Makes the environment; a class, a function, or a `partial`. Called with what `try` is told, too.
+        policy: Called with observation_space and action_space, makes what acts.
+        agent: Called with observation_space, action_space and device, makes what learns. `policy=` is handed on to an
+            agent that takes it.
+        table: What the server holds.
+        training, work, goal: How to train and work, and when the run is won; no goal is until all epochs are over.
+        keys: A cluster's keys folder, see docs/security.md.
+        device: Where the agent learns.
+        seed: Of the first weights, environments and draws; None takes entropy from the system.
+    """
+
+    run: str
+    env: Callable[..., Any]
+    policy: Callable[..., Any]
+    agent: Callable[..., Any]
+    folder: str = "runs"
+    table: ReplayTable = field(default_factory=replay)
+    training: Training = field(default_factory=Training)
+    work: Work = field(default_factory=Work)
+    goal: Goal | None = None
+    keys: str | None = None
+    device: str = "cpu"
+    seed: int | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder of this run's files."""
+        return Path(self.folder) / self.run
+
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space, of an environment that is made for it and closed."""
+        with contextlib.closing(self.env()) as env:
+            return env.observation_space, env.action_space
+
+    def make_agent(self) -> Any:
+        """What learns."""
+        observations, actions = self.spaces()
+        given = {"observation_space": observations, "action_space": actions, "device": self.device}
+        if takes(self.agent, "policy"):
+            given["policy"] = self.policy
+        if takes(self.agent, "seed") and self.seed is not None:
+            given["seed"] = self.seed
+        return self.agent(**given)
+
+    def make_table(self) -> Table:
+        """What the server holds. The discount is the agent's `gamma`, unless the table has one."""
+        gamma = getattr(self.agent, "keywords", {}).get("gamma")
+        with contextlib.closing(self.env()) as env:
+            return self.table.table(env, gamma, self.training, self.work.is_paced)
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether it takes a keyword that a `partial` has not given yet."""
+    import inspect
+
+    if isinstance(function, functools.partial) and name in function.keywords:
+        return False
+    return name in inspect.signature(function).parameters
+
+
+def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
+    """The `pipeline` of a Python file, which is run for that.
+
+    Raises:
+        ParameterError: there is no such file, or it makes none.
+    """
+    if not Path(path).is_file():
+        raise ParameterError("FILE", os.fspath(path), "a Python file that makes `pipeline = rl.Pipeline(...)`")
+    found = runpy.run_path(os.fspath(path), run_name="__memoire__").get("pipeline")
+    if not isinstance(found, Pipeline):
+        raise ParameterError("FILE", os.fspath(path), "a Python file that makes `pipeline = rl.Pipeline(...)`")
+    return found

@@ -1,0 +1,229 @@
+"""Soft actor-critic in torch: a Gaussian policy that is squashed into a Box, and an agent that learns it.
+
+Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018. Batches come from a table that a worker's writer
+fills: `batch.discount` is gamma for each step that the sample spans, and 0 after a terminal state.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from memoire.errors import ParameterError
+
+from .actor_critic import flat_tensor
+from .agent import TrainingAgent
+
+MAX_LOG_STD: Final = 2.0
+MIN_LOG_STD: Final = -20.0
+
+
+class GaussianPolicy(torch.nn.Module):
+    """Observations to actions in a Box: tanh of a Gaussian, scaled to its bounds.
+
+    Args:
+        observation_space: Of numbers; nested ones lie side by side.
+        action_space: A Box with finite bounds.
+        hidden: Widths of the hidden layers.
+
+    Raises:
+        ParameterError: the action space is none.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(self, observation_space: Any, action_space: Any, hidden: Sequence[int] = (256, 256)) -> None:
+        super().__init__()
+        low, high = (np.asarray(getattr(action_space, name, np.inf), np.float32) for name in ("low", "high"))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ParameterError("action_space", str(action_space), "a Box with finite bounds")
+        self.shape = tuple(action_space.shape)
+        self.register_buffer("low", torch.from_numpy(low.reshape(-1)))
+        self.register_buffer("high", torch.from_numpy(high.reshape(-1)))
+        self.net = mlp((numbers_of(observation_space), *hidden), torch.nn.ReLU)
+        self.mean = torch.nn.Linear(hidden[-1], low.size)
+        self.log_std = torch.nn.Linear(hidden[-1], low.size)
+
+    def forward(self, obs: Any, test: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions [B, A] for observations [B, *F], and the log probability [B] of each."""
+        hidden = self.net(flat_tensor(obs))
+        mean = self.mean(hidden)
+        log_std = self.log_std(hidden).clamp(MIN_LOG_STD, MAX_LOG_STD)
+        noise = torch.zeros_like(mean) if test else torch.randn_like(mean)
+        raw = mean + log_std.exp() * noise
+        # log N(raw) - log |d tanh(raw) / d raw|, the latter as 2 (log 2 - raw - softplus(-2 raw)), which is exact for
+        # large values, too
+        logp = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+        logp = logp - 2.0 * (math.log(2.0) - raw - torch.nn.functional.softplus(-2.0 * raw))
+        scale = 0.5 * (self.high - self.low)
+        return 0.5 * (self.high + self.low) + scale * torch.tanh(raw), logp.sum(-1)
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray[Any, Any]:
+        """The action [*A] for an observation with a leading axis of 1."""
+        with torch.no_grad():
+            action, _ = self.forward(obs, test)
+        found: np.ndarray[Any, Any] = action[0].reshape(self.shape).cpu().numpy()
+        return found
+
+
+class TwinCritic(torch.nn.Module):
+    """Two values for an observation and an action, computed side by side."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        widths = (inputs, *hidden, 1)
+        self.weights, self.biases = torch.nn.ParameterList(), torch.nn.ParameterList()
+        for before, after in itertools.pairwise(widths):
+            bound = 1.0 / math.sqrt(before)
+            self.weights.append(torch.nn.Parameter(torch.empty(2, before, after).uniform_(-bound, bound)))
+            self.biases.append(torch.nn.Parameter(torch.empty(2, 1, after).uniform_(-bound, bound)))
+
+    def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """Values [2, B] of observations [B, *F] and actions [B, *A]."""
+        inputs = torch.cat([flat_tensor(obs), action.reshape(len(action), -1)], -1)
+        hidden = inputs.expand(2, *inputs.shape)
+        for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), start=1):
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if depth < len(self.weights):
+                hidden = torch.relu(hidden)
+        return hidden[..., 0]
+
+
+class SAC(TrainingAgent):
+    """Learns a policy that is squashed into a Box.
+
+    Args:
+        observation_space, action_space, device: See `TrainingAgent`.
+        policy: Called with both spaces, makes what acts; its `forward(obs)` returns actions and log probabilities.
+        hidden: Widths of the critics' hidden layers.
+        gamma: Discount; the table computes with its own.
+        polyak: Share of the target critics that stays at each step.
+        rate: Adam's step size for all.
+        alpha: Weight of the entropy, or its first value.
+        learn_entropy_coef: Whether alpha is learned.
+        target_entropy: What it is learned for; None is minus the dimensions of an action.
+        seed: Of the first weights; None takes entropy from the system.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "cpu",
+        *,
+        policy: Callable[..., torch.nn.Module] = GaussianPolicy,
+        hidden: Sequence[int] = (256, 256),
+        gamma: float = 0.99,
+        polyak: float = 0.995,
+        rate: float = 3e-4,
+        alpha: float = 0.2,
+        learn_entropy_coef: bool = True,
+        target_entropy: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, device)
+        if seed is not None:
+            torch.manual_seed(seed)
+        self.gamma, self.polyak, self.learn_entropy_coef = gamma, polyak, learn_entropy_coef
+        dimensions = math.prod(action_space.shape)
+        self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
+        self.policy = policy(observation_space=observation_space, action_space=action_space).to(device)
+        self.critic = TwinCritic(numbers_of(observation_space) + dimensions, hidden).to(device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_alpha = torch.tensor([math.log(alpha)], device=device, requires_grad=learn_entropy_coef)
+        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=rate)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=rate)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=rate)
+
+    def get_actor(self) -> torch.nn.Module:
+        """The policy."""
+        return self.policy
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        """One step; loss_critic, loss_actor, entropy_coef, and loss_entropy_coef if alpha is learned.
+
+        Args:
+            batch: Of a table; or a tuple (obs, action, reward, next_obs, done) of tensors, which may have a sixth one
+                that says what was truncated.
+        """
+        is_table = not isinstance(batch, tuple)
+        batch = batch if is_table else _named(batch, self.gamma)
+        td, critic_loss = self._learn_critic(batch)
+        policy_loss, logp = self._learn_policy(batch.obs)
+        figures: dict[str, Any] = {"loss_critic": critic_loss, "loss_actor": policy_loss}
+        if self.learn_entropy_coef:
+            loss = -(self.log_alpha * (logp + self.target_entropy)).mean()
+            self.alpha_optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.alpha_optimizer.step()
+            figures["loss_entropy_coef"] = loss.detach()
+        with torch.no_grad():
+            mine, targets = list(self.critic.parameters()), list(self.target.parameters())
+            torch._foreach_lerp_(targets, mine, 1.0 - self.polyak)
+        figures["entropy_coef"] = self.log_alpha.detach().exp()[0]
+        return figures | {"priorities": td} if is_table else figures
+
+    def _learn_critic(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """TD errors [B] and the loss."""
+        with torch.no_grad():
+            action, logp = self.policy(batch.next_obs)
+            value = self.target(batch.next_obs, action).amin(0) - self.log_alpha.exp() * logp
+            backup = batch.reward + batch.discount * value
+        errors = self.critic(batch.obs, batch.action.float()) - backup
+        loss = (batch.importance * errors.square().sum(0)).mean()
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
+        return errors.detach().mean(0), loss.detach()
+
+    def _learn_policy(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and log probabilities [B] of the actions."""
+        action, logp = self.policy(obs)
+        self.critic.requires_grad_(False)
+        value = self.critic(obs, action).amin(0)
+        self.critic.requires_grad_(True)
+        loss = (self.log_alpha.detach().exp() * logp - value).mean()
+        self.policy_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.policy_optimizer.step()
+        return loss.detach(), logp.detach()
+
+
+def _named(batch: tuple[Any, ...], gamma: float) -> SimpleNamespace:
+    """A batch of tensors by the names that a table's has."""
+    obs, action, reward, next_obs, done = batch[:5]
+    reward = reward.reshape(-1).float()
+    discount = gamma * (1.0 - done.reshape(-1).float())
+    return SimpleNamespace(
+        obs=obs, action=action, reward=reward, next_obs=next_obs, discount=discount, importance=torch.ones_like(reward)
+    )
+
+
+def mlp(widths: Sequence[int], activation: Callable[[], torch.nn.Module]) -> torch.nn.Sequential:
+    """Linear layers, each with this behind it."""
+    layers: list[torch.nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [torch.nn.Linear(before, after), activation()]
+    return torch.nn.Sequential(*layers)
+
+
+def numbers_of(space: Any) -> int:
+    """How many numbers an observation of this space has.
+
+    Raises:
+        ParameterError: it has no fixed shape.
+    """
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        return sum(numbers_of(part) for part in (parts.values() if isinstance(parts, Mapping) else parts))
+    if space.shape is None:
+        raise ParameterError("observation_space", str(space), "a space whose observations have a fixed shape")
+    return math.prod(space.shape)

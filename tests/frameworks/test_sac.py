@@ -1,0 +1,122 @@
+"""SAC: its policy's densities, one step against its equations, what it learns, and its checkpoints."""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from memoire import Buffer, Schema
+from memoire.errors import DataError, ParameterError
+from memoire.rl import SAC, GaussianPolicy, try_policy, weights
+from memoire.rl.agent_state import load_agent, save_agent, unsaved
+
+pytestmark = pytest.mark.torch
+OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+ACT = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+
+
+def made(**options: Any) -> SAC:
+    return SAC(OBS, ACT, hidden=(16,), seed=0, **options)
+
+
+def batch(size: int = 32, seed: int = 0) -> SimpleNamespace:
+    random = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.rand(*shape, generator=random)  # noqa: E731
+    return SimpleNamespace(
+        obs=draw(size, 2), action=draw(size, 2), reward=draw(size), next_obs=draw(size, 2),
+        discount=torch.full((size,), 0.9), importance=torch.ones(size),
+    )  # fmt: skip
+
+
+def test_the_density_of_an_action_is_that_of_its_transformed_gaussian() -> None:
+    torch.manual_seed(1)
+    policy = GaussianPolicy(OBS, ACT, hidden=(8,))
+    with torch.no_grad():
+        action, logp = policy(torch.zeros(200_000, 2))
+    unit = (action - policy.low) / (policy.high - policy.low)
+    assert (unit >= 0).all() and (unit <= 1).all()
+    # The mean of 1 / density over samples is the volume of (-1, 1) ** 2, in which tanh lies.
+    assert float((-logp).exp().mean()) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_test_action_is_the_mean_and_lies_in_the_box() -> None:
+    policy = GaussianPolicy(OBS, ACT, hidden=(8,))
+    obs = torch.zeros(1, 2)
+    assert np.array_equal(policy.act(obs, test=True), policy.act(obs, test=True))
+    assert not np.array_equal(policy.act(obs), policy.act(obs)) and ACT.contains(policy.act(obs))
+
+
+def test_a_space_without_bounds_is_refused() -> None:
+    with pytest.raises(ParameterError, match="finite bounds"):
+        GaussianPolicy(OBS, gymnasium.spaces.Box(-np.inf, np.inf, (1,)))
+
+
+def test_a_step_moves_critics_towards_their_targets_and_returns_td_errors() -> None:
+    agent = made(rate=3e-3)
+    losses = [float(agent.train(batch())["loss_critic"]) for _ in range(150)]
+    assert losses[-1] < 0.5 * losses[0]
+    figures = agent.train(batch())
+    assert figures["priorities"].shape == (32,) and figures["entropy_coef"] > 0.0
+
+
+def test_a_tuple_of_a_users_memory_trains_too() -> None:
+    given = batch()
+    figures = made().train((given.obs, given.action, given.reward, given.next_obs, torch.zeros(32)))
+    assert "priorities" not in figures and {"loss_actor", "loss_critic"} <= figures.keys()
+
+
+def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Path) -> None:
+    agent = made()
+    for _ in range(3):
+        agent.train(batch())
+    save_agent(tmp_path, agent, {"epoch": 1})
+    ahead = {name: float(value) for name, value in agent.train(batch()).items() if name != "priorities"}
+    again = SAC(OBS, ACT, hidden=(16,), seed=5)
+    assert load_agent(tmp_path, again) == {"epoch": 1} and unsaved(agent) == []
+    same = {name: float(value) for name, value in again.train(batch()).items() if name != "priorities"}
+    assert same == ahead
+    for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(DataError, match="does not fit"):
+        load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
+
+
+class Reach(gymnasium.Env[Any, Any]):
+    """One step: the reward is how near the action is to the observation."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.obs = self.random.uniform(-0.8, 0.8, 1).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), -abs(float(action[0] - self.obs[0])), True, False, {}
+
+
+def test_it_learns_to_reach_and_its_file_acts_without_a_server(tmp_path: Path) -> None:
+    env = Reach()
+    agent = SAC(env.observation_space, env.action_space, hidden=(64,), rate=3e-3, alpha=0.01,
+                learn_entropy_coef=False, seed=0)  # fmt: skip
+    buffer = Buffer(Schema.from_env(env), capacity=5000, seed=0)
+    writer = buffer.writer()
+    for step in range(800):
+        obs, _ = env.reset()
+        action = agent.policy.act(torch.from_numpy(obs)[None])
+        next_obs, reward, terminated, truncated, info = env.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        if step >= 100:
+            agent.train(buffer.sample(64).to("cpu"))
+    path = tmp_path / "policy.safetensors"
+    weights.save(path, {name: tensor.numpy() for name, tensor in agent.policy.state_dict().items()})
+    results = try_policy(env, functools.partial(GaussianPolicy, hidden=(256, 256)), path, 50)
+    assert np.mean([each.returned for each in results]) > -0.1

@@ -1,0 +1,131 @@
+"""How a trainer's time goes, under a clock of the test's."""
+
+from typing import Any
+
+import pytest
+
+from memoire.errors import ParameterError
+from memoire.rl.training import RatioGate, Training, TrainingLoop
+
+
+class Samples:
+    """Experience whose samples come when a pause waits for them."""
+
+    def __init__(self, arrives: int = 0, held: int = 0) -> None:
+        self.received, self.arrives, self.held = 0, arrives, held
+        self.waits = self.updates = 0
+        self.priorities: list[Any] = []
+
+    def update(self) -> None:
+        self.updates += 1
+
+    def __len__(self) -> int:
+        return self.held + self.received
+
+    def batch(self) -> Any:
+        return "batch"
+
+    def give_priorities(self, batch: Any, priorities: Any) -> None:
+        self.priorities.append(priorities)
+
+    def wait(self, timeout: float) -> None:
+        self.waits += 1
+        self.received += self.arrives
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.trained = 0
+        self.rate = 1.0
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        self.trained += 1
+        return {"loss": float(self.trained), "priorities": [1.0]}
+
+
+def loop(samples: Samples, **plan: Any) -> tuple[TrainingLoop, Agent, list[int]]:
+    agent, published = Agent(), list[int]()
+    made = TrainingLoop(agent, samples, lambda: published.append(agent.trained), Training(**plan))
+    return made, agent, published
+
+
+def test_an_epoch_is_rounds_of_steps_with_figures_of_each_round() -> None:
+    made, agent, published = loop(Samples(held=100, arrives=100), epochs=2, rounds=3, steps=4, update_model_interval=5)
+    stats = made.run_epoch()
+    assert [each.figures["loss"] for each in stats] == [2.5, 6.5, 10.5]
+    assert agent.trained == 12 and published == [5, 10] and made.state.epoch == 1
+    rows = stats[0].rows()
+    assert {"round_time", "idle_time", "sampling_duration", "training_step_duration", "memory_len"} <= rows.keys()
+
+
+def test_training_pauses_above_the_ratio_and_says_why() -> None:
+    samples = Samples(arrives=1, held=50)
+    made, agent, _ = loop(samples, rounds=1, steps=10, max_training_steps_per_env_step=2.0)
+    made.run_epoch()
+    assert agent.trained == 10 and samples.received == 5 and made.idle["ratio"] >= 0.0
+    over = TrainingLoop(Agent(), samples, lambda: None, Training(rounds=1, steps=2), is_over=lambda: bool(over.reason))
+    samples.arrives = samples.received = 0
+    assert over.run_epoch() == [] and over.state.epoch == 0
+
+
+def test_a_pause_is_explained() -> None:
+    samples, said = Samples(held=3), list[str]()
+    made, _, _ = loop(samples, rounds=1, steps=1, start_training=10)
+
+    def wait(timeout: float) -> None:
+        said.append(made.explain())
+        samples.held += 7
+        samples.received += 1
+
+    samples.wait = wait  # type: ignore[method-assign]
+    made.run_epoch()
+    assert said == ["waiting for samples: 3 of start_training=10 are there"] and made.explain() == ""
+
+
+def test_the_ratio_owes_nothing_after_a_resume() -> None:
+    gate = RatioGate(1.0)
+    assert not gate.is_open(0)  # whatever a former process received or trained
+    assert gate.is_open(1)
+    gate.updates = 1
+    assert not gate.is_open(1) and gate.is_open(2) and gate.ratio(2) == 0.5
+
+
+def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
+    samples, seen = Samples(arrives=10, held=10), list[tuple[int, int]]()
+
+    def scheduler(agent: Agent, epoch: int) -> None:
+        seen.append((epoch, agent.trained))
+
+    made, _, _ = loop(samples, epochs=2, rounds=1, steps=2, agent_scheduler=scheduler)
+    made.run_epoch()
+    made.run_epoch()
+    assert seen == [(0, 0), (1, 2)] and samples.priorities == [[1.0]] * 4 and made.is_done
+
+
+def test_models_are_published_by_time_too() -> None:
+    now = [0.0]
+    agent, published = Agent(), list[int]()
+    plan = Training(rounds=1, steps=6, update_model_interval=1000, update_model_seconds=2.5)
+
+    def train(batch: Any) -> dict[str, Any]:
+        now[0] += 1.0
+        agent.trained += 1
+        return {}
+
+    agent.train = train  # type: ignore[method-assign]
+    made = TrainingLoop(agent, Samples(10, 10), lambda: published.append(agent.trained), plan, clock=lambda: now[0])
+    made.run_epoch()
+    assert published == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"max_training_steps_per_env_step": 0.0}, "max_training_steps_per_env_step"),
+        ({"start_training": -1}, "start_training"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Training(**wrong)

@@ -1,0 +1,253 @@
+"""Rollout workers: episodes, test episodes, whatever ends them, and what arrives of them."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from memoire import Reader, Schema, Server, Table
+from memoire.errors import MemoireTimeout, ParameterError
+from memoire.rl import RolloutWorker, weights
+from memoire.rl.envelope import TABLE, samples_of, samples_table
+from memoire.rl.recording import Packets
+from memoire.rl.synchronous import run_synchronous, step_seconds
+from netkit import until
+
+
+class Device(gymnasium.Env[Any, Any]):
+    """Counts; terminates after `length` steps. Remembers each action that it did."""
+
+    observation_space = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, length: int = 5, fails_at: int = 0) -> None:
+        self.default_action = np.zeros(1, np.float32)
+        self.length, self.fails_at = length, fails_at
+        self.count = self.total = 0
+        self.actions: list[float] = []
+        self.on_step = lambda: None
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return np.array([0, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count, self.total = self.count + 1, self.total + 1
+        self.actions.append(float(action[0]))
+        if self.fails_at and self.total == self.fails_at:
+            raise OSError("the cable is out")
+        self.on_step()
+        return np.array([self.count, 0], np.float32), 1.0, self.count == self.length, False, {}
+
+
+class Constant:
+    """Acts by a number; by another one in tests."""
+
+    def __init__(self, value: float = 0.5, **_: Any) -> None:
+        self.value = value
+        self.tests: list[bool] = []
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        self.tests.append(test)
+        return np.array([self.value], np.float32)
+
+    def load(self, body: bytes, version: int) -> None:
+        self.value = float(weights.unpack(body)["value"][0])
+
+
+def model(value: float) -> bytes:
+    return weights.pack({"value": np.array([value], np.float32)})
+
+
+@pytest.fixture
+def queue() -> Iterator[Server]:
+    with Server("tcp://127.0.0.1:0", tables={TABLE: samples_table()}) as server:
+        yield server
+
+
+def packets(least: int = 1, **options: Any) -> Any:
+    return lambda client: Packets(client, options.pop("compressor", None), least, **options)
+
+
+def taken(server: Server, count: int) -> list[Any]:
+    return samples_of(server.table(TABLE).take(count, timeout=10.0))
+
+
+def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: Server) -> None:
+    device, policy = Device(), Constant()
+    with RolloutWorker(device, policy, queue.endpoint, recording=packets()) as worker:
+        kinds: list[str] = []
+        worker.run(2, 3, on_episode=lambda kind, result: kinds.append(kind))
+        assert kinds == ["test", "train", "train", "test", "train"]
+        assert worker.steps == 15 and worker.episodes == 3
+        assert policy.tests.count(True) == 10
+        assert until(lambda: [each.scalars.get("test_return") for each in queue.clients()] == [5.0])
+    samples = taken(queue, 18)
+    assert [each.is_reset for each in samples] == ([True] + [False] * 5) * 3
+    assert [each.test_length for each in samples if each.is_reset] == [5, 0, 5]
+    assert until(lambda: queue.totals().steps == 15 and queue.totals().episodes == 3)
+
+
+def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server) -> None:
+    recorders: list[Packets] = []
+
+    def recording(client: Any) -> Packets:
+        recorders.append(Packets(client, None, 10))
+        return recorders[0]
+
+    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=recording) as worker:
+        worker.run(0, 1)
+        assert len(taken(queue, 6)) == 6  # what is left is sent when the run ends
+        worker.run_episode(train=True)
+        assert len(recorders[0]) == 6
+        worker.run_episode(train=True)
+        assert len(recorders[0]) == 0 and len(taken(queue, 12)) == 12
+
+
+def test_a_stream_sends_within_an_episode(queue: Server) -> None:
+    device = Device(length=1000)
+    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets(4, stream=True)) as worker:
+        arrived: list[int] = []
+
+        def look() -> None:
+            if device.count == 8:
+                arrived.append(len(taken(queue, 8)))
+                worker.stop()
+
+        device.on_step = look
+        worker.run(0, 1)
+    assert arrived == [8]
+
+
+def test_the_limit_of_samples_ends_an_episode_that_is_not_done(queue: Server) -> None:
+    options: dict[str, Any] = {"recording": packets(), "max_samples_per_episode": 3}
+    with RolloutWorker(Device(100), Constant(), queue.endpoint, **options) as worker:
+        worker.run(0, 1)
+    last = taken(queue, 4)[-1]
+    assert not last.terminated and last.truncated and last.info == {"__no_done": True}
+
+
+def test_a_compressor_changes_what_travels_and_nothing_else(queue: Server) -> None:
+    def compressor(act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Any:
+        return act, obs[:1], rew, done, {}
+
+    with RolloutWorker(Device(3), Constant(), queue.endpoint, recording=packets(compressor=compressor)) as worker:
+        worker.run(0, 1)
+    samples = taken(queue, 4)
+    assert [each.obs.tolist() for each in samples] == [[0.0], [1.0], [2.0], [3.0]]
+    assert samples[0].act.tolist() == [0.0] and samples[1].act.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("ending", ["error", "stop", "interrupt"])
+def test_whatever_ends_it_the_device_rests_and_samples_are_sent(queue: Server, ending: str) -> None:
+    device = Device(length=1000, fails_at=8 if ending == "error" else 0)
+    worker = RolloutWorker(device, Constant(), queue.endpoint, recording=packets(10_000))
+
+    def at_seven() -> None:
+        if device.total == 7:
+            worker.stop() if ending == "stop" else os.kill(os.getpid(), signal.SIGINT)
+
+    device.on_step = at_seven if ending != "error" else device.on_step
+    expected = {"error": OSError, "interrupt": KeyboardInterrupt}.get(ending)
+    if expected is None:
+        worker.run()
+    else:
+        with pytest.raises(expected):
+            worker.run()
+    assert device.actions[-1] == 0.0 and device.actions[:7] == [0.5] * 7
+    assert len(taken(queue, 8)) == 8
+    worker.close()
+
+
+def test_a_worker_in_a_thread_leaves_signals_alone(queue: Server) -> None:
+    device, former = Device(3), signal.getsignal(signal.SIGINT)
+    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets()) as worker:
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        assert until(lambda: worker.episodes > 2)
+        assert signal.getsignal(signal.SIGINT) is former
+        worker.stop()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
+def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server, tmp_path: Path) -> None:
+    queue.publish("policy", model(0.25))
+    queue.publish("policy", model(0.75))
+    policy = Constant()
+    options = {"model_path": tmp_path / "a.pth", "model_path_history": tmp_path / "a_", "model_history": 2}
+    with RolloutWorker(Device(), policy, queue.endpoint, recording=packets(), **options) as worker:
+        assert worker.await_model(10.0)
+        worker.follow()
+        assert worker.version == 2 and policy.value == 0.75
+        for value in (0.1, 0.2):
+            before = worker.version
+            queue.publish("policy", model(value))
+            assert worker.await_model(10.0)
+            worker.follow()
+            assert worker.version == before + 1
+    assert weights.load(tmp_path / "a.pth")["value"][0] == np.float32(0.2)
+    assert len(list(tmp_path.glob("a_*"))) == 1  # of three models that came: the second
+    again = Constant()
+    alone = RolloutWorker(Device(), again, model_path=tmp_path / "a.pth")
+    assert again.value == np.float32(0.2) and alone.client is None
+    alone.close()
+
+
+def test_a_worker_alone_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"connects to nobody.*nothing\.pth"):
+        RolloutWorker(Device(), Constant(), model_path=tmp_path / "nothing.pth")
+
+
+def test_an_expert_keeps_its_model_and_runs_no_tests(queue: Server) -> None:
+    queue.publish("policy", model(0.25))
+    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets()) as worker:
+        assert worker.await_model(10.0)
+        kinds: list[str] = []
+        worker.run(1, 3, is_expert=True, on_episode=lambda kind, result: kinds.append(kind))
+        assert kinds == ["train"] * 3 and worker.version == 0
+
+
+def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
+    device = Device(4)
+    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets()) as worker:
+        thread = threading.Thread(
+            target=run_synchronous,
+            args=(worker,),
+            kwargs={"initial_steps": 8, "max_steps_per_update": 8, "nb_steps": 16},
+        )
+        thread.start()
+        assert until(lambda: worker.steps == 8)
+        assert len(taken(queue, 10)) == 10  # sent before it waits
+        assert thread.is_alive() and worker.steps == 8
+        queue.publish("policy", model(0.25))
+        thread.join(10.0)
+        assert not thread.is_alive() and worker.steps == 16
+
+
+def test_an_environment_is_measured(queue: Server) -> None:
+    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets()) as worker:
+        found = step_seconds(worker, 12)
+        assert found["steps"] == 12 and 0.0 < found["mean"] <= found["max"] and worker.steps == 0
+
+
+def test_a_writer_of_columns_fills_a_table_of_episodes() -> None:
+    table = Table(Schema.from_env(Device()), storage="episodes", capacity=1000)
+    with Server("tcp://127.0.0.1:0", tables={"replay": table}) as server:
+        with RolloutWorker(Device(), Constant(), server.endpoint, max_samples_per_episode=4) as worker:
+            worker.run(0, 2)
+        assert until(lambda: server.totals().steps == 8)
+        with Reader([server.endpoint]) as reader:
+            batch = reader.get_batch(16)
+            assert batch.obs.shape == (16, 2) and (batch.action == 0.5).all() and (batch.discount > 0.0).all()
+
+
+def test_nobody_there_is_said_with_the_address() -> None:
+    with pytest.raises(MemoireTimeout, match="127.0.0.1"):
+        RolloutWorker(Device(), Constant(), "tcp://127.0.0.1:9", timeout=0.2)
