@@ -1,4 +1,4 @@
-"""Programs that learn on-policy, and what they are made of: see docs/on-policy.md.
+"""Programs that learn, and what they are made of: see docs/on-policy.md, docs/trainers.md and docs/real-time.md.
 
     Collector               environments and a policy fill a table of rollouts
     rollout_schema          of such a table

@@ -1,0 +1,146 @@
+"""`python -m memoire.tmrl`: the ends of the configured pipeline, and scripts that were written for `tmrl`.
+
+run FILE [ARGUMENTS]     a script whose imports say `tmrl` and `rtgym`, unchanged
+--server                 a server                     --trainer [--wandb]   the configured trainer
+--worker                 a worker, for ever           --expert              a worker that keeps its model
+--test                   episodes by the worker's model, without a server
+--benchmark              how long steps of the environment take
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import runpy
+import sys
+from types import ModuleType
+from typing import Any, Final
+
+from memoire.errors import CrcFailed, MemoireError, ParameterError
+
+MODULES: Final = (
+    "actor", "config", "config.config_constants", "config.config_objects", "envs", "memory", "memory_dataloading",
+    "networking", "nn", "training", "training_offline", "util",
+)  # fmt: skip
+"""What scripts may import of `tmrl`."""
+BENCHMARK_STEPS: Final = 1000
+CRC_STATUS: Final = 3
+"""Exit status of a trainer that rebuilt another transition than its worker recorded."""
+
+
+class ForwardedNames:
+    """Finds `tmrl` and `rtgym` at memoire's modules while a script runs; what is installed under these names is not
+    looked at.
+    """
+
+    def __init__(self) -> None:
+        self._names = {"tmrl": "memoire.tmrl", "rtgym": "memoire.tmrl.rtgym"}
+        self._specs: dict[str, Any] = {}  # of memoire's modules, by their names
+        self._names |= {f"tmrl.{name}": f"memoire.tmrl.{name}" for name in MODULES}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        """A spec whose module is memoire's; None for other names."""
+        if name.partition(".")[0] not in ("tmrl", "rtgym"):
+            return None
+        if name not in self._names:
+            raise ModuleNotFoundError(f"memoire.tmrl has no module like {name!r}", name=name)
+        return importlib.util.spec_from_loader(name, self, is_package=name in ("tmrl", "tmrl.config"))  # type: ignore[arg-type]
+
+    def create_module(self, spec: object) -> ModuleType:
+        """Memoire's module itself."""
+        module = importlib.import_module(self._names[spec.name])  # type: ignore[attr-defined]
+        self._specs[module.__name__] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give it back its own spec: it has run under its own name."""
+        module.__spec__ = self._specs[module.__name__]
+
+
+def run_script(path: str, arguments: list[str]) -> None:
+    """Run a script that was written for `tmrl`."""
+    before, finder = sys.argv, ForwardedNames()
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("tmrl", "rtgym")]:
+        del sys.modules[name]
+    sys.argv = [path, *arguments]
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.argv = before
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        if given[:1] == ["run"]:
+            if len(given) < 2:
+                raise ParameterError("FILE", None, "a script: python -m memoire.tmrl run script.py")
+            run_script(given[1], given[2:])
+        else:
+            _run_role(_parser().parse_args(given))
+    except MemoireError as error:
+        print(f"memoire.tmrl: {error}", file=sys.stderr)
+        return CRC_STATUS if isinstance(error, CrcFailed) else 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m memoire.tmrl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    roles = parser.add_mutually_exclusive_group(required=True)
+    for role in ("server", "worker", "trainer", "test", "expert", "benchmark"):
+        roles.add_argument(f"--{role}", dest="role", action="store_const", const=role)
+    parser.add_argument("--wandb", action="store_true", help="log the trainer's figures to wandb")
+    parser.add_argument("--keys", help="keys folder of this role")
+    parser.add_argument("--insecure", action="store_true", help="do without keys on a network that you trust")
+    return parser
+
+
+def _run_role(given: argparse.Namespace) -> None:
+    from memoire.tmrl import networking
+    from memoire.tmrl.config import config_constants as cfg
+
+    options = {"keys": given.keys, "insecure": given.insecure}
+    if given.role == "server":
+        with networking.Server(**options) as server:
+            print(f"serving at {server.server.endpoint}", flush=True)
+            while not server.wait(60.0):
+                pass
+    elif given.role == "trainer":
+        with networking.Trainer(**options) as trainer:
+            trainer.run_with_wandb(key=cfg.WANDB_KEY or None) if given.wandb else trainer.run()
+    else:
+        _run_worker(given.role, options)
+
+
+def _run_worker(role: str, options: dict[str, object]) -> None:
+    from memoire.tmrl import networking
+    from memoire.tmrl.config import config_constants as cfg
+    from memoire.tmrl.config import config_objects
+
+    is_alone = role in ("test", "benchmark")
+    with networking.RolloutWorker(
+        config_objects.make_env, config_objects.make_actor, max_samples_per_episode=cfg.RW_MAX_SAMPLES_PER_EPISODE,
+        standalone=is_alone, **options,  # type: ignore[arg-type]
+    ) as worker:  # fmt: skip
+        if role == "test":
+            worker.run_episodes(nb_episodes=10)
+            returns = [each.returned for each in worker.results["test"]]
+            print(f"mean return {sum(returns) / max(1, len(returns)):.3f} over {len(returns)} episodes")
+        elif role == "benchmark":
+            print(worker.run_env_benchmark(BENCHMARK_STEPS))
+        else:
+            worker.run(test_episode_interval=10, expert=role == "expert")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Where a server is: what `server_ip` says, and why an address elsewhere needs keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import memoire.tmrl.config.config_constants as cfg
+from memoire.errors import ParameterError
+from memoire.security.exposure import is_loopback
+from memoire.security.keyfolder import Keys
+
+
+def url_of(server_ip: str | None, default: str, *, role: str, keys: Any, port: int | None, insecure: bool) -> str:
+    """The address of a server.
+
+    Args:
+        server_ip: A name, an address or a URL; None takes `default`.
+        role: Of the process that connects, as its keys know it.
+        keys: Its keys folder; None takes $MEMOIRE_KEYS.
+        port: For requests; None takes the configured one.
+        insecure: Whether an address elsewhere may do without keys.
+
+    Raises:
+        ParameterError: the server is elsewhere, and there are no keys.
+    """
+    said = default if server_ip is None else server_ip
+    if "://" in said:
+        url, host = said, said.partition("://")[2].rpartition(":")[0]
+    else:
+        host = f"[{said}]" if said.count(":") > 1 and not said.startswith("[") else said
+        url = f"tcp://{host}:{cfg.PORT_TRAINER if port is None else port}"
+    if url.startswith("tcp://") and not (is_loopback(host) or insecure or Keys.of(keys, role) is not None):
+        expected = (
+            f'this machine (127.0.0.1), or an address elsewhere with keys: server_ip="{said}", keys="keys/{role}". '
+            f'`memoire keys new keys` makes them. In a network that you trust: server_ip="{said}", insecure=True'
+        )
+        raise ParameterError("server_ip", said, expected)
+    return url

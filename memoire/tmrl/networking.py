@@ -1,0 +1,404 @@
+"""Server, RolloutWorker and Trainer: three ends of a pipeline, on as many machines as one likes.
+
+    RolloutWorker ──samples──▶ Server ──samples──▶ Trainer       all connect to the server: only its ports have to be
+                  ◀──models───        ◀──models───               reachable; the order of their starts does not matter
+
+Nothing is pickled, nothing is downloaded, and nothing is made at import. See docs/tmrl.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import memoire.tmrl.config.config_constants as cfg
+import memoire.tmrl.config.config_objects as cfg_obj
+from memoire import loggers
+from memoire.errors import ParameterError
+from memoire.rl.crc import Marks
+from memoire.rl.envelope import TABLE, Sample, samples_table
+from memoire.rl.memory_experience import MemoryExperience, SampleTaker
+from memoire.rl.recording import Packets
+from memoire.rl.synchronous import run_synchronous, step_seconds
+from memoire.rl.trainer import Trainer as NativeTrainer
+from memoire.rl.training import Experience, RoundStats, Training
+from memoire.rl.worker import RolloutWorker as NativeWorker
+from memoire.security.keyfolder import Keys
+from memoire.server.server import Server as NativeServer
+
+from .addresses import url_of
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT: Final = 600.0
+"""Seconds that workers and trainers wait for their server, with a line each ten seconds."""
+TOPIC: Final = "actor"
+"""Topic of the models; the run's name follows."""
+
+
+def topic() -> str:
+    """Of the models of the configured run."""
+    return f"{TOPIC}/{cfg.RUN_NAME}"
+
+
+class Buffer:
+    """Samples in order, as `append_buffer` of a memory gets them.
+
+    Attributes:
+        memory: Tuples (act, new_obs, rew, done, info), as the compressor left them. A sample that a reset gave is one
+            of them, with the action that the device did meanwhile. `done` is False if the episode was truncated; then
+            `info` has "__no_done".
+        samples: The same with all that travelled: see `memoire.rl.envelope.Sample`.
+        continues: Whether the first one follows the last sample that the memory got.
+        stat_train_return, stat_test_return, stat_train_steps, stat_test_steps: Of the newest episodes.
+    """
+
+    def __init__(self, samples: list[Sample] | None = None, continues: bool = False) -> None:
+        self.memory: list[tuple[Any, Any, Any, Any, Any]] = []
+        self.samples: list[Sample] = []
+        self.continues = continues
+        self.stat_train_return = self.stat_test_return = 0.0
+        self.stat_train_steps = self.stat_test_steps = 0
+        for sample in samples or ():
+            self.append_sample(sample)
+
+    def append_sample(self, sample: Sample) -> None:
+        """Take in one more."""
+        self.samples.append(sample)
+        self.memory.append((sample.act, sample.obs, sample.rew, sample.terminated, sample.info))
+        if sample.is_reset:
+            self.stat_train_return = 0.0
+        if sample.test_length:
+            self.stat_test_steps, self.stat_test_return = sample.test_length, sample.test_return
+        self.stat_train_steps = sample.step
+        self.stat_train_return += sample.reward
+
+    @property
+    def starts(self) -> list[bool]:
+        """For each sample, whether a reset gave it."""
+        return [sample.is_reset for sample in self.samples]
+
+    def clear(self) -> None:
+        """Begin empty again; the statistics stay."""
+        self.memory, self.samples = [], []
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __iadd__(self, other: Buffer) -> Buffer:
+        for sample in other.samples:
+            self.append_sample(sample)
+        return self
+
+
+class Server:
+    """Where workers and the trainer meet. It works on threads of its own, until `close`.
+
+    Args:
+        min_samples_per_server_packet: Samples that the trainer waits for before it takes some.
+        port: For requests; the next two are for samples and notices. None takes the configured ones; 0 free ones.
+        keys: Keys folder of a server; None takes $MEMOIRE_KEYS. With keys it listens at all addresses of this machine;
+            without, at 127.0.0.1.
+        insecure: Whether to listen at all addresses without keys.
+        capacity: Samples that wait for a trainer; beyond, the oldest leave.
+        state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
+
+    Raises:
+        EndpointError: a port is in use.
+    """
+
+    def __init__(
+        self,
+        min_samples_per_server_packet: int = 1,
+        *,
+        port: int | None = None,
+        keys: Any = None,
+        insecure: bool = False,
+        capacity: int | None = None,
+        state_dir: str | Path | None = None,
+    ) -> None:
+        host = "*" if insecure or Keys.of(keys, "server") is not None else "127.0.0.1"
+        request = cfg.PORT_TRAINER if port is None else port
+        places: dict[str, Any] = {}
+        if port is None and request and request + 1 != cfg.PORT_ROLLOUT:
+            places["push_endpoint"] = f"tcp://{host}:{cfg.PORT_ROLLOUT}"
+        table = samples_table(cfg.BUFFERS_MAXLEN if capacity is None else capacity, min_samples_per_server_packet)
+        self.server = NativeServer(
+            f"tcp://{host}:{request}", tables={TABLE: table}, run=cfg.RUN_NAME, name="server", keys=keys,
+            state_dir=state_dir, **places,
+        )  # fmt: skip
+        """The server itself: pages, totals, and what else it can do."""
+        _log.info("serving at %s", self.server.endpoint)
+
+    @property
+    def port(self) -> int:
+        """Of requests: what workers and trainers connect to."""
+        return int(self.server.endpoint.rpartition(":")[2])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when it is closed, or after so many seconds; whether it is closed."""
+        return self.server.wait_closed(timeout)
+
+    def close(self) -> None:
+        """End it."""
+        self.server.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RolloutWorker(NativeWorker):
+    """Runs episodes and sends samples; see `memoire.rl.RolloutWorker`.
+
+    Args:
+        env_cls: Class of the environment, or a partial of one.
+        actor_module_cls: Class of what acts, or a partial of one; called with both spaces.
+        sample_compressor: Called as f(act, obs, rew, done, info) with each sample; returns what travels.
+        device: Where the actor acts.
+        server_ip: Of the server: a name, an address or a URL. None takes the configured one.
+        min_samples_per_worker_packet: Samples that are sent together, at an episode's end.
+        max_samples_per_episode: Steps after which an episode is given up: `done` stays False, and `info` has
+            "__no_done".
+        model_path: File of the newest model.
+        obs_preprocessor: Called with each observation before the actor sees it.
+        crc_debug: Send each transition as it was, too, for a memory with the same argument; a number n: one in n.
+        model_path_history, model_history: What names of kept models begin with, and each how many one is kept.
+        standalone: Connect to nobody.
+        keys: Keys folder of an actor; None takes $MEMOIRE_KEYS.
+        port, insecure: Of the server; see `Server`.
+        stream: Send within episodes, too, as soon as there are enough samples.
+        name: That pages show.
+        connect_timeout: Seconds to wait for the server.
+
+    Raises:
+        ParameterError: the server is elsewhere and there are no keys, or a class is missing.
+        MemoireTimeout: no server answered.
+    """
+
+    def __init__(
+        self,
+        env_cls: Any = None,
+        actor_module_cls: Any = None,
+        sample_compressor: Callable[..., Any] | None = None,
+        device: str | None = "cpu",
+        server_ip: str | None = None,
+        min_samples_per_worker_packet: int = 1,
+        max_samples_per_episode: float = np.inf,
+        model_path: str | Path | None = cfg.MODEL_PATH_WORKER,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        crc_debug: bool | int = False,
+        model_path_history: str | Path | None = cfg.MODEL_PATH_SAVE_HISTORY,
+        model_history: int = cfg.MODEL_HISTORY,
+        standalone: bool = False,
+        *,
+        keys: Any = None,
+        port: int | None = None,
+        insecure: bool = False,
+        stream: bool = False,
+        name: str | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+    ) -> None:
+        for what, given in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
+            if given is None:
+                raise ParameterError(what, None, "a class, or a partial of one")
+        where = url_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
+        super().__init__(
+            env_cls, actor_module_cls, None if standalone else where, table=TABLE, topic=topic(),
+            recording=lambda client: Packets(
+                client, sample_compressor, min_samples_per_worker_packet, stream=stream,
+                marks=Marks(crc_debug, client.name or client.client_id.hex()[:8]) if crc_debug else None,
+            ),
+            keys=keys, name=name, device=device, max_samples_per_episode=max_samples_per_episode,
+            model_path=model_path, model_path_history=model_path_history, model_history=model_history,
+            obs_preprocessor=obs_preprocessor, timeout=connect_timeout,
+        )  # fmt: skip
+        self.crc_debug = crc_debug
+
+    def run(  # type: ignore[override]
+        self,
+        test_episode_interval: int = 0,
+        nb_episodes: float = np.inf,
+        verbose: bool = True,
+        expert: bool = False,
+    ) -> None:
+        """Training episodes for ever: see `memoire.rl.RolloutWorker.run`.
+
+        Args:
+            test_episode_interval: A test episode comes before the training episodes 0, n, 2 n and so on; 0 is none.
+            nb_episodes: Training episodes to run.
+            verbose: Log each episode.
+            expert: Send samples, but run no test episodes, and keep the model.
+        """
+        self.is_verbose = verbose
+        super().run(test_episode_interval, nb_episodes, is_expert=expert)
+
+    def run_episodes(
+        self, max_samples_per_episode: float | None = None, nb_episodes: float = np.inf, train: bool = False
+    ) -> None:
+        """Episodes one after the other; `train` says whether their samples are sent."""
+        with self.until_stopped():
+            count = 0
+            while count < nb_episodes and not self.is_stopping:
+                self.follow()
+                self.run_episode(max_samples_per_episode, train)
+                count += 1
+
+    def run_synchronous(
+        self,
+        test_episode_interval: int = 0,
+        nb_steps: float = np.inf,
+        initial_steps: int = 1,
+        max_steps_per_update: float = np.inf,
+        end_episodes: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        """Training steps that wait for the trainer's models: see `memoire.rl.synchronous`."""
+        self.is_verbose = verbose
+        run_synchronous(self, test_episode_interval, nb_steps, initial_steps, max_steps_per_update, end_episodes)
+
+    def run_env_benchmark(self, nb_steps: int, test: bool = False, verbose: bool = True) -> dict[str, float]:
+        """Steps without samples: how many, and the seconds of each, in the mean and at most."""
+        return step_seconds(self, nb_steps, test)
+
+    def update_actor_weights(self, verbose: bool = True, blocking: bool = False) -> bool:
+        """Act by the newest model; whether there was a newer one. `blocking` waits for one."""
+        before = self.version
+        while blocking and not self.is_stopping and not self.await_model(0.5):
+            pass
+        self.follow()
+        return self.version != before
+
+
+class Trainer(NativeTrainer):
+    """Trains on samples that come from workers; see `memoire.rl.Trainer`.
+
+    Args:
+        training_cls: A `TrainingOffline`, or a partial of it.
+        server_ip: Of the server: a name, an address or a URL.
+        model_path: File of the newest model. Not a worker's.
+        checkpoint_path: Folder of the state; with one that is there, training goes on. None saves nothing.
+        dump_run_instance_fn: Called as f(training, checkpoint_path) in place of saving.
+        load_run_instance_fn: Called as f(checkpoint_path), gives the training that goes on.
+        keys: Keys folder of a learner; None takes $MEMOIRE_KEYS.
+        port, insecure: Of the server; see `Server`.
+        flush_every: Seconds after which samples are taken although they are fewer than the server's least packet.
+        updater_fn: Called as f(old training, training_cls) with what was loaded, gives what goes on.
+        connect_timeout: Seconds to wait for the server.
+
+    Raises:
+        ParameterError: the server is elsewhere and there are no keys.
+        MemoireTimeout: no server answered.
+        DataError: the checkpoint is damaged, or of another agent.
+    """
+
+    def __init__(
+        self,
+        training_cls: Any = cfg_obj.TRAINER,
+        server_ip: str | None = cfg.SERVER_IP_FOR_TRAINER,
+        model_path: str | Path | None = cfg.MODEL_PATH_TRAINER,
+        checkpoint_path: str | Path | None = cfg.CHECKPOINT_PATH,
+        dump_run_instance_fn: Callable[..., Any] | None = None,
+        load_run_instance_fn: Callable[..., Any] | None = None,
+        *,
+        keys: Any = None,
+        port: int | None = None,
+        insecure: bool = False,
+        flush_every: float = 1.0,
+        updater_fn: Callable[..., Any] | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+    ) -> None:
+        where = url_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
+        self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every
+        self._loaded = False
+        if cfg.RESET_TRAINING and checkpoint_path is not None:
+            shutil.rmtree(checkpoint_path, ignore_errors=True)
+        self.training = self._made(training_cls, checkpoint_path, load_run_instance_fn, updater_fn)
+        """The training: its agent and memory."""
+        super().__init__(
+            self.training.agent, where, self.training.plan(), table=TABLE, topic=topic(), keys=keys, name="trainer",
+            model_path=model_path, checkpoint_path=checkpoint_path,
+            profile_folder=None if checkpoint_path is None else f"{checkpoint_path}_profiles", timeout=connect_timeout,
+        )  # fmt: skip
+
+    def _made(self, training_cls: Any, path: Any, load: Callable[..., Any] | None, update: Any) -> Any:
+        """The training that goes on: what the caller's function loads, or a new one."""
+        if load is None or path is None or not os.path.exists(path):
+            return training_cls()
+        self._loaded = True
+        found = load(path)
+        return found if update is None else update(found, training_cls)
+
+    def _make_experience(self, plan: Training) -> Experience:
+        least = max(1, self.reader.parameters.cache_size)
+        return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), self.training.memory, Buffer)
+
+    def _begin_count(self, is_resumed: bool) -> None:
+        """Nothing: samples count as they come."""
+
+    def _resume(self) -> None:
+        if self._dump is None and not self._loaded:
+            super()._resume()
+
+    def save(self) -> None:
+        """Write the model's file and the checkpoint; by the caller's function if there is one."""
+        state = self.loop.state
+        self.training.epoch, self.training.total_updates = state.epoch, state.updates
+        self.training.total_samples = self.loop.samples
+        if self._dump is None:
+            super().save()
+            return
+        super().save_model()
+        if self._checkpoint_path is not None:
+            self._checkpoint_path.parent.mkdir(parents=True, exist_ok=True)
+            self._dump(self.training, str(self._checkpoint_path))
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """Train until all epochs are over. Figures are logged each round, and go into metrics.jsonl beside the
+        checkpoint after each epoch.
+        """
+        if self.logger is None and self._checkpoint_path is not None:
+            self.logger = loggers.JsonLines(f"{self._checkpoint_path}_metrics.jsonl")
+        try:
+            super().run(on_round=_tell_round, on_epoch=_tell_epoch)
+        finally:
+            if self.logger is not None:
+                self.logger.close()
+
+    def run_with_wandb(
+        self,
+        entity: str = cfg.WANDB_ENTITY,
+        project: str = cfg.WANDB_PROJECT,
+        run_id: str = cfg.WANDB_RUN_ID,
+        key: str | None = None,
+    ) -> None:
+        """`run`, with the figures of each epoch at wandb, too.
+
+        Raises:
+            ParameterError: a partial of the training was given arguments without their names.
+            NotInstalled: wandb is not there.
+        """
+        config = loggers.keywords_of(self.training_cls)
+        lines = None if self._checkpoint_path is None else f"{self._checkpoint_path}_metrics.jsonl"
+        self.logger = loggers.Wandb(project, entity=entity, run_id=run_id, key=key, config=config, fallback=lines)
+        self.run()
+
+
+def _tell_round(stats: RoundStats) -> None:
+    _log.info("round: %s", json.dumps({name: round(value, 6) for name, value in stats.rows().items()}))
+
+
+def _tell_epoch(epoch: int, figures: dict[str, float]) -> None:
+    _log.info("epoch %d is over: %s", epoch, json.dumps({name: round(value, 6) for name, value in figures.items()}))
+
+
+__all__ = ["Buffer", "RolloutWorker", "Server", "Trainer", "topic"]

@@ -1,0 +1,94 @@
+"""`TrainingOffline`: what a trainer trains, and how."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memoire.rl.training import Training
+
+from .envs import GenericGymEnv
+from .memory_dataloading import MemoryDataloading
+from .training import TrainingAgent
+
+
+@dataclass(eq=False)
+class TrainingOffline:
+    """A training of samples that others collect; makes its memory and agent.
+
+    Args:
+        env_cls: Class of an environment whose spaces are read; or (observation_space, action_space).
+        memory_cls: Class of the memory: called with nb_steps and device.
+        training_agent_cls: Class of the agent: called with observation_space, action_space and device.
+        epochs, rounds, steps: Epochs in all, rounds of an epoch, training steps of a round.
+        update_model_interval: Training steps between two models that are published.
+        update_buffer_interval: Training steps after which new samples are looked for, at the latest.
+        max_training_steps_per_env_step: Training pauses above this ratio of training steps to samples.
+        sleep_between_buffer_retrieval_attempts: Longest pause between two looks for samples.
+        profiling: Write a profile of each epoch.
+        agent_scheduler: Called as f(agent, epoch) first in each epoch.
+        start_training: Samples that the memory needs before training starts.
+        device: Where to train; None takes a GPU if there is one that can be used.
+
+    Attributes:
+        agent, memory: What was made.
+        epoch, total_updates, total_samples: Where training is, as of the last epoch's end.
+    """
+
+    env_cls: Any = GenericGymEnv
+    memory_cls: Any = MemoryDataloading
+    training_agent_cls: Any = TrainingAgent
+    epochs: float = 10
+    rounds: int = 50
+    steps: int = 2000
+    update_model_interval: int = 100
+    update_buffer_interval: int = 100
+    max_training_steps_per_env_step: float = 1.0
+    sleep_between_buffer_retrieval_attempts: float = 0.1
+    profiling: bool = False
+    agent_scheduler: Callable[[Any, int], object] | None = None
+    start_training: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        self.device = usable_device() if self.device is None else self.device
+        observations, actions = self._spaces()
+        self.memory = self.memory_cls(nb_steps=self.steps, device=self.device)
+        self.agent = self.training_agent_cls(observation_space=observations, action_space=actions, device=self.device)
+        self.epoch = self.total_updates = self.total_samples = 0
+
+    def _spaces(self) -> tuple[Any, Any]:
+        """Observation and action space; of an environment that is made for it, never reset, and closed."""
+        if isinstance(self.env_cls, tuple):
+            observations, actions = self.env_cls
+            return observations, actions
+        env = self.env_cls()
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
+
+    def plan(self) -> Training:
+        """How to train."""
+        return Training(
+            epochs=self.epochs,
+            rounds=self.rounds,
+            steps=self.steps,
+            start_training=self.start_training,
+            max_training_steps_per_env_step=self.max_training_steps_per_env_step,
+            update_model_interval=self.update_model_interval,
+            update_buffer_interval=self.update_buffer_interval,
+            longest_wait=self.sleep_between_buffer_retrieval_attempts,
+            agent_scheduler=self.agent_scheduler,
+            profiling=self.profiling,
+        )
+
+
+def usable_device() -> str:
+    """A GPU if torch finds one that it can use, else the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,87 @@
+"""The tutorial of TMRL: its script, unchanged, in three processes; and what torch modules get and give."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from history.ports import held
+from memoire.errors import ParameterError
+from memoire.rl.actors import TorchActor
+from memoire.tmrl.actor import ActorModule
+from netkit import until
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("tutorial.py")
+
+
+def start(role: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ, "MEMOIRE_TMRL": str(folder), "TUTORIAL_STEP": "0.005", "TUTORIAL_EPOCHS": "2",
+        "TUTORIAL_ROUNDS": "2", "TUTORIAL_STEPS": "150", "TUTORIAL_START": "200", "OMP_NUM_THREADS": "1",
+        "MEMOIRE_TMRL_PORT_TRAINER": str(port), "MEMOIRE_TMRL_PORT_ROLLOUT": str(port + 1),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "memoire.tmrl", "run", str(SCRIPT), role]
+    with (folder / f"{role}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def test_the_script_of_the_tutorial_runs_unchanged_in_three_processes(tmp_path: Path) -> None:
+    with held(3) as port, contextlib.ExitStack() as stack:
+        made = {}
+        for role in ("server", "worker", "trainer"):
+            made[role] = start(role, tmp_path, port)
+            stack.callback(made[role].wait, 20.0)
+            stack.callback(made[role].kill)
+        logs = lambda: "\n".join(path.read_text() for path in tmp_path.glob("*.log"))  # noqa: E731
+        assert until(lambda: made["trainer"].poll() is not None, 100.0)
+        assert made["trainer"].returncode == 0, logs()
+        assert made["worker"].poll() is None
+        made["worker"].send_signal(signal.SIGINT)
+        assert until(lambda: made["worker"].poll() is not None, 20.0)
+        assert made["worker"].returncode == 130, logs()
+    assert {"tutorial.pth", "tutorial_t.pth"} <= {path.name for path in (tmp_path / "weights").iterdir()}
+    lines = (tmp_path / "checkpoints" / "tutorial_t.cpt_metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and {"loss_actor", "loss_critic", "memory_len"} <= json.loads(lines[-1]).keys()
+    assert "test episode" in (tmp_path / "worker.log").read_text()
+
+
+class Module(ActorModule):
+    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+        super().__init__(observation_space, action_space)
+        self.linear = torch.nn.Linear(3, 2)
+        self.seen: list[object] = []
+
+    def act(self, obs: object, test: bool = False) -> object:
+        self.seen.append((obs, test))
+        with torch.no_grad():
+            return self.linear(torch.cat(obs, -1)).squeeze().numpy()
+
+
+def test_an_actor_module_gets_tensors_with_a_leading_axis_of_one() -> None:
+    actor = TorchActor(Module(None, None))
+    action = actor.act((np.zeros(1), np.zeros(2, np.float32)), test=True)
+    obs, test = actor.module.seen[0]
+    assert [each.shape for each in obs] == [(1, 1), (1, 2)] and all(each.dtype == torch.float32 for each in obs)
+    assert test is True and action.shape == (2,)
+
+
+def test_published_weights_are_taken_over_as_a_whole() -> None:
+    import memoire.torch
+
+    actor, other = TorchActor(Module(None, None)), Module(None, None)
+    actor.adopt(actor.prepare(memoire.torch.body_of(other), 7))
+    assert torch.equal(actor.module.linear.weight, other.linear.weight)
+
+
+def test_a_device_that_is_not_here_is_refused_at_once() -> None:
+    with pytest.raises(ParameterError, match="device"):
+        TorchActor(Module(None, None), "cuda:7" if not torch.cuda.is_available() else "xyz")

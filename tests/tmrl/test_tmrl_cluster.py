@@ -1,0 +1,317 @@
+"""Server, workers and a trainer together: what is sent is what arrives, once, in any order of starts."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import memoire.tmrl.config.config_constants as cfg
+from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError
+from memoire.rl import weights
+from memoire.rl.codec import ActionHistory, Codec
+from memoire.tmrl.memory import GenericMemory
+from memoire.tmrl.networking import Buffer, RolloutWorker, Server, Trainer
+from memoire.tmrl.training import TrainingAgent
+from memoire.tmrl.training_offline import TrainingOffline
+from memoire.tmrl.util import partial
+from netkit import until
+
+SPACE = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float32)
+ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Numbered(gymnasium.Env[Any, Any]):
+    """Observations say which environment, and which observation of it: nothing can be taken for something else."""
+
+    numbers = itertools.count(1)
+    observation_space, action_space = SPACE, ACTIONS
+
+    def __init__(self, length: int = 10) -> None:
+        self.number, self.length = next(self.numbers), length
+        self.count = self.made = 0
+        self.default_action = np.zeros(1, np.float32)
+
+    def _obs(self) -> Any:
+        self.made += 1
+        return np.array([self.number, self.made], np.float32)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._obs(), 1.0, self.count == self.length, False, {}
+
+
+class Actor:
+    """Acts by a number that is published."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.value = 0.0
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.array([self.value], np.float32)
+
+    def load(self, body: bytes, version: int) -> None:
+        self.value = float(weights.unpack(body)["value"][0])
+
+
+class Kept:
+    """A memory that keeps every sample."""
+
+    def __init__(self, nb_steps: int, device: Any) -> None:
+        self.nb_steps = nb_steps
+        self.samples: list[Any] = []
+        self.buffers = 0
+
+    def append_buffer(self, buffer: Buffer) -> None:
+        self.samples += buffer.memory
+        self.buffers += 1
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.nb_steps):
+            yield self.samples[-1]
+
+    @property
+    def seen(self) -> list[tuple[int, int]]:
+        """(environment, observation) of all samples, in order of arrival."""
+        return [(int(obs[0]), int(obs[1])) for _, obs, *_ in self.samples]
+
+
+class Counter(TrainingAgent):
+    """Publishes how often it was trained."""
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+        super().__init__(observation_space, action_space, None)
+        self.count = 0
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        self.count += 1
+        return {"loss": float(self.count)}
+
+    def get_actor(self) -> Any:
+        return {"value": np.array([self.count], np.float32)}
+
+
+def training(**options: Any) -> Any:
+    plan = {"epochs": 1, "rounds": 2, "steps": 20, "update_model_interval": 5, "max_training_steps_per_env_step": 4.0}
+    plan |= {"env_cls": (SPACE, ACTIONS), "memory_cls": Kept, "training_agent_cls": Counter, "device": "cpu"}
+    return partial(TrainingOffline, **(plan | options))
+
+
+def worker(port: int, **options: Any) -> RolloutWorker:
+    given = {"port": port, "model_path": None, "connect_timeout": 30.0} | options
+    return RolloutWorker(Numbered, Actor, **given)
+
+
+def trainer(port: int, **options: Any) -> Trainer:
+    given = {"training_cls": training(), "model_path": None, "checkpoint_path": None} | options
+    return Trainer(port=port, flush_every=0.1, connect_timeout=30.0, **given)
+
+
+@contextlib.contextmanager
+def working(*workers: RolloutWorker) -> Iterator[None]:
+    """Workers that run in threads."""
+    threads = [threading.Thread(target=each.run, args=(3,), daemon=True) for each in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for each in workers:
+            each.stop()
+        for thread in threads:
+            thread.join(20.0)
+            assert not thread.is_alive()
+
+
+def in_order(seen: list[tuple[int, int]]) -> bool:
+    """Whether each environment's observations came once, and in order."""
+    newest: dict[int, int] = {}
+    for number, made in seen:
+        if made <= newest.get(number, 0):
+            return False
+        newest[number] = made
+    return True
+
+
+def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> None:
+    with Server(port=0) as server, worker(server.port) as first, worker(server.port) as second:
+        with trainer(server.port) as made, working(first, second):
+            made.run()
+            memory = made.training.memory
+            assert made.agent.count == 40 and made.loop.is_done
+            assert until(lambda: first.version and second.version)
+            assert until(lambda: {number for number, _ in memory.seen} == {first.env.number, second.env.number} or
+                         made.experience.update())  # fmt: skip
+        assert in_order(memory.seen)
+        late = worker(server.port)
+        assert late.update_actor_weights(blocking=True) and late.actor.act(None) == [40.0]
+        late.close()
+
+
+def test_test_episodes_are_no_samples_and_their_return_travels() -> None:
+    with Server(port=0) as server, worker(server.port) as made, trainer(server.port) as taking:
+        made.run(1, 3)
+        memory = taking.training.memory
+        assert until(lambda: len(memory) == 33 or taking.experience.update())
+        assert {obs // 11 for obs in (seen[1] - 1 for seen in memory.seen)} == {1, 3, 5}
+        assert until(lambda: server.server.totals().steps == 30)
+
+
+def test_a_server_packet_has_a_least_size_and_a_time() -> None:
+    with Server(25, port=0) as server, worker(server.port) as made, trainer(server.port) as taking:
+        memory = taking.training.memory
+        made.run(0, 3)
+        assert until(lambda: len(memory) == 33 or taking.experience.update())
+        assert memory.buffers <= 2
+        made.run(0, 1)  # 11 samples: fewer than a packet, and they come
+        assert until(lambda: len(memory) == 44 or taking.experience.update())
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("server", "worker", "trainer"))), ids="-".join)
+def test_any_order_of_starts_works(order: tuple[str, ...]) -> None:
+    from history.ports import held
+
+    with held(3) as port, contextlib.ExitStack() as stack:
+        ready = {role: threading.Event() for role in order}
+        made: dict[str, Any] = {}
+        kinds: dict[str, Callable[[], Any]] = {
+            "server": lambda: Server(port=port), "worker": lambda: worker(port), "trainer": lambda: trainer(port)
+        }  # fmt: skip
+
+        def start(role: str) -> None:
+            made[role] = stack.enter_context(kinds[role]())
+            ready[role].set()
+
+        threads = [threading.Thread(target=start, args=(role,), daemon=True) for role in order]
+        for thread in threads:
+            thread.start()
+            thread.join(0.3)  # those before the server wait for it
+        for thread in threads:
+            thread.join(30.0)
+        assert set(made) == set(order)
+        with working(made["worker"]):
+            made["trainer"].run()
+        assert made["trainer"].agent.count == 40
+
+
+def test_several_trainers_share_samples_each_once() -> None:
+    with Server(port=0) as server, worker(server.port) as made:
+        with trainer(server.port) as one, trainer(server.port) as other:
+            made.run(0, 20)
+            memories = [each.training.memory for each in (one, other)]
+
+            def all_came() -> bool:
+                one.experience.update()
+                other.experience.update()
+                return sum(map(len, memories)) == 220
+
+            assert until(all_came)
+            assert len({*memories[0].seen, *memories[1].seen}) == 220
+
+
+def test_a_trainer_that_is_started_again_goes_on(tmp_path: Path) -> None:
+    options = {"checkpoint_path": str(tmp_path / "a_t.cpt"), "model_path": str(tmp_path / "a_t.pth")}
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options) as first:
+            first.run()
+        with trainer(server.port, **options, training_cls=training(epochs=2)) as second:
+            assert second.loop.state.epoch == 1 and second.agent.count == 40
+            assert second.loop.gate.updates == 0  # nothing is owed
+            second.run()
+            assert second.agent.count == 80
+    assert weights.load(tmp_path / "a_t.pth")["value"][0] == 80
+    assert (tmp_path / "a_t.cpt_metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
+    saved: dict[str, Any] = {}
+
+    def dump(made: Any, path: str) -> None:
+        saved[path] = made
+        Path(path).write_text("here")
+
+    options = {
+        "checkpoint_path": str(tmp_path / "a.cpt"), "dump_run_instance_fn": dump,
+        "load_run_instance_fn": lambda path: saved[str(path)],
+    }  # fmt: skip
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options) as first:
+            first.run()
+        with trainer(server.port, **options) as second:
+            assert second.training is first.training
+
+
+def test_an_address_elsewhere_needs_keys_and_the_error_has_the_line_to_write() -> None:
+    for end in (lambda **more: worker(55555, **more), lambda **more: trainer(55555, **more)):
+        with pytest.raises(ParameterError, match=r'keys="keys/(actor|learner)".*insecure=True'):
+            end(server_ip="10.0.0.5")
+    with pytest.raises(MemoireTimeout):
+        worker(9, server_ip="10.255.255.1", insecure=True, connect_timeout=0.2)
+
+
+def test_a_server_without_keys_listens_at_this_machine_only() -> None:
+    with Server(port=0) as server:
+        assert server.server.endpoint.startswith("tcp://127.0.0.1:")
+
+
+def test_ports_are_the_seeds_unless_the_configuration_says_others() -> None:
+    assert (cfg.PORT_TRAINER, cfg.PORT_ROLLOUT) == (55555, 55556)
+
+
+def test_a_class_that_is_missing_is_named() -> None:
+    with pytest.raises(ParameterError, match="env_cls"):
+        RolloutWorker()
+    with pytest.raises(ParameterError, match="actor_module_cls"):
+        RolloutWorker(Numbered)
+
+
+def rings(**options: Any) -> Callable[..., GenericMemory]:
+    """A memory of rings that gives arrays of NumPy: no torch is needed."""
+    return lambda nb_steps, device: GenericMemory(None, nb_steps, batch_size=4, **options)
+
+
+def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
+    codec = Codec(history=ActionHistory(2))
+    with Server(port=0) as server, worker(server.port, sample_compressor=codec, crc_debug=True) as made:
+        made.env = WithHistory(made.env)
+        cls = training(memory_cls=rings(crc_debug=True, codec=codec))
+        with trainer(server.port, training_cls=cls) as taking, working(made):
+            taking.run()
+            assert taking.training.memory.checks.passed == 160
+
+
+class WithHistory(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observations end in the last two actions."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.default_action = env.default_action
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.actions = [self.env.default_action] * 2
+        return (self.env.reset()[0], *self.actions), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.actions = [self.actions[1], action]
+        obs, *rest = self.env.step(action)
+        return ((obs, *self.actions), *rest)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("side", ["worker", "memory"])
+def test_comparing_on_one_side_only_is_refused(side: str) -> None:
+    cls = training(memory_cls=rings(crc_debug=side == "memory"))
+    with Server(port=0) as server, worker(server.port, crc_debug=side == "worker") as made:
+        with trainer(server.port, training_cls=cls) as taking, working(made), pytest.raises(CrcOneSided):
+            taking.run()

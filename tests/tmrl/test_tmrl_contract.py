@@ -1,0 +1,95 @@
+"""The names, orders and defaults of the seed's tutorial, in one table; what is beyond them is keyword-only."""
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+
+import memoire.tmrl.config.config_constants as cfg
+import memoire.tmrl.config.config_objects as cfg_obj
+from memoire.tmrl import networking, training
+
+REQUIRED = inspect.Parameter.empty
+
+
+def offline() -> Any:
+    from memoire.tmrl import envs, memory_dataloading, training_offline
+
+    expected = {
+        "env_cls": envs.GenericGymEnv,
+        "memory_cls": memory_dataloading.MemoryDataloading,
+        "training_agent_cls": training.TrainingAgent,
+        "epochs": 10,
+        "rounds": 50,
+        "steps": 2000,
+        "update_model_interval": 100,
+        "update_buffer_interval": 100,
+        "max_training_steps_per_env_step": 1.0,
+        "sleep_between_buffer_retrieval_attempts": 0.1,
+        "profiling": False,
+        "agent_scheduler": None,
+        "start_training": 0,
+        "device": None,
+    }
+    return training_offline.TrainingOffline, expected
+
+
+TABLE: dict[str, Any] = {
+    "Server": lambda: (networking.Server, {"min_samples_per_server_packet": 1}),
+    "RolloutWorker": lambda: (
+        networking.RolloutWorker,
+        {
+            "env_cls": None,
+            "actor_module_cls": None,
+            "sample_compressor": None,
+            "device": "cpu",
+            "server_ip": None,
+            "min_samples_per_worker_packet": 1,
+            "max_samples_per_episode": math.inf,
+            "model_path": cfg.MODEL_PATH_WORKER,
+            "obs_preprocessor": None,
+            "crc_debug": False,
+            "model_path_history": cfg.MODEL_PATH_SAVE_HISTORY,
+            "model_history": cfg.MODEL_HISTORY,
+            "standalone": False,
+        },
+    ),
+    "Trainer": lambda: (
+        networking.Trainer,
+        {
+            "training_cls": cfg_obj.TRAINER,
+            "server_ip": cfg.SERVER_IP_FOR_TRAINER,
+            "model_path": cfg.MODEL_PATH_TRAINER,
+            "checkpoint_path": cfg.CHECKPOINT_PATH,
+            "dump_run_instance_fn": None,
+            "load_run_instance_fn": None,
+        },
+    ),
+    "TrainingOffline": offline,
+    "TrainingAgent": lambda: (
+        training.TrainingAgent,
+        {"observation_space": REQUIRED, "action_space": REQUIRED, "device": REQUIRED},
+    ),
+    "TrainingAgent.train": lambda: (training.TrainingAgent.train, {"self": REQUIRED, "batch": REQUIRED}),
+    "TrainingAgent.get_actor": lambda: (training.TrainingAgent.get_actor, {"self": REQUIRED}),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_signature_is_the_seeds(name: str) -> None:
+    made, expected = TABLE[name]()
+    parameters = inspect.signature(made).parameters.values()
+    found = {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY}
+    assert list(found) == list(expected) and found == expected
+
+
+def test_the_calls_of_the_tutorial_have_their_names() -> None:
+    for owner, name, wanted in (
+        (networking.RolloutWorker, "run", "test_episode_interval"),
+        (networking.Trainer, "run_with_wandb", "entity"),
+        (networking.Trainer, "run_with_wandb", "project"),
+        (networking.Trainer, "run_with_wandb", "run_id"),
+        (networking.Trainer, "run_with_wandb", "key"),
+    ):
+        assert wanted in inspect.signature(getattr(owner, name)).parameters
