@@ -27,6 +27,8 @@ from memoire.suggestions import one_of
 from .trees import assembled, leaves_of, paths_of, structure_of
 
 When = Literal["append", "sample"]
+MARK: Final = "codec"
+"""Key in `info` of a reset's sample: [name, digest] of the codec that its worker has."""
 WHENS: Final = ("append", "sample")
 """Restore when samples come, which is fast to draw; or when they are drawn, which needs less memory."""
 Five = tuple[Any, Any, Any, Any, Any]
@@ -87,7 +89,9 @@ class Codec:
         self._compress, self._decompress, self.history = compress, decompress, history
         self._when = when
         functions = _functions(compress) + _functions(decompress)
-        self.name = name or "+".join(dict.fromkeys(_name_of(each) for each in functions)) or "history"
+        self.name = (
+            name or "+".join(dict.fromkeys(_name_of(each) for each in functions)) or ("history" if history else "none")
+        )
         """What errors call it."""
         self.digest = digest_of(*functions, facts=repr((sorted(self.leaves), history)))
         """Of the source code of its functions. Comments and layout do not count."""
@@ -134,6 +138,16 @@ class Codec:
     def restores_whole_samples(self) -> bool:
         """Whether drawing calls a function for each sample."""
         return callable(self._decompress) and self.when() == "sample"
+
+    def marked(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """`info` of a reset's sample with what `check_mark` looks for."""
+        return {**info, MARK: [self.name, self.digest]}
+
+    def check_mark(self, info: Mapping[str, Any], sender: str) -> None:
+        """Refuse a sample whose worker has another codec; one without a mark is taken. Raises CodecMismatch."""
+        if MARK in info:
+            name, digest = info[MARK]
+            self.check(name, digest, sender)
 
     def check(self, name: str, digest: str, sender: str) -> None:
         """Refuse samples that another codec made.

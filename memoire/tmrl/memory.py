@@ -60,7 +60,13 @@ class GenericMemory(MemoryDataloading):
             self.append_buffer(buffer)
 
     def append_buffer(self, buffer: Any) -> None:
-        """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there."""
+        """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there.
+
+        Raises:
+            CodecMismatch: the worker has another codec.
+        """
+        for sample in buffer.memory:
+            self.rings.codec.check_mark(sample[-1], "a worker")
         starts, continues = getattr(buffer, "starts", None), bool(getattr(buffer, "continues", False))
         self.rings.append(buffer.memory, starts, continues=continues)
 

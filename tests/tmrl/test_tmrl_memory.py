@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from minari.data_collector import EpisodeBuffer
 
-from memoire.errors import CrcFailed, CrcOneSided, DataError, NotEnoughSamples, ParameterError
+from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, NotEnoughSamples, ParameterError
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.rl.crc import Marks
 from memoire.rl.offline import buffers_of
@@ -230,6 +230,17 @@ def test_episodes_without_steps_are_refused():
     assert buffer.memory[1][1] == {"a": 1} and buffer.memory[1][4] == {"__no_done": True}
     with pytest.raises(ParameterError, match="dataset_path must be 'minari:NAME'"):
         GenericMemory(dataset_path="data")
+
+
+def test_samples_of_another_codec_are_refused():
+    mine, other = Codec(history=ActionHistory(4)), Codec(history=ActionHistory(3))
+    memory = GenericMemory(codec=mine)
+    samples = [(np.zeros(2), (np.zeros(1),), 0.0, False, codec.marked({})) for codec in (mine, other)]
+    memory.append(SimpleNamespace(memory=samples[:1]))
+    for each in (memory, GenericMemory()):
+        with pytest.raises(CodecMismatch, match=r"a worker compresses samples by the codec history \(source:"):
+            each.append(SimpleNamespace(memory=samples[1:]))
+        assert each.rings.held == (1 if each is memory else 0)
 
 
 def test_the_newer_name_is_the_same_class():
