@@ -58,6 +58,13 @@ def add_server(commands: Commands) -> None:
         choices=("wait", "oldest"),
         help="of rollouts: if there is no room, actors wait, or the oldest leave (default: wait)",
     )
+    server.add_argument(
+        "--inference",
+        nargs="+",
+        default=[],
+        metavar="ADDRESS",
+        help="of inference nodes that act for this server's clients, which are told; the host * is this server's",
+    )
     add_http(server)
     add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
     server.add_argument(
@@ -202,6 +209,7 @@ def _server(given: argparse.Namespace) -> int:
         storage=given.storage,
         capacity=given.capacity,
         full=given.full,
+        inference=given.inference,
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,

@@ -129,6 +129,7 @@ def serve(
     storage: Storage | None = None,
     capacity: int = 0,
     full: Full | None = None,
+    inference: Sequence[str] = (),
     state_dir: str | None = None,
     snapshot_caches: bool = False,
     snapshot_every: float | None = None,
@@ -148,6 +149,7 @@ def serve(
     Args:
         schema, settings, storage, capacity, full: Of its only table.
         tables: Several in their place.
+        inference: Addresses of inference nodes that clients are told of.
         limits: Of the library, as `read_limits` takes them.
         beside: Ports for caches and for notices, "PORT,PORT", in place of the two after that of `endpoint`.
         close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
@@ -173,6 +175,7 @@ def serve(
             storage=storage,
             capacity=capacity,
             full=full,
+            inference=inference,
             byte_limit=byte_limit or None,
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,

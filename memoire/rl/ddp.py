@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Self
 
@@ -31,6 +31,8 @@ class World:
     size: int = 1
     device: str = "cpu"
     """Where its network may lie: a GPU of its own, "cuda:0" for instance, if each rank of the machine has one."""
+    local_rank: int | None = field(default=None, compare=False)
+    """Which of those on its own machine, or in its own Pod; None says the rank."""
 
     @classmethod
     def from_environment(cls, surroundings: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> Self:
@@ -65,7 +67,12 @@ class World:
             found = f"{surroundings.get('RANK')} of WORLD_SIZE={surroundings.get('WORLD_SIZE')}"
             raise ParameterError("$RANK", found, "a number below $WORLD_SIZE, as torchrun sets them")
         has_own = devices >= places  # NCCL refuses two ranks on one GPU
-        return cls(rank, size, f"cuda:{place}" if has_own else "cpu"), NCCL if has_own else GLOO
+        return cls(rank, size, f"cuda:{place}" if has_own else "cpu", place), NCCL if has_own else GLOO
+
+    @property
+    def place(self) -> int:
+        """By which the addresses of ranks on one machine differ."""
+        return self.rank if self.local_rank is None else self.local_rank
 
     def wrap(self, net: torch.nn.Module) -> torch.nn.Module:
         """The network with gradients that all ranks share, and parameters of rank 0; itself if there is one rank."""

@@ -62,7 +62,8 @@ class OnPolicyLearner:
     """Takes rollouts and publishes models.
 
     Args:
-        endpoint: Of the server; rank r takes the port 10 r above. An inference node takes the port 3 above that.
+        endpoint: Of the server; rank r of a machine takes the port 10 r above. An inference node takes the port 3 above
+            that.
         env: An environment or vector environment, or anything with its two spaces.
         net: What learns; it is changed in place.
         steps: Entries of each iteration, of all ranks together.
@@ -138,7 +139,7 @@ class OnPolicyLearner:
             rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts", length=length,
             capacity=self._share, max_model_lag=max_lag, discount=discount,
         )  # fmt: skip
-        place = address_of_rank(endpoint, self.world.rank)
+        place = address_of_rank(endpoint, self.world.place)
         self._acting = ActingNode(beside(place), table.schema, keys=keys) if policy == "remote" else None
         try:
             self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=self._nodes())

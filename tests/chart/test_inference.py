@@ -66,6 +66,7 @@ def test_actors_and_learners_are_told_one_address_behind_which_only_ready_nodes_
     labels = of(objects, "Deployment", "memoire-inference")["spec"]["template"]["metadata"]["labels"]
     assert asked["selector"].items() <= labels.items() and labels["memoire.io/client"] == "true"
     assert "dns:memoire-inference-nodes.rl.svc:8080" in settings(sets=ON)["dashboard"]["nodes"]
+    assert settings(sets=ON)["server"]["inference"] == [ADDRESS]  # which servers tell every client
 
 
 @pytest.mark.parametrize(
@@ -213,11 +214,8 @@ def test_each_of_several_learners_knows_its_rank_and_where_the_first_one_is(kind
     said = {one["name"]: one for one in spec["containers"][0]["env"]}
     label = "apps.kubernetes.io/pod-index" if kind == "StatefulSet" else "batch.kubernetes.io/job-completion-index"
     assert said["RANK"]["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
-    assert (said["WORLD_SIZE"]["value"], said["LOCAL_RANK"]["value"], said["MASTER_PORT"]["value"]) == (
-        "3",
-        "0",
-        "29500",
-    )
+    found = {name: said[name]["value"] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")}
+    assert found == {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
     assert said["MASTER_ADDR"]["value"] == f"{made['metadata']['name']}-0.memoire-learner.rl.svc"
     service = of(render(sets=several), "Service", "memoire-learner")["spec"]
     assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True

@@ -233,13 +233,15 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
 
 def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
     what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--full", "oldest")
-    with running("server", "--endpoint", "tcp://127.0.0.1:0", *what, "--set", "rollout_length=3") as server:
+    what = (*what, "--inference", "tcp://node.example.com:5570", "--set", "rollout_length=3")
+    with running("server", "--endpoint", "tcp://127.0.0.1:0", *what) as server:
         with memoire.connect(address(server)) as client, client.writer() as writer:
             for number in range(12):
                 obs = np.full(4, number, np.float32)
                 writer.step(obs, None, 1.0, False, False, obs + 1)
             client.update(100.0)
             assert (client.storage, client.parameters.rollout_length) == ("rollouts", 3)
+            assert client.inference == ("tcp://node.example.com:5570",)
             told = client.stats()
             assert (told.pushed_caches, told.passed_steps, told.held_back) == (4, 0, ""), "nobody waits: full=oldest"
         server.terminate()

@@ -71,6 +71,7 @@ volumeMounts:
 {{- $index := ternary "batch.kubernetes.io/job-completion-index" "apps.kubernetes.io/pod-index" .isJob -}}
 - {name: RANK, valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ $index }}']"}}}
 - {name: LOCAL_RANK, value: "0"}
+- {name: LOCAL_WORLD_SIZE, value: "1"}
 - {name: WORLD_SIZE, value: {{ .replicas | quote }}}
 - {name: MASTER_ADDR, value: "{{ .first }}.{{ .root.Release.Namespace }}.svc"}
 - {name: MASTER_PORT, value: "29500"}

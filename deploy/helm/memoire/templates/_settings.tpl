@@ -34,6 +34,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if $v.parameters }}{{ $_ := set $said "set" (deepCopy $v.parameters) }}{{ end -}}
 {{- if include "memoire.demo" . }}{{ $said = merge $said (include "memoire.demo.server" . | fromYaml) }}{{ end -}}
 {{- if $v.capacity }}{{ $_ := set $said "capacity" (int64 $v.capacity) }}{{ end -}}
+{{- if .Values.inference.enabled }}{{ $_ := set $said "inference" (list (include "memoire.inference" .)) }}{{ end -}}
 {{- if $v.run }}{{ $_ := set $said "run" $v.run }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "state-dir" "/var/lib/memoire/state" }}{{ end -}}
 {{- if $v.snapshots.atEnd }}{{ $_ := set $said "snapshot-caches" true }}{{ end -}}
