@@ -25,7 +25,7 @@ from memoire.security.keyfolder import Given
 
 from . import weights
 from .agent import TrainingAgent
-from .agent_state import load_agent, save_agent
+from .agent_state import load_agent, save_agent, unsaved
 from .collector import TOPIC
 from .modelfiles import ModelFiles
 from .training import Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
@@ -313,6 +313,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the checkpoint, if there is one; samples that came before are owed no steps."""
+        if self._checkpoint_path is not None and (left_out := unsaved(self.agent)):
+            _log.warning("checkpoints do not hold these attributes of the agent: %s", ", ".join(left_out))
         facts = None if self._checkpoint_path is None else load_agent(self._checkpoint_path, self.agent)
         if facts is not None:
             self.loop.state = TrainingState(**facts)

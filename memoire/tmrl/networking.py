@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,8 @@ from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample, samples_table
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.recording import Packets
+from memoire.rl.resuming import put_aside
+from memoire.rl.sample_journal import SampleJournal
 from memoire.rl.synchronous import run_synchronous, step_seconds
 from memoire.rl.trainer import Trainer as NativeTrainer
 from memoire.rl.training import Experience, RoundStats, Training
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT: Final = 600.0
 """Seconds that workers and trainers wait for their server, with a line each ten seconds."""
+MEMORY_SIZE: Final = 1_000_000
+"""Samples of a memory that does not say its size."""
 TOPIC: Final = "actor"
 """Topic of the models; the run's name follows."""
 
@@ -320,8 +323,9 @@ class Trainer(NativeTrainer):
         where = url_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
         self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every
         self._loaded = False
+        self._journal: SampleJournal | None = None
         if cfg.RESET_TRAINING and checkpoint_path is not None:
-            shutil.rmtree(checkpoint_path, ignore_errors=True)
+            put_aside(checkpoint_path)
         self.training = self._made(training_cls, checkpoint_path, load_run_instance_fn, updater_fn)
         """The training: its agent and memory."""
         super().__init__(
@@ -339,8 +343,21 @@ class Trainer(NativeTrainer):
         return found if update is None else update(found, training_cls)
 
     def _make_experience(self, plan: Training) -> Experience:
-        least = max(1, self.reader.parameters.cache_size)
-        return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), self.training.memory, Buffer)
+        memory, least = self.training.memory, max(1, self.reader.parameters.cache_size)
+        self._journal = self._rebuild(memory)
+        keep = _keep_nothing if self._journal is None else self._journal.keep
+        return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, keep)
+
+    def _rebuild(self, memory: Any) -> SampleJournal | None:
+        """Give a memory the samples that a former trainer had; the journal of those that come."""
+        if self._checkpoint_path is None or self._dump is not None or self._loaded:
+            return None
+        capacity = int(getattr(memory, "memory_size", MEMORY_SIZE))
+        journal = SampleJournal(self._checkpoint_path / "samples", capacity)
+        take = getattr(memory, "append", None) or memory.append_buffer
+        for buffer in journal.buffers():
+            take(buffer)
+        return journal
 
     def _begin_count(self, is_resumed: bool) -> None:
         """Nothing: samples count as they come."""
@@ -355,6 +372,8 @@ class Trainer(NativeTrainer):
         self.training.epoch, self.training.total_updates = state.epoch, state.updates
         self.training.total_samples = self.loop.samples
         if self._dump is None:
+            if self._journal is not None:
+                self._journal.commit()
             super().save()
             return
         super().save_model()
@@ -391,6 +410,10 @@ class Trainer(NativeTrainer):
         lines = None if self._checkpoint_path is None else f"{self._checkpoint_path}_metrics.jsonl"
         self.logger = loggers.Wandb(project, entity=entity, run_id=run_id, key=key, config=config, fallback=lines)
         self.run()
+
+
+def _keep_nothing(buffer: Any) -> None:
+    """Nothing: no checkpoint is written, or the caller's functions write it."""
 
 
 def _tell_round(stats: RoundStats) -> None:

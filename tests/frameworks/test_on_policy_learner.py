@@ -141,7 +141,8 @@ def test_settings_that_do_not_fit_are_refused():
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="remot")
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, world=World(0, 3))
-    assert [World(3, 4).place, World(3, 4, local_rank=1).place] == [3, 1]  # ranks of other machines are at the same port
+    # Ranks of other machines are at the same port.
+    assert [World(3, 4).place, World(3, 4, local_rank=1).place] == [3, 1]
     with pytest.raises(ParameterError, match="below .WORLD_SIZE"):
         World.from_environment({"RANK": "2", "WORLD_SIZE": "2"})
     learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, 16, max_lag=2, correction="vtrace", seconds=0)

@@ -226,13 +226,23 @@ def test_a_trainer_that_is_started_again_goes_on(tmp_path: Path) -> None:
     with Server(port=0) as server, worker(server.port) as made, working(made):
         with trainer(server.port, **options) as first:
             first.run()
+            former = list(first.training.memory.seen)
         with trainer(server.port, **options, training_cls=training(epochs=2)) as second:
             assert second.loop.state.epoch == 1 and second.agent.count == 40
+            assert second.training.memory.seen == former  # by its own append_buffer
             assert second.loop.gate.updates == 0  # nothing is owed
             second.run()
             assert second.agent.count == 80
     assert weights.load(tmp_path / "a_t.pth")["value"][0] == 80
     assert (tmp_path / "a_t.cpt_metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
+    options = {"checkpoint_path": str(tmp_path / "a"), "training_cls": training(profiling=True)}
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options) as training_now:
+            training_now.run()
+    assert (tmp_path / "a_profiles" / "epoch-0.prof").stat().st_size > 0
 
 
 def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
