@@ -40,6 +40,7 @@ TASKS = (
     Example("sac", "Pendulum-v1", -200.0, 20),
     Example("apex_dqn", "CartPole-v1, four actors", 475.0, 20),
     Example("r2d2", "CartPole-v1 without speeds", 300.0, 40),
+    Example("ppo", "CartPole-v1, two collectors", 475.0, 50),
 )
 
 
@@ -131,7 +132,7 @@ def main() -> int:
             found[example] = [run(example, seed) for seed in SEEDS]
             print(row(example, found[example]), flush=True)
     if given.write:
-        question, window = __doc__.partition("\n")[0], "20 of them, or 40 of R2D2"
+        question, window = __doc__.partition("\n")[0], "20 of them, 40 of R2D2, or 50 of PPO"
         table = "\n".join([HEAD, *(row(*each) for each in found.items())])
         page = PAGE.format(question=question, machine=machine(), table=table, window=window)
         (given.write / "curves.md").write_text(page, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,10 @@ class World:
         """The network with gradients that all ranks share, and parameters of rank 0; itself if there is one rank."""
         if self.size == 1:
             return net
-        return torch.nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
+        parallel = torch.nn.parallel.DistributedDataParallel
+        # Statistics are merged by `OnPolicyLearner`, and are the same everywhere; newer torch has another name for it.
+        has_new = "forward_sync_buffers" in inspect.signature(parallel.__init__).parameters
+        return parallel(net, **{"forward_sync_buffers" if has_new else "broadcast_buffers": False})
 
     def sums(self, values: Any) -> NDArray[np.float64]:
         """The sum of values [*F] over all ranks, float64 [*F]; the same bits on each of them."""

@@ -58,6 +58,7 @@ LEARN = {
     "sac.py": ["--steps", "1400"],
     "apex_dqn.py": ["--actors", "2", "--seconds", "3"],
     "r2d2.py": ["--steps", "3000"],
+    "ppo.py": ["--goal", "20"],
 }
 
 
