@@ -15,6 +15,7 @@ import numpy as np
 
 from memoire.client.client import Client
 
+from .codec import Codec
 from .envelope import Sample, columns_of, episodes_of
 
 _log = logging.getLogger(__name__)
@@ -202,6 +203,8 @@ class Packets:
         if self._compressor is not None:
             act, obs, rew, done, info = self._compressor(raw.act, raw.obs, raw.rew, raw.terminated, raw.info)
             made = raw._replace(act=act, obs=obs, rew=rew, terminated=done, info=info)
+            if sample.is_reset and isinstance(self._compressor, Codec):
+                made = made._replace(info=self._compressor.marked(made.info))
         if self._marks is not None:
             made = made._replace(info=self._marks.mark(made.info, self._transition(raw), raw.episode, raw.step))
         self._last_obs = raw.obs

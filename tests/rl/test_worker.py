@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from memoire import Reader, Schema, Server, Table
-from memoire.errors import MemoireTimeout, ParameterError
+from memoire.errors import CodecMismatch, MemoireTimeout, ParameterError
 from memoire.rl import RolloutWorker, weights
+from memoire.rl.codec import MARK, Codec
 from memoire.rl.envelope import TABLE, samples_of, samples_table
 from memoire.rl.recording import Packets
 from memoire.rl.synchronous import run_synchronous, step_seconds
@@ -142,6 +143,17 @@ def test_a_compressor_changes_what_travels_and_nothing_else(queue: Server) -> No
     samples = taken(queue, 4)
     assert [each.obs.tolist() for each in samples] == [[0.0], [1.0], [2.0], [3.0]]
     assert samples[0].act.tolist() == [0.0] and samples[1].act.tolist() == [0.5]
+
+
+def test_the_codec_of_a_worker_travels_with_each_reset(queue: Server) -> None:
+    codec = Codec({"obs": np.float16}, {"obs": np.float32})
+    with RolloutWorker(Device(2), Constant(), queue.endpoint, recording=packets(compressor=codec)) as worker:
+        worker.run(0, 1)
+    infos = [each.info for each in taken(queue, 3)]
+    codec.check_mark(infos[0], "a worker")
+    assert [MARK in info for info in infos] == [True, False, False]
+    with pytest.raises(CodecMismatch, match="a worker compresses samples by the codec float16"):
+        Codec({"obs": np.float32}, {"obs": np.float64}).check_mark(infos[0], "a worker")
 
 
 @pytest.mark.parametrize("ending", ["error", "stop", "interrupt"])
