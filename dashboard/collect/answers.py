@@ -254,7 +254,7 @@ class StartsRow:
     first: float | None
     """Cost of the first state: where the search began."""
     lineage: list[tuple[float, int]]
-    """How the best one came about, the first ancestor first: cost, and the step at which it was found."""
+    """How the best one came about, the first state first: cost, and steps from the first one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ A node has them in its stats, one or a list of them under "starts":
 
     {"name": "circuits", "kept": 32, "draws": 510, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [52.0, 810]]}
 
-`best` and `first` are costs, the least is the best. `lineage` has cost and step of each ancestor of the best, the
-first one first.
+`best` and `first` are costs, the least is the best. `lineage` leads to the best: the cost of each state on the way that
+is known, and how many steps it is from the first one.
 """
 
 from __future__ import annotations

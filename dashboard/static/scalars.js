@@ -32,8 +32,11 @@ const REST = "Other figures";
 const rest = (name) => name.slice(name.indexOf(".") + 1);
 const known = (name) => SAME[rest(name)] ?? rest(name);
 
+/** Whether other places show a scalar better. */
+export const isHidden = (name) => HIDDEN.has(name);
+
 /** Names of figures that the page Learning draws, out of all that there are. */
-export const drawn = (names) => ["length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !HIDDEN.has(rest(name))))];
+export const drawn = (names) => ["length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !isHidden(rest(name))))];
 
 /** [[heading, names]] in their order; only those that there are. */
 export function grouped(names) {

@@ -82,7 +82,7 @@ export const TERMS = {
   best_cost: {title: "Best cost", text: "The least cost of all states that were ever kept to start from."},
   kept_starts: {title: "States kept", text: "States from which episodes may start now: the best ones."},
   start_draws: {title: "Episodes started from them", text: "How often a state was handed out to start an episode."},
-  lineage: {title: "Lineage", text: "The states from which the best one was reached, one after the other: each episode started from the one before it."},
+  lineage: {title: "Lineage", text: "The way from the first state to the best one, with the cost of the states on it that are still known."},
   // nodes
   cpu: {title: "CPU", text: "Processor time that the process used over the newest 10 s. 100 % is one core at work all the time.", formula: "processor seconds ÷ seconds"},
   memory: {title: "Memory", text: "Resident memory of the process: what it holds in RAM, shared pages included."},

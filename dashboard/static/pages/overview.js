@@ -6,6 +6,7 @@ import {term} from "../help.js";
 import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
+import {isHidden} from "../scalars.js";
 import {spark} from "../spark.js";
 import {trendOf} from "../trend.js";
 import {isWaiting, startPlace} from "./start.js";
@@ -103,7 +104,7 @@ const SIGNS = {rising: "↗ rising", falling: "↘ falling", level: "→ level"}
 function learned({learning, run, finished, totals}, values, former) {
   const {return_mean: mean, goal} = learning;
   const trend = trendOf(values);
-  const scalars = Object.entries({...learning.client_scalars, ...learning.learner_scalars}).slice(0, SCALARS);
+  const scalars = Object.entries({...learning.client_scalars, ...learning.learner_scalars}).filter(([name]) => !isHidden(name)).slice(0, SCALARS);
   return [
     h("h2", "Does it learn?"),
     h("div.label", term("return_now")),
@@ -180,7 +181,7 @@ function fresh({freshness}) {
   const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn lately";
   return card("Is the data fresh?", answer, facts([
     [term("age", "Oldest sample"), duration(freshness.age_max)],
-    [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`],
+    [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
     [term("batch_effective", "Effective batch"), freshness.effective === null ? NONE : share(freshness.effective)],
     [term("left_out", "Priority left out"), share(freshness.left_out)],
   ]));

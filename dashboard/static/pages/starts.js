@@ -12,8 +12,7 @@ import {remember} from "../router.js";
 const IS_BEST = /^starts\.(.+)\.best$/;
 
 const COLUMNS = [
-  {title: "Ancestor", value: ({place}) => (place ? String(place) : "first")},
-  {title: "Found at step", value: ({step}) => count(step), number: true},
+  {title: "Steps from the first", value: ({step}) => (step ? count(step) : "first"), number: true},
   {title: "Cost", value: ({cost}) => figure(cost), number: true},
   {title: "Less than before", value: ({gain}) => (gain === null ? NONE : figure(gain)), number: true},
 ];
@@ -63,7 +62,7 @@ function archive({name, node, kept, draws, best, first}) {
   ]));
 }
 
-/** How each best state came about: cost over the step at which an ancestor was found, and the same as a table. */
+/** How each best state came about: cost over steps from the first state, and the same as a table. */
 function drawLineages(place, charts, starts) {
   const names = starts.map(({name}) => name);
   for (const [name, chart] of charts) {
@@ -72,7 +71,7 @@ function drawLineages(place, charts, starts) {
     charts.delete(name);
   }
   for (const {name, lineage} of starts) {
-    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} came about`, unit: "cost of its ancestors", named: "lineage", isTime: false}));
+    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} came about`, unit: "cost over steps from the first state", named: "lineage", isTime: false}));
     charts.get(name).set(lineage.map(([, step]) => step), [{name: "cost", values: lineage.map(([cost]) => cost)}]);
   }
   const key = names.join("\n");
@@ -83,8 +82,8 @@ function drawLineages(place, charts, starts) {
   starts.forEach(({name, lineage}, at) => patch(place.children[at].lastChild, table(`Ancestors of the best of ${name}`, COLUMNS, rowsOf(lineage))));
 }
 
-/** The newest ancestor first. */
-const rowsOf = (lineage) => lineage.map(([cost, step], place) => ({place, cost, step, gain: place ? lineage[place - 1][0] - cost : null})).reverse();
+/** The best state first. */
+const rowsOf = (lineage) => lineage.map(([cost, step], place) => ({cost, step, gain: place ? lineage[place - 1][0] - cost : null})).reverse();
 
 const nothing = () => h("section.card", h("h2", "No node keeps start states"),
   h("p", "Episodes may start from good states that were found before, in place of the environment's own start. A node that keeps such states shows them here, with the best one and how it came about, if its pages are named to this dashboard."));
