@@ -33,6 +33,11 @@ PROMISES = {
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py", "ppo.py")
+# Those that take minutes, or packages that tests do not have; each has who runs it.
+APART = {
+    "double_pendulum.py": "make demo-sac, with MuJoCo",
+    "drone.py": "python examples/drone.py, ten minutes under a real clock",
+}
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
@@ -128,10 +133,10 @@ def test_programs_that_belong_together_keep_their_promises(programs: str, tmp_pa
 
 def test_every_example_is_run_and_short() -> None:
     run = {name for _, parts in TOGETHER.values() for name, _, _ in parts} | set(PROMISES)
-    assert {path.name for path in EXAMPLES.glob("*.py")} == run
+    assert {path.name for path in EXAMPLES.glob("*.py")} == run | set(APART)
     for path in EXAMPLES.glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 60, f"{path.name} has {len(lines)} lines"
+        assert len(lines) <= (150 if path.name in APART else 60), f"{path.name} has {len(lines)} lines"
         assert lines[0].startswith('"""'), f"{path.name} does not say what it shows"
 
 
