@@ -25,11 +25,11 @@ from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample, samples_table
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.recording import Packets
-from memoire.rl.resuming import put_aside
+from memoire.rl.resuming import checked_resume, put_aside
 from memoire.rl.sample_journal import SampleJournal
 from memoire.rl.synchronous import run_synchronous, step_seconds
 from memoire.rl.trainer import Trainer as NativeTrainer
-from memoire.rl.training import Experience, RoundStats, Training
+from memoire.rl.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.worker import RolloutWorker as NativeWorker
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server as NativeServer
@@ -297,6 +297,9 @@ class Trainer(NativeTrainer):
         flush_every: Seconds after which samples are taken although they are fewer than the server's least packet.
         updater_fn: Called as f(old training, training_cls) with what was loaded, gives what goes on.
         connect_timeout: Seconds to wait for the server.
+        resume: What of a checkpoint to go on with: "all", "memory", "weights" or "none". With the last two, what is
+            not gone on with is put aside under another name. None is "none" if the configuration says RESET_TRAINING,
+            else "all".
 
     Raises:
         ParameterError: the server is elsewhere and there are no keys.
@@ -319,12 +322,14 @@ class Trainer(NativeTrainer):
         flush_every: float = 1.0,
         updater_fn: Callable[..., Any] | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
+        resume: str | None = None,
     ) -> None:
         where = url_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
         self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every
         self._loaded = False
         self._journal: SampleJournal | None = None
-        if cfg.RESET_TRAINING and checkpoint_path is not None:
+        self._resume_as = checked_resume(resume or ("none" if cfg.RESET_TRAINING else "all"))
+        if self._resume_as == "none" and checkpoint_path is not None:
             put_aside(checkpoint_path)
         self.training = self._made(training_cls, checkpoint_path, load_run_instance_fn, updater_fn)
         """The training: its agent and memory."""
@@ -352,6 +357,8 @@ class Trainer(NativeTrainer):
         """Give a memory the samples that a former trainer had; the journal of those that come."""
         if self._checkpoint_path is None or self._dump is not None or self._loaded:
             return None
+        if self._resume_as == "weights":
+            put_aside(self._checkpoint_path / "samples")
         capacity = int(getattr(memory, "memory_size", MEMORY_SIZE))
         journal = SampleJournal(self._checkpoint_path / "samples", capacity)
         take = getattr(memory, "append", None) or memory.append_buffer
@@ -363,8 +370,10 @@ class Trainer(NativeTrainer):
         """Nothing: samples count as they come."""
 
     def _resume(self) -> None:
-        if self._dump is None and not self._loaded:
+        if self._dump is None and not self._loaded and self._resume_as in ("all", "weights"):
             super()._resume()
+            if self._resume_as == "weights":
+                self.loop.state = TrainingState()
 
     def save(self) -> None:
         """Write the model's file and the checkpoint; by the caller's function if there is one."""

@@ -245,6 +245,25 @@ def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
     assert (tmp_path / "a_profiles" / "epoch-0.prof").stat().st_size > 0
 
 
+@pytest.mark.parametrize(
+    ("resume", "count", "epoch", "has_samples"),
+    [("all", 40, 1, True), ("memory", 0, 0, True), ("weights", 40, 0, False), ("none", 0, 0, False)],
+)
+def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_samples: bool, tmp_path: Path) -> None:
+    options = {"checkpoint_path": str(tmp_path / "a_t.cpt"), "model_path": str(tmp_path / "a_t.pth")}
+    with Server(port=0) as server:
+        with worker(server.port) as made, working(made), trainer(server.port, **options) as first:
+            first.run()
+            saved = list(first.training.memory.seen)
+        with trainer(server.port, **options, resume=resume) as second:
+            seen = second.training.memory.seen
+            assert (second.agent.count, second.loop.state.epoch) == (count, epoch)
+            # The memory's own append_buffer has got all that it had at the checkpoint, in the same order.
+            assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
+    former = [path.name for path in tmp_path.rglob("*.former-1")]
+    assert former == {"all": [], "memory": [], "weights": ["samples.former-1"], "none": ["a_t.cpt.former-1"]}[resume]
+
+
 def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
     saved: dict[str, Any] = {}
 
