@@ -24,6 +24,8 @@ WITHIN = 120.0
 """Seconds from the command to the picture."""
 RISES = 2.0
 """Times the first mean return that the newest one is: a pole that is pushed at random falls after some 22 steps."""
+POINTS = 8
+"""Of the curve, at least: about one in two seconds."""
 PICTURE = ROOT / "build" / "first-minutes.png"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -67,11 +69,11 @@ def returns(url: str, token: str) -> list[float]:
 def rising(url: str, token: str) -> list[float]:
     """The curve, if it rises; nothing before."""
     found = returns(url, token)
-    return found if len(found) > 2 and found[-1] >= RISES * found[0] else []
+    return found if len(found) >= POINTS and found[-1] >= RISES * found[0] else []
 
 
-def take_picture(url: str, token: str) -> None:
-    """What somebody sees who opens the address and gives the token."""
+def look(url: str, token: str) -> list[float]:
+    """Open the address in a browser and give the token; take a picture when the curve rises, and return that."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -81,10 +83,11 @@ def take_picture(url: str, token: str) -> None:
         page.get_by_label("Token").fill(token)
         page.keyboard.press("Enter")
         page.wait_for_selector("#live[data-state=live]")
-        page.wait_for_timeout(1_500)  # curves are drawn
+        curve: list[float] = kubekit.until(lambda: rising(url, token), 200.0, "a curve that rises")
         PICTURE.parent.mkdir(exist_ok=True)
         page.screenshot(path=str(PICTURE))
         browser.close()
+    return curve
 
 
 def main() -> int:
@@ -110,10 +113,8 @@ def main() -> int:
         with forwarded() as url:
             kubekit.until(lambda: returns(url, token), 100.0, "the first episodes on the dashboard")
             note("the first episodes are on the dashboard")
-            curve = kubekit.until(lambda: rising(url, token), 200.0, "a curve that rises")
-            note(f"the mean return has risen from {curve[0]:.0f} to {curve[-1]:.0f}")
-            take_picture(url, token)
-        note("the picture is taken")
+            curve = look(url, token)
+        note(f"the picture is taken: the mean return has risen from {curve[0]:.0f} to {curve[-1]:.0f}")
         if time.monotonic() - began > WITHIN:
             troubles.append(f"it took longer than {WITHIN:g} s")
     finally:
