@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 OBSERVATION_TIMEOUT: Final = 30.0
 """Seconds that a step waits for the interface's observation."""
+LATE_INTERVAL: Final = 10.0
+"""Seconds between two lines about late steps."""
 ADVICE: Final = "See what get_obs_rew_done_info waits for: it is to return at once."
 
 
@@ -150,7 +152,8 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._thread: _Background | None = None
         self._is_running = self._is_paused = self._is_closed = False
         self._is_moving = False  # the interface was reset: before, there may be no device
-        self._step = 0
+        self._step = self._unsaid = 0  # late steps that no line told of
+        self._said_at = -math.inf
         self._began = self._returned = 0.0  # when the last control went out, and when the caller got its observation
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -244,13 +247,20 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         cause = cause_of(self._steps, self._returned, called, now, is_paused=self._is_paused)
         self._is_paused = False
         self._averages.add("time_step_duration", now - self._began)
-        is_in_time = self._steps.begin_next(now)
+        late, is_in_time = now - self._steps.end, self._steps.begin_next(now)
         self.times.add(now - self._began, cause, is_in_time)
         if not is_in_time and cause != "pause":
-            _log.warning("a time step was %.3f s too long: %s is slow", now - self._steps.begin, cause)
+            self._warn_late(now, late, cause)
         self._send(control)
         self._begin_capture()
         return found
+
+    def _warn_late(self, now: float, late: float, cause: str) -> None:
+        """Say that the clock began anew, once in a while."""
+        self._unsaid += 1
+        if now - self._said_at >= LATE_INTERVAL:
+            _log.warning("%d time steps were too long, the last by %.3f s: %s is slow", self._unsaid, late, cause)
+            self._unsaid, self._said_at = 0, now
 
     def _by_turns(self, control: Any) -> _Captured:
         """What the control led to: the device is watched only during steps."""
