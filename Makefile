@@ -10,6 +10,9 @@ DEMO_ARGS ?=
 ENV ?= LunarLander-v3
 LEARNERS ?= 1
 MUTANTS_ARGS ?=
+SEEDS ?= 100
+FIRST ?= 1
+SIMULATE_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
 # The quick half does not wait: one for each core.
@@ -26,7 +29,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -40,6 +43,7 @@ help:
 	@echo "make test-chart    the Helm chart, rendered by helm"
 	@echo "make test-torch    what needs torch or Stable-Baselines3, installed into $$MEMOIRE_TORCH (build/torch): one gigabyte or more"
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
+	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
@@ -108,6 +112,10 @@ test-chart: setup-dev
 # other.
 test-torch: setup-torch
 	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK_WORKERS) -m torch $(PYTEST_ARGS)
+
+# A failing seed prints its schedule, made as short as it can be, and the line that runs it again.
+simulate: setup-dev
+	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.run --seeds $(SEEDS) --first $(FIRST) $(SIMULATE_ARGS)
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)

@@ -105,7 +105,9 @@ class RequestThread:
         return min(self._announcer.next_time(), self._lines.next_time(), self._fold_at, self.lanes.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
-        for made in () if self.is_drained.is_set() else self._sockets.intersection(ready):
+        if self.is_drained.is_set():
+            self._stop_reading()
+        for made in self._sockets.intersection(ready):
             self._take(made)
         self._announcer.turn(ready)
         self.lanes.turn(time.monotonic())
@@ -117,6 +119,11 @@ class RequestThread:
     def _last_turn(self) -> None:
         self._turn(dict.fromkeys(self._sockets, zmq.POLLIN))
         self.is_drained.set()
+
+    def _stop_reading(self) -> None:
+        """Wait for no more requests: one that nobody takes would end each wait at once."""
+        while self._sockets:
+            self.worker.doors.watch(self._sockets.pop(), reading=False, writing=False)
 
     def _take(self, made: Socket) -> None:
         for _ in range(REQUESTS_PER_TURN):

@@ -39,6 +39,7 @@ class Play:
     """One client and what it did so far."""
 
     storage = "caches"
+    limits = LIMITS
 
     def __init__(self, record: Recorder, endpoint: str, seed: str, rate: float, stop: threading.Event) -> None:
         self.record, self.rate, self.stop = record, rate, stop
@@ -47,7 +48,7 @@ class Play:
         self.tag = self.rng.randrange(1 << 16)
         began = time.monotonic()
         self.client: Client = memoire.connect(
-            endpoint, seed=self.rng.randrange(1 << 30), capacity=1000, timeout=JOIN, limits=LIMITS
+            endpoint, seed=self.rng.randrange(1 << 30), capacity=1000, timeout=JOIN, limits=self.limits
         )
         self.id = self.client.client_id.hex()
         facts = {"home": self.client.home, "tag": self.tag, "storage": self.storage}

@@ -6,6 +6,8 @@ python -m history.learner ENDPOINT --history FILE
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from .plants import plant
 from .record import Recorder
 
 PUBLISH_BATCHES = 0.3
+PAUSE = 0.05
 TAKEN = 64
 """Entries of rollouts that are taken at once."""
 DRAINED = 2.0
@@ -114,6 +117,51 @@ def begin_run(reader: Reader, record: Recorder, name: str) -> None:
             return
 
 
+class Line(Protocol):
+    """By whom the learner is told to finish, or to end."""
+
+    stopping: bool
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long; False once it is to finish or to end."""
+
+
+def learn(
+    line: Line, reader: Reader, record: Recorder, runs: Sequence[str], every: float, storage: str, pause: float = PAUSE
+) -> None:
+    """Publish, and use what comes, until the line says that it is over; then end the run.
+
+    Args:
+        runs: To begin, one after the other.
+        every: Seconds for each of them.
+        storage: Of the servers' table.
+        pause: Seconds between two uses of what came.
+    """
+    number, due, began = 0, 0.0, time.monotonic()
+    left = list(enumerate(runs, start=1))
+    while line.wait(pause):
+        if left and time.monotonic() >= began + left[0][0] * every:
+            begin_run(reader, record, left.pop(0)[1])
+        if time.monotonic() >= due:
+            due = time.monotonic() + PUBLISH_BATCHES
+            number += 1
+            publish(reader, record, number)
+        USES[storage](reader, record)
+    if line.stopping:
+        return
+    if storage == "rollouts":
+        drain(reader, record)
+    for _, name in left:
+        begin_run(reader, record, name)
+    deadline = time.monotonic() + LAST
+    while time.monotonic() < deadline:
+        number += 1
+        if publish(reader, record, number, last=True):
+            break
+    reader.finish(LAST)
+    record("finished")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
@@ -123,32 +171,10 @@ def main() -> int:
     parser.add_argument("--storage", choices=USES, required=True)
     given = parser.parse_args()
     plant()
-    record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
+    record = Recorder(given.history, "learner-0")
     with LauncherLine() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
         tether.ready()
-        began = time.monotonic()
-        runs = list(enumerate(given.run, start=1))
-        while tether.wait(0.05):
-            if runs and time.monotonic() >= began + runs[0][0] * given.every:
-                begin_run(reader, record, runs.pop(0)[1])
-            if time.monotonic() >= due:
-                due = time.monotonic() + PUBLISH_BATCHES
-                number += 1
-                publish(reader, record, number)
-            USES[given.storage](reader, record)
-        if tether.stopping:
-            return 0
-        if given.storage == "rollouts":
-            drain(reader, record)
-        for _, name in runs:
-            begin_run(reader, record, name)
-        deadline = time.monotonic() + LAST
-        while time.monotonic() < deadline:
-            number += 1
-            if publish(reader, record, number, last=True):
-                break
-        reader.finish(LAST)
-        record("finished")
+        learn(tether, reader, record, given.run, given.every, given.storage)
     return 0
 
 

@@ -32,7 +32,9 @@ class Fault:
 
 AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0), "cut": (0.5, 8.0)}
 """Least and most seconds that each kind of fault takes."""
-RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0}
+AWAY |= {"in": (0.5, 8.0), "out": (0.5, 8.0), "slow": (0.5, 5.0), "reset": (0.0, 0.1)}
+"""Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset."""
+RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0, "in": 1.0, "out": 1.0, "slow": 0.0, "reset": 0.2}
 """Seconds after a fault in which its target is left alone: a process that never gets up shows nothing new."""
 
 

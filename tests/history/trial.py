@@ -147,7 +147,7 @@ class Trial:
             self._finish()
         self.record.close()
         events = record.read(self.folder / "history")
-        kept = self._kept()
+        kept = kept_in(self.folder / "state", self.kinds["server"], self.runs, self.final)
         violations = [*checks.check(events, kept), *self._traces()]
         return Outcome(violations, self._figures(events, kept, time.monotonic() - began))
 
@@ -400,37 +400,6 @@ class Trial:
                 totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
                 self.record("totals", run=run, missing=sorted({*told.missing} - {self.leaver}), **totals)
 
-    def _kept(self) -> checks.Kept:
-        """What is in the servers' state folders, and what they said last."""
-        kept = checks.Kept({run: {} for run in self.runs}, {}, {}, {}, {})
-        pushed, settled = Counter[str](), Counter[str]()
-        for server in self.kinds["server"]:
-            folder = self.folder / "state" / server
-            kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
-            with Store(folder) as store:
-                for run in self.runs:
-                    accounts = {account.client.hex(): account for account in own_accounts(store, run)}
-                    kept.counted[run][server] = {
-                        client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
-                    }
-                    kept.accepted[server].update(
-                        {client: account.accepted_caches for client, account in accounts.items()}
-                    )
-                    for client, account in accounts.items():
-                        pushed[client] += account.pushed_caches
-                        # What was on the way as a run ended is of no run: nothing of it is said any more.
-                        on_way = account.in_flight_caches if run == self.runs[-1] else 0
-                        settled[client] += account.pushed_caches - on_way
-                    kept.found[server] += [line for page in pages(store, run) for line in page]
-                    files = sorted((folder / "log").glob(f"{run}.*.log"))
-                    texts = [path.read_text(encoding="utf-8") for path in files]
-                    kept.lines[server] += [line for text in texts for line in text.splitlines()]
-            said = self.final[server].get("clients", {})
-            kept.folded[server] = self.final[server].get("accounts_folded", 0)
-            kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
-        kept.pushed = {client: (count, settled[client]) for client, count in pushed.items()}
-        return kept
-
     def _traces(self) -> list[str]:
         """What Python said on its way down."""
         text = (self.folder / "output.txt").read_text(encoding="utf-8")
@@ -463,6 +432,37 @@ class Trial:
             "samples_drawn": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
             "slowest_update": round(max(took, default=0.0), 2),
         }
+
+
+def kept_in(folder: Path, servers: list[str], runs: list[str], final: dict[str, dict[str, Any]]) -> checks.Kept:
+    """What is in the servers' state folders, and what they said last."""
+    kept = checks.Kept({run: {} for run in runs}, {}, {}, {}, {})
+    pushed, settled = Counter[str](), Counter[str]()
+    for server in servers:
+        kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
+        with Store(folder / server) as store:
+            for run in runs:
+                accounts = {account.client.hex(): account for account in own_accounts(store, run)}
+                kept.counted[run][server] = {
+                    client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
+                }
+                kept.accepted[server].update({client: account.accepted_caches for client, account in accounts.items()})
+                for client, account in accounts.items():
+                    pushed[client] += account.pushed_caches
+                    # What was on the way as a run ended is of no run: nothing of it is said any more.
+                    on_way = account.in_flight_caches if run == runs[-1] else 0
+                    settled[client] += account.pushed_caches - on_way
+                kept.found[server] += [line for page in pages(store, run) for line in page]
+                files = sorted((folder / server / "log").glob(f"{run}.*.log"))
+                texts = [path.read_text(encoding="utf-8") for path in files]
+                kept.lines[server] += [line for text in texts for line in text.splitlines()]
+        if server not in final:
+            continue
+        said = final[server].get("clients", {})
+        kept.folded[server] = final[server].get("accounts_folded", 0)
+        kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
+    kept.pushed = {client: (count, settled[client]) for client, count in pushed.items()}
+    return kept
 
 
 def pages(store: Store, run: str) -> Iterator[list[str]]:

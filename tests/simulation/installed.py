@@ -1,0 +1,145 @@
+"""Puts a world in the place of threads, clocks, sockets and chance, for as long as a trial runs.
+
+The product's code is the one that users run: what it calls is replaced, in this process, one trial at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import secrets
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+import zmq
+
+import memoire.clock
+from memoire.net import context, descriptors, poller, process, progress, thread
+from memoire.reader import rounds, takes
+
+from . import network, threads
+from .world import World
+
+RETRY_INTERVAL: Final = 0.5
+"""Seconds after which a reader that waits asks again, in place of 0.02: each time is a message to each server."""
+NAMES: Final = ("Lock", "RLock", "Condition", "Event", "Thread")
+
+
+class NoGuard:
+    """The guard of descriptors of a process that has enough."""
+
+    look_at = float("inf")
+
+    def turn(self, now: float) -> None:
+        """Nothing is due."""
+
+    def forget(self, made: Any) -> None:
+        """Nothing was known."""
+
+    def trouble(self) -> str:
+        """There is none."""
+        return ""
+
+
+@contextlib.contextmanager
+def installed(world: World, net: network.Network) -> Iterator[None]:
+    """Everything below is this world's until the end."""
+    made = threads.Threads(world)
+    contexts: dict[Any, network.Context] = {}
+
+    def shared_context() -> network.Context:
+        return contexts.setdefault(world.process, network.Context(net, world.process))
+
+    rng = world.rng
+    state, numpy_state = random.getstate(), np.random.default_rng
+    random.seed(f"library {world.seed}")
+    unseeded = np.random.default_rng(world.seed)
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return numpy_state(int(unseeded.integers(1 << 62)) if seed is None else seed)
+
+    with contextlib.ExitStack() as stack:
+
+        def put(where: Any, name: str, what: Any) -> None:
+            stack.enter_context(mock.patch.object(where, name, what))
+
+        for name in (*NAMES, "current_thread", "get_ident"):
+            put(threading, name, getattr(made, name))
+        put(time, "monotonic", world.monotonic)
+        put(time, "perf_counter", world.monotonic)
+        put(time, "time", world.wall)
+        put(time, "time_ns", lambda: int(world.wall() * 1e9))
+        put(time, "sleep", lambda seconds: world.park(seconds))
+        put(zmq, "Poller", lambda: network.Poller(world))
+        put(poller, "Waker", lambda: network.Waker(world))
+        put(descriptors, "shared_guard", NoGuard)
+        put(descriptors, "guard_listener", lambda fd, listener: None)
+        put(secrets, "token_bytes", lambda n=32: rng.randbytes(n))
+        put(secrets, "token_hex", lambda n=32: rng.randbytes(n).hex())
+        put(secrets, "randbits", rng.getrandbits)
+        put(secrets, "randbelow", rng.randrange)
+        put(np.random, "default_rng", default_rng)
+        put(socket, "gethostname", lambda: world.process.name)
+        put(process, "tune", lambda: None)
+        put(progress, "waited_for_cores", lambda *tasks: 0.0)
+        replaced = {
+            "shared_context": (context, shared_context),
+            "close_at_exit": (thread, lambda node: node._guard()),
+            "wall_clock": (memoire.clock, world.wall),
+        }
+        for name, (home, what) in replaced.items():
+            for module in _users_of(name, getattr(home, name)):
+                put(module, name, what)
+        for module in (rounds, takes):
+            put(module, "RETRY_INTERVAL", RETRY_INTERVAL)
+        _follow_files(world, put)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def _users_of(name: str, what: Any) -> list[Any]:
+    """Modules of the product that have imported something by its name."""
+    import sys
+
+    return [
+        module
+        for key, module in list(sys.modules.items())
+        if key.startswith(("memoire.", "dashboard.")) and getattr(module, name, None) is what
+    ]
+
+
+def _follow_files(world: World, put: Any) -> None:
+    """Whatever a killed process has open is closed by the system: databases without a commit, locks."""
+    connect, lock = sqlite3.connect, fcntl.flock
+
+    def connected(*given: Any, **named: Any) -> Any:
+        made = connect(*given, **{**named, "check_same_thread": False})
+        world.process.at_kill.append(made.close)
+        return made
+
+    def locked(opened: int, how: int) -> None:
+        lock(opened, how)
+        if how & fcntl.LOCK_EX:
+            world.process.at_kill.append(lambda: _forget(opened))
+
+    put(sqlite3, "connect", connected)
+    put(fcntl, "flock", locked)
+
+
+def _forget(opened: int) -> None:
+    """Let go of a lock, and keep the number: whoever has it may still close it."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        os.fstat(opened)
+        os.dup2(nothing, opened)
+    os.close(nothing)

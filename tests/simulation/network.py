@@ -1,0 +1,663 @@
+"""Sockets with ZeroMQ's manners, and the connections between them, in one world.
+
+    PUSH ──queue──▶ way (delay, cut, lost with the connection) ──▶ queue ──▶ PULL
+
+What is kept of ZeroMQ: high-water marks of both ends, IMMEDIATE, envelopes of ROUTER and EHOSTUNREACH, subscriptions
+that travel, monitors' events, reconnecting with growing pauses, and what is lost when a connection ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import struct
+from collections import deque
+from typing import Any, Final
+
+import zmq
+
+from .world import Process, World
+
+LATENCY: Final = 2e-4
+"""Seconds of the way, at least."""
+CONNECT_TIMEOUT: Final = 5.0
+"""Seconds until an attempt to connect through a cut is given up."""
+SPINNING: Final = 1000
+"""Polls in a row that find something of which nobody takes anything: whoever polls so burns a core."""
+SILENCE: Final = 20.0
+"""Seconds after which a connection through a cut ends (keepalives)."""
+POLLIN: Final = int(zmq.POLLIN)
+POLLOUT: Final = int(zmq.POLLOUT)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+ROUTER: Final = int(zmq.ROUTER)
+XPUB: Final = int(zmq.XPUB)
+PAIR: Final = int(zmq.PAIR)
+EVENT: Final = struct.Struct("=HI")
+RECEIVES: Final = frozenset(map(int, (zmq.ROUTER, zmq.DEALER, zmq.PULL, zmq.SUB, zmq.XPUB)))
+
+
+class Frame(zmq.Frame):
+    """One frame of a message that came."""
+
+    more = False
+
+
+class Network:
+    """Who listens where, who is cut off from whom, and all connections."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.listeners: dict[tuple[str, int], Socket] = {}
+        self.cut: set[tuple[str, str]] = set()
+        """Hosts from which nothing reaches another one: (from, to)."""
+        self.connections: set[int] = set()
+        self.sockets: dict[Process, list[Socket]] = {}
+        self._all: dict[int, Connection] = {}
+        self._ports = itertools.count(40_000)
+        self.slow = 0.0
+        """How likely a message takes much longer than usual."""
+
+    def latency(self) -> float:
+        """Seconds that one message takes."""
+        rng = self.world.rng
+        if self.slow and rng.random() < self.slow:
+            return rng.uniform(0.01, 0.3)
+        return LATENCY * (1.0 + rng.random())
+
+    def reaches(self, here: str, there: str) -> bool:
+        """Whether messages get from here to there."""
+        return (here, there) not in self.cut
+
+    def port(self) -> int:
+        """A free one."""
+        return next(self._ports)
+
+    def add(self, connection: Connection) -> None:
+        """It is there."""
+        self._all[connection.number] = connection
+
+    def remove(self, connection: Connection) -> None:
+        """It is gone."""
+        self._all.pop(connection.number, None)
+
+    def isolate(self, host: str, hosts: list[str], way: str = "both") -> None:
+        """Cut a host off: "out" what it sends, "in" what it is sent, or both."""
+        for other in hosts:
+            if way in ("both", "out"):
+                self.cut.add((host, other))
+            if way in ("both", "in"):
+                self.cut.add((other, host))
+        for connection in list(self._all.values()):
+            connection.look()
+
+    def heal(self, host: str) -> None:
+        """Everything reaches it again, and it everything."""
+        self.cut = {pair for pair in self.cut if host not in pair}
+        for connection in list(self._all.values()):
+            connection.look()
+
+    def reset(self, host: str) -> None:
+        """End all connections of a host at once, as a device on the way that restarts."""
+        for connection in list(self._all.values()):
+            if host in (connection.dialer.host, connection.listener.host):
+                connection.end(graceful=False)
+
+    def killed(self, process: Process) -> None:
+        """The system closes what a process has left open."""
+        for made in self.sockets.pop(process, []):
+            made.abandon()
+
+
+class Context:
+    """What `zmq.Context` is to one process."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self.network, self.process = network, process
+        self.closed = False
+        self.monitored: dict[str, Socket] = {}
+
+    def socket(self, kind: int) -> Socket:
+        """As ZeroMQ's."""
+        made = Socket(self, kind)
+        self.network.sockets.setdefault(self.process, []).append(made)
+        return made
+
+
+class Side:
+    """One direction of a connection: what was sent and has not been received yet."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.on_way: deque[list[bytes]] = deque()
+        self.here: deque[list[bytes]] = deque()
+        self.last = 0.0
+        """When the newest message arrives; none overtakes another."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may be sent."""
+        return not self.most or len(self.on_way) + len(self.here) < self.most
+
+
+class Connection:
+    """Two sockets that have greeted each other."""
+
+    def __init__(self, dialer: Socket, listener: Socket, address: str) -> None:
+        self.dialer, self.listener, self.address = dialer, listener, address
+        self.world, self.network = dialer.world, dialer.network
+        self.number = self.world.next_number()
+        self.identity = b"\0" + self.number.to_bytes(4, "big")
+        self.is_open = True
+        self.subscriptions: dict[bytes, int] = {}
+        self._silent: int = 0
+        self.ways = {
+            dialer: Side(_room(dialer, listener)),
+            listener: Side(_room(listener, dialer)),
+        }
+        """By who sends."""
+
+    def other(self, one: Socket) -> Socket:
+        """The far end."""
+        return self.listener if one is self.dialer else self.dialer
+
+    def has_room(self, sender: Socket) -> bool:
+        """Whether the sender may send."""
+        return self.is_open and self.ways[sender].has_room
+
+    def send(self, sender: Socket, frames: list[bytes]) -> None:
+        """Put a message on its way."""
+        way = self.ways[sender]
+        way.on_way.append(frames)
+        way.last = max(way.last, self.world.now + self.network.latency())
+        self.world.at(way.last, lambda: self._arrive(sender))
+
+    def _arrive(self, sender: Socket) -> None:
+        way, receiver = self.ways[sender], self.other(sender)
+        if not way.on_way:
+            return
+        if not self.network.reaches(sender.host, receiver.host):
+            self._stall()
+            return
+        frames = way.on_way.popleft()
+        if self.is_open or receiver in self._keeps:
+            way.here.append(frames)
+            if receiver.kind == XPUB:
+                self.count_subscription(frames[0])
+            self.world.note("message", sender.process.name, receiver.process.name, receiver.kind, sum(map(len, frames)))
+            receiver.changed()
+
+    @property
+    def _keeps(self) -> tuple[Socket, ...]:
+        return (self.listener,)
+
+    def count_subscription(self, message: bytes) -> None:
+        """The far end wants a topic, or no longer."""
+        topic, by = message[1:], 1 if message[:1] == b"\x01" else -1
+        self.subscriptions[topic] = max(0, self.subscriptions.get(topic, 0) + by)
+
+    def _stall(self) -> None:
+        """Nothing gets through: the connection ends if that lasts."""
+        if self._silent:
+            return
+        self._silent = number = self.world.next_number()
+
+        def end() -> None:
+            if self._silent == number and self.is_open:
+                self.end(graceful=False)
+
+        self.world.after(SILENCE * self.world.rng.uniform(0.75, 1.25), end)
+
+    def look(self) -> None:
+        """Who reaches whom has changed: what waited goes on, or its end begins."""
+        if not self.is_open:
+            return
+        both = (
+            self.network.reaches(self.dialer.host, self.listener.host),
+            self.network.reaches(self.listener.host, self.dialer.host),
+        )
+        if not all(both):
+            self._stall()
+        else:
+            self._silent = 0
+        for sender, way in self.ways.items():
+            if self.network.reaches(sender.host, self.other(sender).host):
+                for _ in range(len(way.on_way)):
+                    way.last = max(way.last, self.world.now + self.network.latency())
+                    self.world.at(way.last, lambda sender=sender: self._arrive(sender))
+
+    def received(self, receiver: Socket) -> list[bytes]:
+        """Take the oldest message that has come."""
+        way = self.ways[self.other(receiver)]
+        frames = way.here.popleft()
+        sender = self.other(receiver)
+        if self.is_open and len(way.here) + len(way.on_way) == way.most - 1:
+            sender.changed()  # there is room again
+        return frames
+
+    def end(self, *, graceful: bool, by: Socket | None = None) -> None:
+        """It is over. Gracefully, what is on the way still arrives; else some of it is lost, oldest first kept."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.network.remove(self)
+        for sender, way in self.ways.items():
+            if not graceful or sender is not by:
+                kept = self.world.rng.randrange(len(way.on_way) + 1) if way.on_way and sender is by else 0
+                while len(way.on_way) > kept:
+                    way.on_way.pop()
+            if self.other(sender) is self.dialer:
+                way.here.clear()  # a dialer's socket forgets what was not read
+        for one in (self.dialer, self.listener):
+            if one is by:
+                one.lost(self, tell=False)
+            else:
+                delay = self.network.latency()
+                self.world.after(delay, lambda one=one: one.lost(self, tell=True))
+
+
+def _room(sender: Socket, receiver: Socket) -> int:
+    """Messages that both ends and the system between them hold; 0 for any number."""
+    here, there = sender.options.get(zmq.SNDHWM, 1000), receiver.options.get(zmq.RCVHWM, 1000)
+    return here + there + 2 if here and there else 0
+
+
+class Dial:
+    """One address that a socket wants to be connected to."""
+
+    def __init__(self, made: Socket, address: str) -> None:
+        self.made, self.address = made, address
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self.place = host, int(port)
+        self.connection: Connection | None = None
+        self.is_wanted = True
+        self._pause = self._usual = made.options.get(zmq.RECONNECT_IVL, 100) / 1000.0
+        self._attempt()
+
+    def _attempt(self) -> None:
+        made, network = self.made, self.made.network
+        if not self.is_wanted or made.closed or not made.process.is_alive:
+            return
+        there = self.place[0]
+        is_cut = not (network.reaches(made.host, there) and network.reaches(there, made.host))
+        if is_cut:
+            made.world.after(CONNECT_TIMEOUT, lambda: self._settle(is_cut=True))
+        else:
+            made.world.after(2.0 * network.latency(), lambda: self._settle(is_cut=False))
+
+    def _settle(self, *, is_cut: bool) -> None:
+        made = self.made
+        if not self.is_wanted or made.closed or not made.process.is_alive:
+            return
+        listener = None if is_cut else made.network.listeners.get(self.place)
+        if listener is None or listener.closed:
+            made.tell(zmq.EVENT_CLOSED, self.address)
+            self.again()
+            return
+        self._pause = self._usual
+        self.connection = connection = Connection(made, listener, self.address)
+        made.network.add(connection)
+        made.connections.append(connection)
+        listener.connections.append(connection)
+        made.world.note("connected", made.process.name, listener.process.name, made.kind)
+        made.tell(zmq.EVENT_CONNECTED, self.address)
+        made.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED, self.address)
+        for topic, count in made.topics.items():
+            for _ in range(count):
+                connection.send(made, [b"\x01" + topic])
+        made.changed()
+        listener.changed()
+
+    def again(self) -> None:
+        """Try again after a pause, which grows."""
+        made = self.made
+        made.tell(zmq.EVENT_CONNECT_RETRIED, self.address)
+        most = made.options.get(zmq.RECONNECT_IVL_MAX, 5000) / 1000.0
+        made.world.after(self._pause * made.world.rng.uniform(0.5, 1.0), self._attempt)
+        self._pause = min(most, self._pause * 2.0)
+
+    def stop(self) -> None:
+        """It is not wanted any more."""
+        self.is_wanted = False
+        if self.connection is not None:
+            self.connection.end(graceful=True, by=self.made)
+
+
+class Socket:
+    """What `zmq.Socket` is."""
+
+    def __init__(self, context: Context, kind: int) -> None:
+        self.context, self.kind = context, int(kind)
+        self.network, self.process = context.network, context.process
+        self.world, self.host = context.network.world, context.process.host
+        self.options: dict[int, Any] = {}
+        self.closed = False
+        self.copy_threshold = 0
+        self.connections: list[Connection] = []
+        self.topics: dict[bytes, int] = {}
+        self.poller: Poller | None = None
+        self._dials: dict[str, Dial] = {}
+        self._bound: dict[str, tuple[str, int]] = {}
+        self._last = ""
+        self._heard: Socket | None = None  # the monitor's other end
+        self._events = 0
+        self._inbox: deque[list[bytes]] = deque()  # of a monitor's own end
+        self._turn = 0
+        self._waiting: Any = None  # the task inside of a receive
+        self.number = self.world.next_number()
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    # Options and addresses
+
+    def setsockopt(self, option: int, value: Any) -> None:
+        """As ZeroMQ's."""
+        if option in (zmq.SUBSCRIBE, zmq.UNSUBSCRIBE):
+            self._subscribe(bytes(value), option == zmq.SUBSCRIBE)
+        else:
+            self.options[option] = value
+
+    set = setsockopt
+
+    def _subscribe(self, topic: bytes, is_wanted: bool) -> None:
+        count = self.topics.get(topic, 0) + (1 if is_wanted else -1)
+        self.topics[topic] = max(0, count)
+        for connection in self.connections:
+            connection.send(self, [(b"\x01" if is_wanted else b"\x00") + topic])
+
+    def getsockopt(self, option: int) -> Any:
+        """As ZeroMQ's."""
+        return self.kind if option == zmq.TYPE else self.options.get(option, 0)
+
+    def get_string(self, option: int) -> str:
+        """As ZeroMQ's."""
+        assert option == zmq.LAST_ENDPOINT
+        return self._last
+
+    def bind(self, address: str) -> None:
+        """As ZeroMQ's."""
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        number = self.network.port() if port in ("*", "0", "!") else int(port)
+        place = (self.host if host in ("*", "0.0.0.0") else host), number
+        if place in self.network.listeners:
+            raise zmq.ZMQError(errno.EADDRINUSE)
+        self.network.listeners[place] = self
+        self._last = f"tcp://{host if host != '*' else '0.0.0.0'}:{number}"
+        self._bound[self._last] = place
+
+    def unbind(self, address: str) -> None:
+        """As ZeroMQ's."""
+        self.network.listeners.pop(self._bound.pop(address), None)
+
+    def connect(self, address: str) -> None:
+        """As ZeroMQ's."""
+        if address.startswith("inproc://"):
+            watched = self.context.monitored.pop(address)
+            watched._heard = self  # noqa: SLF001
+            return
+        self._last = address
+        self._dials[address] = Dial(self, address)
+
+    def disconnect(self, address: str) -> None:
+        """As ZeroMQ's."""
+        dial = self._dials.pop(address, None)
+        if dial is None:
+            raise zmq.ZMQError(errno.ENOENT)
+        dial.stop()
+
+    # Monitors
+
+    def monitor(self, address: str, events: int) -> None:
+        """As ZeroMQ's."""
+        self.context.monitored[address] = self
+        self._events = events
+
+    def disable_monitor(self) -> None:
+        """As ZeroMQ's."""
+        self._heard = None
+
+    def tell(self, event: int, address: str) -> None:
+        """Tell whoever listens to this socket's monitor."""
+        if self._heard is not None and event & self._events:
+            self._heard._inbox.append([EVENT.pack(event, 0), address.encode()])  # noqa: SLF001
+            self._heard.changed()
+
+    # Messages
+
+    def readable(self) -> bool:
+        """Whether a message is there."""
+        if self.kind == PAIR:
+            return bool(self._inbox)
+        if self.kind in RECEIVES:
+            for each in self.connections:
+                if each.ways[each.listener if each.dialer is self else each.dialer].here:
+                    return True
+        return False
+
+    def writable(self) -> bool:
+        """Whether there is room for one."""
+        return any(each.has_room(self) for each in self.connections)
+
+    def _waits(self, connection: Connection) -> bool:
+        return bool(connection.ways[connection.other(self)].here)
+
+    def changed(self) -> None:
+        """A message came, or there is room: whoever waits for it looks."""
+        if self.poller is not None:
+            self.poller.kick()
+        if self._waiting is not None:
+            self.world.wake(self._waiting)
+
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """As ZeroMQ's; the first frame has the others behind it."""
+        if not hasattr(self, "_rest") or not self._rest:
+            self._rest = deque(self._next(flags))
+        frame = Frame(self._rest.popleft())
+        frame.more = bool(self._rest)
+        return frame if not copy else frame.bytes
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """As ZeroMQ's."""
+        return list(self._next(flags))
+
+    def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
+        """As ZeroMQ's, without waiting."""
+        return zmq.POLLIN if self.readable() else 0
+
+    def _next(self, flags: int) -> list[bytes]:
+        if self.closed:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+        if not self.readable() and not int(flags) & NOBLOCK:
+            self._waiting = self.world.task
+            self.world.park(self.options.get(zmq.RCVTIMEO, 0) / 1000.0)
+            self._waiting = None
+        if self.kind == PAIR:
+            if not self._inbox:
+                raise zmq.Again
+            if self.poller is not None:
+                self.poller.idle = 0
+            return self._inbox.popleft()
+        waiting = [each for each in self.connections if self._waits(each)]
+        if not waiting:
+            raise zmq.Again
+        self._turn += 1
+        connection = waiting[self._turn % len(waiting)]
+        frames = connection.received(self)
+        if self.poller is not None:
+            self.poller.idle = 0
+        if not connection.is_open and not self._waits(connection):
+            self.connections.remove(connection)
+        if self.kind == ROUTER:
+            return [connection.identity, *frames]
+        return frames
+
+    def send_multipart(self, frames: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
+        """As ZeroMQ's, without waiting."""
+        if self.closed:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+        parts = [bytes(memoryview(frame)) for frame in frames]
+        if self.kind == ROUTER:
+            self._route(parts)
+        elif self.kind == XPUB:
+            self._publish(parts)
+        else:
+            able = [each for each in self.connections if each.has_room(self)]
+            if not able:
+                raise zmq.Again
+            self._turn += 1
+            able[self._turn % len(able)].send(self, parts)
+
+    def _route(self, parts: list[bytes]) -> None:
+        for connection in self.connections:
+            if connection.identity == parts[0] and connection.is_open:
+                if not connection.has_room(self):
+                    raise zmq.Again
+                connection.send(self, parts[1:])
+                return
+        raise zmq.ZMQError(zmq.EHOSTUNREACH)
+
+    def _publish(self, parts: list[bytes]) -> None:
+        for connection in self.connections:
+            wanted = any(count and parts[0].startswith(topic) for topic, count in connection.subscriptions.items())
+            if wanted and connection.has_room(self):
+                connection.send(self, parts)
+
+    # Ends
+
+    def lost(self, connection: Connection, *, tell: bool) -> None:
+        """A connection has ended."""
+        if connection in self.connections and not self._waits(connection):
+            self.connections.remove(connection)
+        if self.closed or not self.process.is_alive:
+            return
+        dial = self._dials.get(connection.address)
+        if connection.dialer is self and dial is not None and dial.connection is connection:
+            dial.connection = None
+            if tell:
+                self.tell(zmq.EVENT_DISCONNECTED, connection.address)
+                dial.again()
+        self.changed()
+
+    def close(self, linger: int | None = None) -> None:
+        """As ZeroMQ's."""
+        if not self.closed:
+            self._leave(graceful=bool(linger))
+
+    def abandon(self) -> None:
+        """Its process is gone."""
+        if not self.closed:
+            self._leave(graceful=False)
+
+    def _leave(self, *, graceful: bool) -> None:
+        self.closed = True
+        for place in self._bound.values():
+            self.network.listeners.pop(place, None)
+        for dial in self._dials.values():
+            dial.is_wanted = False
+        for connection in list(self.connections):
+            connection.end(graceful=graceful, by=self)
+        mine = self.network.sockets.get(self.process)
+        if mine is not None and self in mine:
+            mine.remove(self)
+
+
+class Poller:
+    """What `zmq.Poller` is."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._watched: dict[Any, int] = {}
+        self._task: Any = None
+        self.idle = 0
+        """Polls in a row that found something at once, of which nobody took anything."""
+
+    def register(self, what: Any, events: int) -> None:
+        """As ZeroMQ's."""
+        self._watched[what] = int(events)
+        what.poller = self
+
+    def unregister(self, what: Any) -> None:
+        """As ZeroMQ's."""
+        del self._watched[what]
+        what.poller = None
+
+    def __contains__(self, what: Any) -> bool:
+        return what in self._watched
+
+    def kick(self) -> None:
+        """Something that is watched has changed."""
+        if self._task is not None:
+            self.world.wake(self._task)
+
+    def _ready(self) -> list[tuple[Any, int]]:
+        found = []
+        for what, wanted in self._watched.items():
+            events = POLLIN if wanted & POLLIN and what.readable() else 0
+            if wanted & POLLOUT and what.writable():
+                events |= POLLOUT
+            if events:
+                found.append((what, events))
+        return found
+
+    def poll(self, timeout: int) -> list[tuple[Any, int]]:
+        """As ZeroMQ's."""
+        until = self.world.now + timeout / 1000.0
+        while not (found := self._ready()):
+            left = until - self.world.now
+            if left <= 0:
+                return []
+            self._task = self.world.task
+            self.idle = 0
+            self.world.park(left)
+            self._task = None
+        self.idle += 1
+        if self.idle == SPINNING:
+            self.world.spins()
+        self.world.give_way()
+        return found
+
+
+class Waker:
+    """What `memoire.net.poller.Waker` is."""
+
+    def __init__(self, world: World) -> None:
+        self._is_called = False
+        self.poller: Poller | None = None
+        self.number = world.next_number()
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def fd(self) -> Waker:
+        """What a poller waits on."""
+        return self
+
+    def readable(self) -> bool:
+        """Whether somebody has called."""
+        return self._is_called
+
+    def writable(self) -> bool:
+        """Never."""
+        return False
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        self._is_called = True
+        if self.poller is not None:
+            self.poller.kick()
+
+    def drain(self) -> None:
+        """Forget the calls so far."""
+        self._is_called = False
+        if self.poller is not None:
+            self.poller.idle = 0
+
+    def close(self) -> None:
+        """Nothing is to be given back."""

@@ -1,0 +1,124 @@
+"""Run many seeds, make the schedule of a failing one short, and say how to see it again.
+
+    python -m simulation.run --seeds 2000 --first 1 --workers 2 [--plant NAME] [--storage rollouts] [name=value ...]
+
+A failing seed is run again with fewer and fewer faults, as long as it still fails in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from history.plants import PLANTS
+from history.schedule import Fault
+
+from . import plants as _more  # noqa: F401  registers what only a simulated network meets
+from .trial import Outcome, Settings, run
+
+CHUNK = 20
+"""Trials of one process: what a killed process leaves is given back with it."""
+
+
+def kind_of(violation: str) -> str:
+    """What a violation is about: its first word."""
+    return violation.partition(":")[0]
+
+
+def shortened(settings: Settings, outcome: Outcome) -> Outcome:
+    """The same failure with as few faults as can be, each left out in turn."""
+    wanted, best = kind_of(outcome.violations[0]), outcome
+    size = max(1, len(best.faults) // 2)
+    while size:
+        start = 0
+        while start < len(best.faults):
+            fewer = best.faults[:start] + best.faults[start + size :]
+            tried = run(settings, fewer)
+            if any(kind_of(each) == wanted for each in tried.violations):
+                best = tried
+            else:
+                start += size
+        size //= 2
+    return best
+
+
+def _prepare(plant: str) -> None:
+    logging.disable(logging.CRITICAL)
+    if plant:
+        PLANTS[plant].apply()
+
+
+def _try(settings: Settings) -> Outcome:
+    return run(settings)
+
+
+def outcomes(every: list[Settings], workers: int) -> Iterator[tuple[Settings, Outcome]]:
+    """Each trial's outcome, as it comes."""
+    made = multiprocessing.get_context("spawn")
+    with made.Pool(workers, _prepare, (every[0].plant,), maxtasksperchild=CHUNK) as pool:
+        by_seed = {settings.seed: settings for settings in every}
+        for outcome in pool.imap_unordered(_try, every):
+            yield by_seed[outcome.seed], outcome
+
+
+def main() -> int:
+    """Run them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--plant", default="", choices=["", *PLANTS])
+    parser.add_argument("--stop-after", type=int, default=3, help="failing seeds after which nothing more is tried")
+    parser.add_argument("--whole", action="store_true", help="make no failing schedule shorter")
+    parser.add_argument("more", nargs="*", help="settings of the trials, such as storage=rollouts")
+    given = parser.parse_args()
+    values = dict(_value(word) for word in given.more)
+    seeds = range(given.first, given.first + given.seeds)
+    every = [Settings(seed, plant=given.plant, **values) for seed in seeds]
+    began, failed, virtual, seconds, turns = time.monotonic(), [], 0.0, 0.0, 0
+    for settings, outcome in outcomes(every, given.workers):
+        virtual, seconds, turns = virtual + outcome.virtual, seconds + outcome.seconds, turns + outcome.turns
+        if outcome.violations:
+            failed.append((settings, outcome))
+            print(outcome, flush=True)
+        if len(failed) >= given.stop_after:
+            break
+    took = time.monotonic() - began
+    print(
+        f"{virtual:.0f} s of trials in {seconds:.0f} s of a core ({virtual / seconds:.0f} times), {took:.0f} s; {turns} turns"
+    )
+    if failed and not given.whole:
+        _prepare(given.plant)
+        settings, outcome = failed[0]
+        best = shortened(settings, outcome)
+        print(f"\nThe shortest schedule that fails so:\n{_schedule(best.faults)}\n{best}")
+        words = " ".join(given.more)
+        print(f"To see it again: python -m simulation.trial {settings.seed} {words}")
+    print(f"{len(failed)} of {given.seeds} seeds failed")
+    return 1 if failed else 0
+
+
+def _value(word: str) -> tuple[str, Any]:
+    name, _, text = word.partition("=")
+    names = {field.name for field in dataclasses.fields(Settings)}
+    if name not in names:
+        sys.exit(f"there is no setting {name!r}; there are {', '.join(sorted(names))}")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
+def _schedule(faults: list[Fault]) -> str:
+    return "\n".join(map(str, faults)) or "(no faults at all)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

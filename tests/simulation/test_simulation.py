@@ -1,0 +1,63 @@
+"""Trials in a simulated world: the same seed is the same trial everywhere, planted faults are found, and nothing else is.
+
+`make simulate` runs as many seeds as one likes. Each trial here runs in processes of its own, whose clocks and threads are
+the world's.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from netkit import DEADLINE
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def python(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(TESTS / "support")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def digest_of(output: str) -> str:
+    found = re.search(r"turns, ([0-9a-f]{16})", output)
+    assert found is not None, output
+    return found[1]
+
+
+def test_the_same_seed_is_the_same_trial_in_every_process() -> None:
+    first = python("simulation.trial", "3", "seconds=30", hash_seed="1")
+    again = python("simulation.trial", "3", "seconds=30", hash_seed="2")
+    other = python("simulation.trial", "4", "seconds=30", hash_seed="1")
+    assert digest_of(first.stdout) == digest_of(again.stdout) != digest_of(other.stdout)
+
+
+@pytest.mark.parametrize(("storage", "runs"), [("caches", 1), ("caches", 2), ("rollouts", 1)])
+def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
+    done = python("simulation.run", "--seeds", "4", "--workers", "1", f"storage={storage}", f"runs={runs}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 4 seeds failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [("acknowledged_when_sent", "log: "), ("added_answers", "caches: "), ("increments", "counts: "), ("endless_runs", "endings: ")],
+)  # fmt: skip
+def test_a_planted_fault_is_found(plant: str, found: str) -> None:
+    words = ["--seeds", "8", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]
+    done = python("simulation.run", *words, "seconds=40")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert any(line.startswith(found) for line in done.stdout.splitlines()), done.stdout
+
+
+def test_a_schedule_that_fails_is_made_short() -> None:
+    words = ["--first", "2", "--seeds", "1", "--workers", "1", "--plant", "increments"]
+    done = python("simulation.run", *words, "seconds=30")
+    schedule = done.stdout.partition("The shortest schedule that fails so:\n")[2]
+    faults = [line for line in schedule.splitlines() if re.match(r" *[0-9.]+ s \w+ ", line)]
+    assert len(faults) <= 3 and "To see it again: python -m simulation.trial 2" in schedule, done.stdout

@@ -1,0 +1,428 @@
+"""A trial of tests/history in a world of its own: the same actors, learner, faults and checks, in one thread.
+
+python -m simulation.trial SEED [name=value ...]      one trial by hand, with the faults that it met
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from history import checks
+from history.actor import PLAYS
+from history.learner import LAST, learn
+from history.schedule import Fault, faults
+from history.trial import SCHEMA, kept_in
+from memoire.errors import InsecureWarning
+from memoire.limits import Limits
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.server.server import Server
+
+from . import network
+from .installed import installed
+from .world import Process, Stuck, World
+
+PORT: Final = 5560
+END: Final = 120.0
+"""Seconds of the world's time in which everybody has to deliver and leave, once all is healed."""
+TERM: Final = 20.0
+"""The same for a node that is asked to end."""
+HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4}
+PAUSE: Final = 2.0
+"""Seconds between two draws or takes: each is some twenty messages."""
+CALM: Final = {name: type(play.__name__, (play,), {"limits": Limits()}) for name, play in PLAYS.items()}
+"""Actors that are no more impatient than those of users."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a trial is made of."""
+
+    seed: int
+    seconds: float = 120.0
+    servers: int = 2
+    proxies: int = 2
+    actors: int = 2
+    clients: int = 2
+    rate: float = 0.5
+    kills: int = 6
+    stops: int = 3
+    terms: int = 2
+    cuts: int = 2
+    resets: int = 2
+    one_way: int = 2
+    slow: int = 2
+    runs: int = 1
+    storage: str = "caches"
+    preempt: float = 0.02
+    plant: str = ""
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """How many of each kind of fault."""
+        ways = {"in": (self.one_way + 1) // 2, "out": self.one_way // 2}
+        return {
+            "kill": self.kills, "stop": self.stops, "term": self.terms, "cut": self.cuts, "reset": self.resets,
+            "slow": self.slow, **ways,
+        }  # fmt: skip
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of it."""
+
+    seed: int
+    violations: list[str]
+    digest: str
+    virtual: float
+    seconds: float
+    turns: int
+    figures: dict[str, Any]
+    faults: list[Fault]
+
+    def __str__(self) -> str:
+        facts = (
+            f"seed {self.seed}: {self.virtual:.0f} s in {self.seconds:.2f} s, {self.turns} turns, {self.digest[:16]}"
+        )
+        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        return "\n".join([facts, figures, *self.violations[:20]])
+
+
+class Line:
+    """By whom the learner is told to finish."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.stopping, self.is_over = world, False, False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long; False once it is to finish."""
+        self._world.park(seconds)
+        return not self.is_over
+
+
+class Trial:
+    """Runs once."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, chosen: list[Fault] | None = None, trace: TextIO | None = None
+    ) -> None:
+        self.settings, self.folder = settings, folder
+        self.world = World(settings.seed, preempt=settings.preempt)
+        self.world.on_error = self._failed
+        if trace is not None:
+            self.world.log = lambda line: trace.write(line + "\n")
+        self.net = network.Network(self.world)
+        self.events: list[dict[str, Any]] = []
+        self.running: dict[str, Process] = {}
+        self.nodes: dict[str, Any] = {}
+        """Servers and proxies, by process."""
+        self.lives: Counter[str] = Counter()
+        self.over: set[str] = set()
+        """Processes that have ended by themselves."""
+        self.errors: list[str] = []
+        self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
+        self.names = {
+            "server": [f"server-{number}" for number in range(settings.servers)],
+            "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
+            "actor": [f"actor-{number}" for number in range(settings.actors)],
+        }
+        self.line = Line(self.world)
+        targets = [name for names in self.names.values() for name in names]
+        self.faults = faults(settings.seed, settings.seconds, targets, settings.wanted) if chosen is None else chosen
+
+    # Who is there
+
+    def host(self, name: str) -> str:
+        """Its address."""
+        kind, _, number = name.partition("-")
+        return f"10.0.{HOSTS[kind]}.{int(number) + 1}"
+
+    def endpoint(self, name: str) -> str:
+        """Where a node takes requests."""
+        return f"tcp://{self.host(name)}:{PORT}"
+
+    @property
+    def fronts(self) -> list[str]:
+        """What actors and learner connect to."""
+        return [self.endpoint(name) for name in self.names["proxy"] or self.names["server"]]
+
+    def record(self, by: str, life: Process | None = None) -> Callable[..., float]:
+        """What writes down what a process does, until it is killed."""
+
+        def write(do: str, **facts: Any) -> float:
+            now = self.world.now
+            if life is None or life.is_alive:
+                self.events.append({"t": now, "by": by, "do": do, **facts})
+                self.world.note(by, do)
+            return now
+
+        return write
+
+    def start(self, name: str) -> Process:
+        """Begin a process, with what it held before on its disk."""
+        self.lives[name] += 1
+        process = Process(name, self.host(name), self.lives[name])
+        process.at_kill.append(lambda: self.net.killed(process))
+        self.running[name] = process
+        self.over.discard(name)
+        self.record("nemesis")("started", target=name, life=process.life)
+        begin = getattr(self, f"_{name.partition('-')[0]}")
+        self.world.spawn(process, "main", lambda: begin(name, process))
+        return process
+
+    def _server(self, name: str, process: Process) -> None:
+        options: dict[str, Any] = (
+            {"cache_size": 16, "priority_exponent": 0.0}
+            if self.settings.storage == "caches"
+            else {"storage": "rollouts", "rollout_length": 8, "capacity": 4096}
+        )
+        self.nodes[name] = Server(
+            self.endpoint(name), SCHEMA, name=name, run=self.runs[0], state_dir=self.folder / name, seed=self.settings.seed,
+            **options,
+        )  # fmt: skip
+
+    def _proxy(self, name: str, process: Process) -> None:
+        self.nodes[name] = Proxy(self.endpoint(name), [self.endpoint(server) for server in self.names["server"]])
+
+    def _actor(self, name: str, process: Process) -> None:
+        record = self.record(name, process)
+        left = [self.settings.clients]
+
+        def play(number: int) -> None:
+            endpoint = self.fronts[(number + process.life) % len(self.fronts)]
+            seed = f"{self.settings.seed}/{name}/{process.life}/{number}"
+            try:
+                event = threading.Event()
+                CALM[self.settings.storage](record, endpoint, seed, self.settings.rate, event).run()  # type: ignore[arg-type]
+            except Exception as error:  # noqa: BLE001
+                record("failed", error=repr(error))
+            left[0] -= 1
+            if not left[0]:
+                self.over.add(name)
+
+        for number in range(self.settings.clients):
+            self.world.spawn(process, f"client-{number}", lambda number=number: play(number))
+
+    def _learner(self, name: str, process: Process) -> None:
+        every = self.settings.seconds / self.settings.runs
+        with Reader([self.fronts[0]], timeout=LAST, seed=0, limits=Limits()) as reader:
+            record: Any = self.record(name, process)
+            learn(self.line, reader, record, self.runs[1:], every, self.settings.storage, PAUSE)
+        self.over.add(name)
+
+    # What happens
+
+    def run(self) -> Outcome:
+        """Do it all, and check."""
+        began = time.process_time()
+        with warnings.catch_warnings(), installed(self.world, self.net):
+            warnings.simplefilter("ignore", InsecureWarning)
+            try:
+                self._run()
+            except Stuck as error:
+                self.errors.append(f"stuck: {error}")
+            finally:
+                for process in self.running.values():
+                    if process.is_alive:
+                        self.world.kill(process)
+                digest = self.world.digest
+                self.world.end()
+        violations = [
+            *self.errors,
+            *(f"spins: {name} polls for what it never takes" for name in sorted(self.world.spinning)),
+        ]
+        kept = kept_in(self.folder, self.names["server"], self.runs, {})
+        events = json.loads(json.dumps(self.events))
+        violations += checks.check(events, kept)
+        return Outcome(
+            self.settings.seed, violations, digest, self.world.now - 1000.0, time.process_time() - began,
+            self.world.turns, self._figures(events, kept), self.faults,
+        )  # fmt: skip
+
+    def _run(self) -> None:
+        for kind in ("server", "proxy"):
+            for name in self.names[kind]:
+                self.start(name)
+            self._await(lambda kind=kind: all(name in self.nodes for name in self.names[kind]))
+        for name in [*self.names["actor"], "learner-0"]:
+            self.start(name)
+        began = self.world.now
+        for fault in self.faults:
+            self.world.at(began + fault.at, lambda fault=fault: self._strike(fault))
+            self.world.at(began + fault.until, lambda fault=fault: self._relieve(fault))
+        end = max([began + self.settings.seconds, *(began + fault.until for fault in self.faults)])
+        self._await(lambda: self.world.now >= end + 0.01, end + 1.0)
+        self._heal()
+        self._finish()
+
+    def _await(self, until: Callable[[], bool], most: float = 60.0) -> None:
+        self.world.run(until, most=most)
+
+    def _strike(self, fault: Fault) -> None:
+        name, say = fault.target, self.record("nemesis")
+        process = self.running[name]
+        match fault.kind:
+            case "kill":
+                say("killed", target=name, life=process.life)
+                self.nodes.pop(name, None)
+                self.world.kill(process)
+            case "stop":
+                say("stopped", target=name, life=process.life)
+                process.is_stopped = True
+            case "term":
+                self._term(name)
+            case "cut" | "in" | "out":
+                say("cut", target=name, how=fault.kind)
+                self.net.isolate(process.host, self._hosts(name), "both" if fault.kind == "cut" else fault.kind)
+            case "reset":
+                self.net.reset(process.host)
+            case "slow":
+                self.net.slow = 0.3
+
+    def _hosts(self, name: str) -> list[str]:
+        everybody = [each for names in self.names.values() for each in names] + ["learner-0"]
+        return [self.host(each) for each in everybody if each != name]
+
+    def _relieve(self, fault: Fault) -> None:
+        name, process = fault.target, self.running[fault.target]
+        match fault.kind:
+            case "kill":
+                self.start(name)
+            case "term":
+                if not process.is_alive:
+                    self.start(name)
+            case "stop":
+                process.is_stopped = False
+                since = self.world.now - fault.seconds
+                self.record("nemesis")("continued", target=name, since=since)
+            case "cut" | "in" | "out":
+                self.net.heal(process.host)
+                self.record("nemesis")("mended", target=name)
+            case "slow":
+                self.net.slow = 0.0
+
+    def _term(self, name: str) -> None:
+        """Ask a node to end: it closes, and its process with it. Actors are killed instead."""
+        process, node, began = self.running[name], self.nodes.pop(name, None), self.world.now
+        if node is None:  # not up yet: SIGTERM is any process's death then
+            self.record("nemesis")("killed", target=name, life=process.life)
+            self.world.kill(process)
+            return
+
+        def end() -> None:
+            node.close(TERM - 5.0)
+            took = self.world.now - began
+            self.record("nemesis")("ended", target=name, life=process.life, status=0, took=took, grace=TERM, tail=[])
+            self.world.after(0.0, lambda: self.world.kill(process))
+
+        self.world.spawn(process, "term", end)
+
+    def _heal(self) -> None:
+        self.net.cut.clear()
+        for name in [*self.names["server"], *self.names["proxy"]]:
+            self.net.heal(self.host(name))
+            if not self.running[name].is_alive:
+                self.start(name)
+        nodes = [*self.names["server"], *self.names["proxy"]]
+        self._await(lambda: all(name in self.nodes for name in nodes))
+        self.record("nemesis")("healed")
+
+    def _finish(self) -> None:
+        self.line.is_over = True
+        leaving = [*self.names["actor"], "learner-0"]
+        try:
+            self._await(lambda: all(name in self.over for name in leaving), END)
+        except Stuck:
+            for name in leaving:
+                if name not in self.over:
+                    what = f"did not leave within {END:g} s after the end ({self.world.waiting()})"
+                    self.record("nemesis")("late", target=name, what=what)
+        self._ask_totals()
+        for kind in ("proxy", "server"):
+            for name in self.names[kind]:
+                self._term(name)
+            self._await(lambda kind=kind: not any(self.running[name].is_alive for name in self.names[kind]), TERM + 5)
+
+    def _ask_totals(self) -> None:
+        process, asked = Process("asker-0", "10.0.9.1"), []
+
+        def ask() -> None:
+            with Reader([self.fronts[-1]], timeout=20.0) as reader:
+                for run in self.runs:
+                    told = reader.totals(run, 20.0)
+                    totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
+                    self.record("asker-0")("totals", run=run, missing=sorted(told.missing), **totals)
+            asked.append(True)
+
+        self.world.spawn(process, "main", ask)
+        self._await(lambda: bool(asked) or bool(self.errors))
+
+    def _failed(self, task: Any, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error)).strip().replace("\n", "\n    ")
+        self.errors.append(f"endings: {task.process.name}/{task.name} failed: {error!r}\n    {text}")
+
+    def _figures(self, events: list[dict[str, Any]], kept: checks.Kept) -> dict[str, Any]:
+        told, done = checks.stories(events), Counter(event["do"] for event in events)
+        merged = checks.merge(kept.counted).values()
+        return {
+            "clients": len(told),
+            "delivered": sum(story.delivered for story in told.values()),
+            "killed": done["killed"], "stopped": done["stopped"], "cut": done["cut"], "ended": done["ended"],
+            "steps": sum(steps for _, steps in merged),
+            "lines": sum(map(len, kept.lines.values())),
+            "caches": sum(story.pushed_after for story in told.values()),
+            "samples": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
+        }  # fmt: skip
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder on no disk, if the system has one."""
+    place = Path("/dev/shm")  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=place if place.is_dir() else None, prefix="memoire-") as name:
+        yield Path(name)
+
+
+def run(settings: Settings, chosen: list[Fault] | None = None, trace: TextIO | None = None) -> Outcome:
+    """One trial.
+
+    Args:
+        chosen: Faults in place of those that the seed gives.
+        trace: Gets a line for everything that happens.
+    """
+    with in_memory() as folder:
+        return Trial(settings, folder, chosen, trace).run()
+
+
+def main() -> int:
+    """One trial by hand."""
+    import sys
+
+    seed, *given = (word for word in sys.argv[1:] if not word.startswith("--trace="))
+    traces = [word.removeprefix("--trace=") for word in sys.argv[1:] if word.startswith("--trace=")]
+    values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
+    settings = Settings(int(seed), **values)
+    if settings.plant:
+        from history.plants import PLANTS
+
+        PLANTS[settings.plant].apply()
+    with open(traces[0], "w", encoding="utf-8") if traces else nullcontext() as trace:
+        outcome = run(settings, trace=trace)
+    print(*outcome.faults, sep="\n")
+    print(outcome)
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
