@@ -9,6 +9,8 @@ import math
 import random
 from typing import Any
 
+import msgspec
+
 from history.plants import planted
 
 
@@ -118,8 +120,7 @@ def endless_runs() -> None:
     follow = Session._follow_run  # noqa: SLF001
 
     def deaf(self: Any, said: Any, asked: Any) -> None:
-        follow(self, said, asked)
-        self.is_finished = False
+        follow(self, msgspec.structs.replace(said, finished=False), asked)
 
     Session._follow_run = deaf  # type: ignore[method-assign]  # noqa: SLF001
 

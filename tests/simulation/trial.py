@@ -416,6 +416,8 @@ def main() -> int:
     if settings.plant:
         from history.plants import PLANTS
 
+        from . import plants  # noqa: F401  registers its own
+
         PLANTS[settings.plant].apply()
     with open(traces[0], "w", encoding="utf-8") if traces else nullcontext() as trace:
         outcome = run(settings, trace=trace)

@@ -22,6 +22,8 @@ START: Final = 1_000.0
 SINCE_1970: Final = 1_780_000_000.0 - START
 TICK: Final = 1e-7
 """Seconds that each look at the clock takes, so that whoever waits by looking comes to an end."""
+MAX_TURNS: Final = 400_000
+"""Turns of a world at most; a trial of two minutes has some fifteen thousand."""
 TURN: Final = 2e-5
 """Seconds that a task's turn takes at least."""
 
@@ -226,6 +228,8 @@ class World:
                 self.now = max(self.now, self._due[0][0])
             else:
                 raise Stuck("nobody can go on")
+            if self.turns > MAX_TURNS:
+                raise Stuck(f"more than {MAX_TURNS} turns: somebody works without an end")
             if self.now > limit:
                 raise Stuck(f"more than {most:g} s of the world's time: {self.waiting()}")
 
