@@ -46,7 +46,7 @@ def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "found"),
-    [("acknowledged_when_sent", "log: "), ("added_answers", "caches: "), ("increments", "counts: "), ("endless_runs", "endings: ")],
+    [("lost_lines", "log: "), ("added_answers", "caches: "), ("increments", "counts: "), ("endless_runs", "endings: ")],
 )  # fmt: skip
 def test_a_planted_fault_is_found(plant: str, found: str) -> None:
     words = ["--seeds", "8", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]
