@@ -696,3 +696,53 @@ class PathHeld(MemoireError, RuntimeError):
             f"{self.path} is in use by {holder}: each keeps its model at a path of its own. Give this one another "
             f"model_path, or end that process."
         )
+
+
+class ObserverLost(MemoireError, RuntimeError):
+    """Whoever had a job fell silent, and nobody else was to have it."""
+
+    def __init__(self, job: int, worker: str, seconds: float) -> None:
+        super().__init__(job, worker, seconds)
+        self.job, self.worker, self.seconds = job, worker, seconds
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job} is lost: {self.worker} said nothing for {self.seconds:.1f} s. Give it again, or allow "
+            f"more attempts."
+        )
+
+
+class JobFailed(MemoireError, RuntimeError):
+    """Whoever had a job tells that it could not be done."""
+
+    def __init__(self, job: int, worker: str, text: str) -> None:
+        super().__init__(job, worker, text)
+        self.job, self.worker, self.text = job, worker, text
+
+    def __str__(self) -> str:
+        return f"job {self.job} failed at {self.worker}: {self.text}. The log there has all of it."
+
+
+class JobCancelled(MemoireError, RuntimeError):
+    """The job is not wanted any more, or somebody else has it."""
+
+    def __init__(self, job: int) -> None:
+        super().__init__(job)
+        self.job = job
+
+    def __str__(self) -> str:
+        return f"job {self.job} was cancelled. Let this error pass: the observer asks for another job."
+
+
+class NothingAllowed(MemoireError, ValueError):
+    """A mask allows no action in some row."""
+
+    def __init__(self, row: str, actions: int) -> None:
+        super().__init__(row, actions)
+        self.row, self.actions = row, actions
+
+    def __str__(self) -> str:
+        return (
+            f"the mask of {self.row} allows none of its {self.actions} actions. End the episode in such a state, or "
+            f"allow an action that changes nothing."
+        )

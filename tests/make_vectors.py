@@ -199,6 +199,10 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             ),
             b"",
         ),
+        "welcome_agent": (
+            wire.Welcome(schema=ROWS.to_json(), outputs=ROWS.to_json(), starts=ROWS.to_json(), entries=SCHEMA.to_json(), storage="inference"),
+            b"",
+        ),
         "update": (
             wire.Update(
                 epoch=5, episodes=2, steps=70, caches=3, cache_bytes=4096, generated_bytes=9000, total_weight=8.0,
@@ -242,7 +246,14 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             made["episode"],
         ),
         "infer": (wire.Infer(patience=2.0, min_version=9), made["rows"]),
+        "infer_for_job": (wire.Infer(patience=2.0, job=40), made["rows"]),
         "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), made["rows"]),
+        "work": (wire.Work(patience=5.0), b""),
+        "work_going_on": (wire.Work(patience=0.0, job=40), b""),
+        "job": (wire.Job(number=40, lease=10.0, options={"steps": 30, "greedy": False}), made["rows"]),
+        "job_none": (wire.Job(cancelled=True, leaving=True), b""),
+        "result": (wire.Result(job=40, fragments=[wire.FragmentRow(CLIENT, 40, len(made["episode"]), True, True, False, None)]), made["episode"]),
+        "result_failed": (wire.Result(job=40, status="failed", text="ValueError: no gate 7"), b""),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
         "news": (wire.News(epoch=5), b""),
         "take_snapshot": (wire.TakeSnapshot(name="nightly", order=CLIENT), b""),

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from memoire.errors import MemoireError, ProtocolError
+from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.value_conversion import is_finite
-from memoire.wire.row_container import Rows, cut, exact_rows, joined
+from memoire.wire.row_container import Rows, cut, exact_rows, joined, pack_rows, unpack_rows
 
 Function = Callable[..., Mapping[str, Any]]
 _MAX_TEXT = 500  # characters of an error that clients are told
@@ -135,3 +136,38 @@ def padded(schema: RowSchema, columns: Rows, more: int = 0) -> dict[str, Any]:
 
 def _longer(values: Any, more: int) -> Any:
     return np.concatenate([values, np.zeros((more, *values.shape[1:]), values.dtype)]) if more else values
+
+
+def packed_rows(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, NDArray[np.uint8]]:
+    """N, how many rows these are, and their container, bytes [size], of arrays [N, *F] or lists of arrays.
+
+    Raises:
+        EntryError, ParameterError, SchemaError: a value has another form, is missing, or is not finite.
+    """
+    try:
+        flat = flat_columns(schema, columns)
+    except ValueError as error:
+        raise ParameterError("columns", list(columns), str(error)) from None
+    values = unpadded(schema, flat)
+    first = values[schema.names[0]]
+    rows = len(first) if isinstance(first, list | tuple) or np.ndim(first) else 0
+    if not rows:
+        raise ParameterError("columns", f"{schema.names[0]!r} without rows", "arrays with a leading axis of 1 or more")
+    made = exact_rows(schema, values, rows)
+    for name in schema.finite:
+        if not is_finite(made[name]):
+            raise EntryError(name, f"finite values of {schema[name]}, unless it is nan='allow'", "NaN or infinity")
+    return rows, pack_rows(schema, made, rows)
+
+
+def packed_row(schema: RowSchema, columns: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """The container, bytes [size], of one row of columns [*F]. Raises what `packed_rows` raises."""
+    ragged = schema.ragged
+    rows = {name: [value] if name in ragged else np.asarray(value)[None] for name, value in columns.items()}
+    return packed_rows(schema, rows)[1]
+
+
+def unpacked(payload: Any, schema: RowSchema) -> list[dict[str, Any]]:
+    """The rows of a container, each a mapping of columns [*F], as copies. Raises ProtocolError: it is none."""
+    rows, count = unpack_rows(payload, schema)
+    return [{name: np.array(values[i]) for name, values in rows.items()} for i in range(count)]

@@ -34,6 +34,7 @@ from memoire.wire.row_container import Rows, pack_rows, unpack_rows
 from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
 from .computation import Computation, Weights
 from .io_batches import SerialThread
+from .io_jobs import JobService
 from .io_weights import ModelLink
 from .stats import InferenceCounts
 
@@ -64,6 +65,7 @@ class InferenceThread:
         load: Makes weights of a model's content; called in a thread of its own.
         is_waiting: Whether rows wait until there are weights.
         owner: Lives as long as the thread.
+        jobs: Answers those who ask for jobs; None: nobody does.
 
     Raises:
         EndpointError: the address is in use or malformed.
@@ -83,6 +85,7 @@ class InferenceThread:
         context: Context,
         is_waiting: bool,
         owner: object,
+        jobs: JobService | None = None,
     ) -> None:
         self._owner, self._name, self._limits = owner, name, limits
         self.batching, self.computation, self._load = batching, computation, load
@@ -92,6 +95,7 @@ class InferenceThread:
         self.changed = threading.Condition()
         """Notified when weights were swapped."""
         self.models: ModelLink | None = None
+        self.jobs = jobs
         self._is_running = False
         self._quick = 0  # batches in a row that took less than `QUICK_TIME`
         self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
@@ -101,6 +105,8 @@ class InferenceThread:
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
         self.lanes = SendQueues()
+        if jobs is not None:
+            jobs.send, jobs.post, jobs.limits = self._send, self.worker.post, limits
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
         gate.on_hang_up = self._hung_up
         try:
@@ -149,8 +155,7 @@ class InferenceThread:
         times = [self.lanes.next_time()]
         if not self._is_running:
             times.append(self.batching.next_time(time.monotonic(), self._version))
-        if self.models is not None:
-            times.append(self.models.next_time())
+        times += [part.next_time() for part in (self.models, self.jobs) if part is not None]
         return min(times)
 
     @property
@@ -163,10 +168,14 @@ class InferenceThread:
             self._take_requests()
         if self.models is not None:
             self.models.turn(ready)
+        if self.jobs is not None:
+            self.jobs.turn()
         self.lanes.turn(time.monotonic())
         self._fire()
 
     def _at_end(self) -> None:
+        if self.jobs is not None:
+            self.jobs.close()
         if self.models is not None:
             self.models.close()
 
@@ -194,24 +203,36 @@ class InferenceThread:
             message = self.admission.parse(request, now)
             if message.header.client == NO_CLIENT:
                 raise ProtocolError("client", "a request needs a client id")
-            if isinstance(message.body, messages.Infer):
-                self._clients_of.setdefault(descriptor, set()).add(message.header.client)
-                self._ask(request, message, message.body, now)
-            elif isinstance(message.body, messages.Hello):
-                self._send([*request.envelope, *reply(message.header, self._welcome())])
-            else:
-                text = f"{message.type.name} was sent to an inference node, which answers HELLO and INFER. Ask a server"
-                raise ProtocolError("unexpected", text)
+            self._clients_of.setdefault(descriptor, set()).add(message.header.client)
+            self._answer(request, message, descriptor, now)
         except ProtocolError as error:
             refusal = self.admission.refuse_request(request, error)
             if refusal is not None:
                 self._send(refusal)
+
+    def _answer(self, request: EnvelopedRequest, message: Message, descriptor: int, now: float) -> None:
+        body, jobs = message.body, self.jobs
+        if isinstance(body, messages.Infer):
+            self._ask(request, message, body, now)
+        elif isinstance(body, messages.Hello):
+            if jobs is not None:
+                jobs.hello(message.header.client, body.name)
+            self._send([*request.envelope, *reply(message.header, self._welcome())])
+        elif jobs is not None and isinstance(body, messages.Work):
+            jobs.work(request.envelope, message.header, body, descriptor)
+        elif jobs is not None and isinstance(body, messages.Result):
+            jobs.result(request.envelope, message, body)
+        else:
+            node = "an inference node, which answers HELLO and INFER" if jobs is None else "an agent"
+            raise ProtocolError("unexpected", f"{message.type.name} was sent to {node}. Ask a server or an agent")
 
     def _ask(self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float) -> None:
         inputs, header = self.computation.inputs, message.header
         if header.fingerprint != inputs.fingerprint:
             raise ProtocolError("schema", f"rows of another schema; this node takes {inputs!r}"[:1000])
         columns, rows = unpack_rows(message.payload, inputs, self._limits)
+        if body.job and self.jobs is not None:
+            self.jobs.check(header.client, body.job, now)
         key = header.client, header.sequence
         if key in self._open:  # a resend may have come by a new connection
             self._open[key].envelope = request.envelope
@@ -225,10 +246,12 @@ class InferenceThread:
             self.counts.rows += rows
 
     def _welcome(self) -> messages.Welcome:
-        computation = self.computation
+        computation, jobs = self.computation, self.jobs
         return messages.Welcome(
             schema=computation.inputs.to_json(),
             outputs=computation.outputs.to_json(),
+            starts="" if jobs is None or jobs.starts is None else jobs.starts.to_json(),
+            entries="" if jobs is None else jobs.entries.to_json(),
             storage="inference",
             home_name=self._name,
             endpoints=messages.Endpoints(request=self.endpoint),
@@ -255,6 +278,8 @@ class InferenceThread:
     def _hung_up(self, descriptor: int) -> None:
         for client in self._clients_of.pop(descriptor, ()):
             self.batching.left(client)
+        if self.jobs is not None:
+            self.jobs.left(descriptor)
 
     # Batches
 

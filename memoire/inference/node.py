@@ -32,8 +32,9 @@ from memoire.suggestions import checked_names
 from .batching import REASONS, Batching
 from .computation import Computation, Function
 from .io import InferenceThread
+from .io_jobs import JobService
 from .io_weights import ModelLink
-from .stats import InferenceStats
+from .stats import InferenceStats, JobStats
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Inference(Node):
             None gives batches as they are.
         name: What people call it on pages and in logs, as of `Proxy`.
         keys: This process' keys folder (or a cluster's), as of `Proxy`.
+        jobs: Answers observers; `rl.Agent` makes it. None: nobody gets a job here.
 
     Raises:
         EndpointError: an address is in use or malformed.
@@ -95,6 +97,7 @@ class Inference(Node):
         limits: Limits | None = None,
         context: Context | None = None,
         name: str | None = None,
+        jobs: JobService | None = None,
     ) -> None:
         computation = Computation(
             _callable("function", function),
@@ -126,6 +129,7 @@ class Inference(Node):
                 context=context,
                 is_waiting=connect is not None,
                 owner=self,
+                jobs=jobs,
             )
             if connect is not None:
                 self._thread.models = self._link(connect, client, context)
@@ -231,6 +235,7 @@ class Inference(Node):
             durations=counts.durations.now(),
             security=self._gate.security(),
             faults=thread.worker.errors,
+            jobs=JobStats() if thread.jobs is None else thread.jobs.stats(),
         )
 
     def liveness(self) -> list[str]:

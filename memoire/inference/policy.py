@@ -13,22 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from memoire.arguments import seconds, whole
-from memoire.errors import Closed, EndpointError, EntryError, MemoireTimeout, ParameterError
+from memoire.errors import Closed, EndpointError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net import addresses
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.replay.row_schema import RowSchema, row_schema_from
-from memoire.replay.value_conversion import is_finite
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
-from memoire.wire.row_container import exact_rows, pack_rows
 
-from .computation import flat_columns, padded, unpadded
+from .computation import packed_rows, padded
 from .io_policy import AskedRows, PolicyThread
 
 GRACE = 0.25
@@ -131,7 +126,7 @@ class RemotePolicy(Node):
     ) -> None:
         self._timeout, self._fallback = seconds(timeout), fallback
         self._inputs, self._outputs = row_schema_from("inputs", inputs), row_schema_from("outputs", outputs)
-        given = _checked([urls] if isinstance(urls, str) else list(urls))
+        given = checked_urls([urls] if isinstance(urls, str) else list(urls))
         self._limits, client = limits or Limits(), secrets.token_bytes(16)
         self._pid = os.getpid()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
@@ -172,7 +167,7 @@ class RemotePolicy(Node):
         """
         if self._closing.is_set():
             raise Closed(self.CALLED)
-        rows, payload = _packed(self._inputs, columns)
+        rows, payload = packed_rows(self._inputs, columns)
         wanted = whole("min_version", min_version, 0, 2**53 - 1)
         asked = AskedRows(payload, rows, time.monotonic() + self._timeout, wanted)
         self._thread.ask(asked)
@@ -200,25 +195,8 @@ class RemotePolicy(Node):
         return f"<memoire.RemotePolicy of {', '.join(self.urls)}>"
 
 
-def _packed(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, NDArray[np.uint8]]:
-    """How many rows these are, and their container."""
-    try:
-        flat = flat_columns(schema, columns)
-    except ValueError as error:
-        raise ParameterError("columns", list(columns), str(error)) from None
-    values = unpadded(schema, flat)
-    first = values[schema.names[0]]
-    rows = len(first) if isinstance(first, list | tuple) or np.ndim(first) else 0
-    if not rows:
-        raise ParameterError("columns", f"{schema.names[0]!r} without rows", "arrays with a leading axis of 1 or more")
-    made = exact_rows(schema, values, rows)
-    for name in schema.finite:
-        if not is_finite(made[name]):
-            raise EntryError(name, f"finite values of {schema[name]}, unless it is nan='allow'", "NaN or infinity")
-    return rows, pack_rows(schema, made, rows)
-
-
-def _checked(urls: Sequence[str]) -> list[str]:
+def checked_urls(urls: Sequence[str]) -> list[str]:
+    """Addresses of nodes to connect to. Raises EndpointError: there is none, or one is malformed."""
     if not urls:
         raise EndpointError("[]", "connect to", "a policy needs the address of an inference node", "tcp://host:5570")
     for url in urls:

@@ -29,6 +29,28 @@ class InferenceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStats:
+    """The jobs of an agent at one moment. A node that gives none has zeros."""
+
+    open: int = 0
+    """Jobs that no observer has."""
+    leased: int = 0
+    """Jobs that an observer has."""
+    observers: int = 0
+    """Observers that were heard of within the time of a lease."""
+    done: int = 0
+    failed: int = 0
+    """Jobs of which the observer's function raised an error."""
+    cancelled: int = 0
+    lost: int = 0
+    """Jobs whose last lease ended without a result."""
+    expired: int = 0
+    """Leases that ended without a result."""
+    late: int = 0
+    """Results that came after their job was over."""
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceStats:
     """An inference node at one moment; for whoever watches."""
 
@@ -70,3 +92,5 @@ class InferenceStats:
     """From their arrival to their answer, which waits for its turn to be sent; the same."""
     security: Security
     faults: int
+    jobs: JobStats = field(default_factory=JobStats)
+    """Of the agent that it belongs to, if there is one."""

@@ -424,6 +424,15 @@ INFERENCE = (
     _gauge("inference_queue_rows", "Rows that wait now.", "queue_rows"),
     _gauge("inference_clients", "Clients that asked within the last second, or `alive` seconds.", "clients"),
     _gauge("inference_model_version", "Version of the weights.", "version"),
+    _gauge("jobs_open", "Jobs of an agent that no observer has.", "jobs.open"),
+    _gauge("jobs_leased", "Jobs of an agent that an observer has.", "jobs.leased"),
+    _gauge("jobs_observers", "Observers that were heard of within the time of a lease.", "jobs.observers"),
+    _counter("jobs_done", "Jobs whose result came.", "jobs.done"),
+    _counter("jobs_failed", "Jobs of which the observer's function raised an error.", "jobs.failed"),
+    _counter("jobs_cancelled", "Jobs that were cancelled.", "jobs.cancelled"),
+    _counter("jobs_lost", "Jobs whose last lease ended without a result.", "jobs.lost"),
+    _counter("jobs_expired", "Leases that ended without a result.", "jobs.expired"),
+    _counter("jobs_late", "Results that came too late, or of too old weights, to be used.", "jobs.late"),
 )
 
 CATALOGUE: Mapping[str, tuple[MetricEntry, ...]] = {

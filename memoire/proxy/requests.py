@@ -16,7 +16,7 @@ from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header
-from memoire.wire.refusals import NO_INFERENCE
+from memoire.wire.refusals import FOR_INFERENCE, no_inference
 
 from .backend import Backend
 from .model_cache import ModelCache
@@ -69,8 +69,8 @@ class Requests(Generic[B]):
         self, request: EnvelopedRequest, header: MessageHeader, now: float
     ) -> ForwardRequest[B] | AnswerRequest | None:
         """A request came in, or waited for servers."""
-        if header.type is messages.Type.INFER:
-            raise ProtocolError("unexpected", NO_INFERENCE)
+        if header.type in FOR_INFERENCE:
+            raise no_inference(header.type)
         if header.type is messages.Type.FETCH:
             asked = self._fetch_of(request)
             if self._cache.has_run(asked.topic, header.run):

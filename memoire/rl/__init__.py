@@ -12,6 +12,9 @@
     RecurrentActorCritic, RecurrentPPO      the same with a memory
     OnPolicyLearner         a server with a table of rollouts, paced by the models that it publishes; needs torch
     World                   several learners that learn as one, as torchrun starts them; needs torch
+    Agent, Observer         episodes that a learner gives to other processes, whose actions it computes in batches
+    StartStates             where such episodes begin: the best states that were found
+    masked, ragged_minibatches, rollouts_of    of what observers record
     Moments                 running mean and variance
     RealTimeEnv             an environment under a real clock, around a RealTimeInterface; DummyDrone is a device for it
     GenericMemory           samples of workers in rings of columns; a Codec restores them, ActionHistory is a part of it
@@ -26,10 +29,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memoire.inference.observer import Ask as Ask
+    from memoire.inference.observer import Observer as Observer
     from memoire.rl import weights as weights
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
     from memoire.rl.addresses import address_of_rank as address_of_rank
     from memoire.rl.agent import TrainingAgent as TrainingAgent
+    from memoire.rl.observers import Agent as Agent
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.collector import Collected as Collected
@@ -37,6 +43,12 @@ if TYPE_CHECKING:
     from memoire.rl.columns import rollout_schema as rollout_schema
     from memoire.rl.ddp import World as World
     from memoire.rl.drone import DummyDrone as DummyDrone
+    from memoire.rl.episodes import ObservedEpisode as ObservedEpisode
+    from memoire.rl.episodes import Start as Start
+    from memoire.rl.episodes import masked as masked
+    from memoire.rl.episodes import padded_columns as padded_columns
+    from memoire.rl.episodes import ragged_minibatches as ragged_minibatches
+    from memoire.rl.episodes import rollouts_of as rollouts_of
     from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.moments import Moments as Moments
@@ -60,6 +72,7 @@ if TYPE_CHECKING:
     from memoire.rl.worker import EpisodeResult as EpisodeResult
     from memoire.rl.worker import RolloutWorker as RolloutWorker
     from memoire.rl.worker import try_policy as try_policy
+    from memoire.rl.starts import StartStates as StartStates
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
@@ -69,6 +82,16 @@ _HOMES = {
     "ActionHistory": "memoire.rl.codec",
     "Codec": "memoire.rl.codec",
     "address_of_rank": "memoire.rl.addresses",
+    "Agent": "memoire.rl.observers",
+    "Ask": "memoire.inference.observer",
+    "Observer": "memoire.inference.observer",
+    "ObservedEpisode": "memoire.rl.episodes",
+    "masked": "memoire.rl.episodes",
+    "padded_columns": "memoire.rl.episodes",
+    "ragged_minibatches": "memoire.rl.episodes",
+    "rollouts_of": "memoire.rl.episodes",
+    "Start": "memoire.rl.episodes",
+    "StartStates": "memoire.rl.starts",
     "Collected": "memoire.rl.collector",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.columns",
@@ -102,6 +125,8 @@ _MODULES = ("weights",)
 __all__ = [
     "ActionHistory",
     "ActorCritic",
+    "Agent",
+    "Ask",
     "Codec",
     "Collected",
     "Collector",
@@ -112,6 +137,8 @@ __all__ = [
     "Goal",
     "MlpPolicy",
     "Moments",
+    "ObservedEpisode",
+    "Observer",
     "PPO",
     "Pipeline",
     "Policy",
@@ -120,14 +147,20 @@ __all__ = [
     "RemoteActor",
     "RolloutWorker",
     "SAC",
+    "Start",
+    "StartStates",
     "Trainer",
     "Training",
     "TrainingAgent",
     "Work",
     "address_of_rank",
+    "masked",
+    "padded_columns",
     "partial",
+    "ragged_minibatches",
     "replay",
     "rollout_schema",
+    "rollouts_of",
     "try_policy",
     "weights",
 ]

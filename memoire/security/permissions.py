@@ -21,7 +21,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
 _READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER}
-_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER}
+_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER, Type.WORK, Type.RESULT}
 _LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
 MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
     {

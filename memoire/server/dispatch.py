@@ -33,7 +33,7 @@ from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.identity import NO_CLIENT
-from memoire.wire.refusals import CODES, NO_INFERENCE
+from memoire.wire.refusals import CODES, FOR_INFERENCE, no_inference
 
 from . import recovery
 from .credit import Credits
@@ -229,8 +229,8 @@ class Dispatcher:
 
     def _check(self, message: Message) -> None:
         header, kind = message.header, type(message.body)
-        if kind is messages.Infer:
-            raise ProtocolError("unexpected", NO_INFERENCE)
+        if header.type in FOR_INFERENCE:
+            raise no_inference(header.type)
         if kind not in self.handlers and kind not in self._unlocked:
             raise ProtocolError("unexpected", f"{header.type.name} is no request")
         if header.client == NO_CLIENT:

@@ -5,7 +5,7 @@ docs/wire.md has each message on its own.
 """
 
 import enum
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +52,9 @@ class Type(enum.IntEnum):
     SNAPSHOT = 25
     INFER = 26
     INFERRED = 27
+    WORK = 28
+    JOB = 29
+    RESULT = 30
     TAKE = 31
     ROLLOUTS = 32
 
@@ -177,6 +180,8 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
     outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an inference node
     inference: Annotated[list[Name], Meta(max_length=MAX_INFERENCE)] = []  # addresses of nodes that act for actors
+    starts: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an agent: where episodes begin
+    entries: Annotated[str, Meta(max_length=262144)] = ""  # Schema.to_json(), of an agent: what observers record
 
 
 class Line(TailRow, frozen=True, array_like=True):
@@ -462,6 +467,7 @@ class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
     payload: ClassVar = PayloadRule.ALWAYS
     patience: Seconds  # after which whoever asks needs no answer any more
     min_version: Count = 0  # of the weights: the rows wait until these are there
+    job: Count = 0  # that the rows are for, which goes on; 0: none
 
 
 class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -472,6 +478,37 @@ class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
     version: Count = 0  # of the weights; 0: nobody has said one
     batch: Small = 0  # rows that were given to the function together
     waited: Seconds = 0.0  # for others
+
+
+class Work(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """An observer asks an agent for a job, or tells that it is still at one; answered by JOB, late if there is none."""
+
+    type: ClassVar = Type.WORK
+    patience: Seconds  # after which the answer comes, although there is no job
+    job: Count = 0  # that goes on: it is told at once whether it is still wanted. 0: whatever it had is given up
+
+
+class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """A job, with its start as a container of kind ROWS if it has one; or that there is none."""
+
+    type: ClassVar = Type.JOB
+    payload: ClassVar = PayloadRule.MAYBE
+    number: Count = 0  # 0: there is none
+    lease: Seconds = 0.0  # after which it is somebody else's, unless something is heard of it before
+    options: Parameters = {}
+    cancelled: bool = False  # the job that WORK named is not wanted any more
+    leaving: bool = False  # the agent is closing: ask another one
+
+
+class Result(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a job: containers of kind EPISODE, one after the other. Answered by TAKEN."""
+
+    type: ClassVar = Type.RESULT
+    payload: ClassVar = PayloadRule.MAYBE
+    job: Count
+    status: Literal["done", "failed"] = "done"
+    text: Text = ""  # why it failed
+    fragments: Annotated[list[FragmentRow], Meta(max_length=1024)] = []
 
 
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -571,7 +608,7 @@ BODIES: Final[dict[int, type[Body]]] = {
     for body in (
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
         Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
-        TakeSnapshot, Snapshot, Infer, Inferred, Take, Rollouts,
+        TakeSnapshot, Snapshot, Infer, Inferred, Work, Job, Result, Take, Rollouts,
     )
 }  # fmt: skip
 

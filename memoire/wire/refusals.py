@@ -2,6 +2,10 @@
 
 from typing import Final
 
+from memoire.errors import ProtocolError
+
+from .messages import Type
+
 CODES: Final = {
     "frames": "not one or two frames, or a payload that this type of message must or must not have",
     "short": "frame 0 is shorter than its header and tail",
@@ -35,10 +39,17 @@ CODES: Final = {
     "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
     "closed": "this node is closing",
     "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
+    "cancelled": "for a job that is not wanted any more, or that somebody else has",
     "missing": "asked for something that is not stored here (any more)",
 }
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
 PASSING: Final = ("busy", "closed", "denied", "disk")
 """Codes of refusals that end by themselves: what was asked is asked again."""
-NO_INFERENCE: Final = "INFER was sent to a server or proxy. Ask the address of the inference node itself"
-"""Why a node that computes nothing refuses INFER (code "unexpected")."""
+FOR_INFERENCE: Final = frozenset({Type.INFER, Type.WORK, Type.RESULT})
+"""What only inference nodes and agents answer: nobody passes it on."""
+
+
+def no_inference(kind: Type) -> ProtocolError:
+    """Why a server or proxy refuses one of these."""
+    text = f"{kind.name} was sent to a server or proxy. Ask the address of the inference node or agent itself"
+    return ProtocolError("unexpected", text)

@@ -44,6 +44,7 @@ FACES = {
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
+    "inference/observer": {"memoire.net", "time"},
 }
 """Faces beside the file with the folder's name."""
 WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}

@@ -116,6 +116,8 @@ FIELDS = {
         "inference_weights_failures": "weights_failures", "inference_wait_seconds": "waits.seconds",
         "inference_forward_seconds": "computed_seconds", "inference_queue_rows": "queue_rows",
         "inference_request_duration_seconds": "durations", "inference_clients": "clients", "inference_model_version": "version",
+        **{f"jobs_{name}": f"jobs.{name}" for name in
+           ("open", "leased", "observers", "done", "failed", "cancelled", "lost", "expired", "late")},
     },
 }  # fmt: skip
 """By metric: the figure of the stats that it shows, a number, or one figure for each label; a tuple is summed."""

@@ -205,7 +205,8 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
 
 
 def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "TAKE", "LEDGER", "INFER"]}
+    words = "HELLO UPDATE FETCH SUMS DRAW TAKE LEDGER INFER WORK RESULT"
+    requests = {messages.Type[name] for name in words.split()}
     leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
@@ -242,11 +243,12 @@ CALLED = {
 }
 """By the role of a key: what its process may call itself in HELLO."""
 SENDS = {
-    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER",
+    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER WORK RESULT",
     "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE INFER",
     "proxy": "HELLO FETCH",
     "inference": "HELLO FETCH",
-    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT INFER",
+    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT INFER "
+    "WORK RESULT",
 }
 SENDS["server"] = SENDS["learner"]
 SENDS[""] = " ".join(kind.name for kind in messages.Type)

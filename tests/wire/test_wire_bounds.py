@@ -71,6 +71,7 @@ KINDS = {
     "process name": (["", "a", "7", "A.b_c-9", "x" * 253], ["x" * 254, "a b", "a\n", ".a", "\u2713", b"x", None]),
     "word of 16": texts(0, 16),
     "code": texts(0, 64),
+    "status": (["done", "failed"], ["", "Done", "cancelled", 1, None]),
     "address": texts(0, 1024),
     "text": texts(0, 16384),
     "schema": texts(0, 262144),
@@ -116,14 +117,14 @@ FIELDS = {
     "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
     "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size PUBLISH.offset PUBLISH.version PUBLISHED.received "
-    "PUBLISHED.version INFER.min_version INFERRED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
+    "PUBLISHED.version INFER.min_version INFER.job WORK.job JOB.number RESULT.job INFERRED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
     "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries ServerRate.inserted ServerRate.drawn ClusterRate.inserted "
     "ClusterRate.drawn ClusterRate.entries Line.number Ended.number Ended.length",
     "8 names": "HELLO.codecs WELCOME.codecs",
     "64 floats": "HELLO.scalars UPDATE.scalars",
     "32 floats": "HELLO.figures",
-    "schema": "WELCOME.schema WELCOME.outputs",
-    "parameters": "WELCOME.parameters CONTROL.parameters",
+    "schema": "WELCOME.schema WELCOME.outputs WELCOME.starts WELCOME.entries",
+    "parameters": "WELCOME.parameters CONTROL.parameters JOB.options",
     "parameters or nothing": "UPDATED.parameters",
     "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
@@ -137,23 +138,24 @@ FIELDS = {
     "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
-    "ACCOUNTS.more INHERIT.finished ServerRate.is_told",
+    "ACCOUNTS.more INHERIT.finished ServerRate.is_told JOB.cancelled JOB.leaving",
     "bool or nothing": "EPISODE.terminated",
     "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier ServerRate.ratio ServerRate.tolerance ClusterRate.ratio "
     "ClusterRate.tolerance",
     "signed": "ServerRate.surplus ClusterRate.surplus",
     "share": "ClusterRate.share",
-    "seconds": "UPDATED.time INFER.patience INFERRED.waited ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
+    "seconds": "UPDATED.time INFER.patience INFERRED.waited WORK.patience JOB.lease ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
     "4096 lines": "UPDATE.lines",
     "4096 ended": "UPDATE.ended",
     "65536 floats or nothing": "EPISODE.bootstrap",
-    "text": "UPDATED.wait REFUSED.text SNAPSHOT.text SNAPSHOT.path Line.text",
+    "text": "UPDATED.wait REFUSED.text RESULT.text SNAPSHOT.text SNAPSHOT.path Line.text",
     "topic": "NOTICE.topic FETCH.topic CHUNK.topic PUBLISH.topic PUBLISHED.topic",
     "digest": "NOTICE.sha256 CHUNK.sha256 PUBLISH.sha256",
     "order": "TAKE_SNAPSHOT.order",
     "key": "LEDGER.after",
     "parts": "SUMS.of DRAW.of",
     "code": "REFUSED.code",
+    "status": "RESULT.status",
     "16 small": "REFUSED.versions",
     "process name": "HELLO.name",
     "address": "Endpoints.request Endpoints.push Endpoints.publish",
@@ -161,7 +163,7 @@ FIELDS = {
 }
 """By kind: the fields that are so. A field's kind is what its page says it is."""
 OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
-    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments"  # fmt: skip
+    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments RESULT.fragments"  # fmt: skip
 """Fields that have tests of their own, below."""
 PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
           "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip

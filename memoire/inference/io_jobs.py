@@ -1,0 +1,228 @@
+"""What an agent's thread does for observers: questions that wait for a job, leases, results.
+
+WORK ──▶ waits ──job──▶ JOB         INFER of a job ──▶ renews its lease, or is refused        RESULT ──▶ future, TAKEN
+
+It has no socket and no thread of its own: the thread of the inference node calls it, and sends what it answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.pool import rollout_transport
+from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+from memoire.wire.frames import Buffer, Message, MessageHeader, reply
+
+from .jobs import Jobs, LeasedJob
+from .stats import JobStats
+
+MAX_WORKERS = 4096
+"""Clients whose newest answers are kept; beyond, those that are silent for longest are forgotten."""
+KEPT_ANSWERS = 4
+"""Newest answers to each client that are kept for resends."""
+
+
+_NOBODY: Final = MessageHeader(messages.Type.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobContent:
+    """What an observer is given."""
+
+    start: NDArray[np.uint8] | None
+    """Container of one row; None begins anywhere."""
+    options: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A client that has asked for work."""
+
+    name: str = ""
+    descriptor: int = -1
+    """Of its connection."""
+    heard_at: float = 0.0
+    waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
+    """Whom to give a job, while it waits: the envelope and header of its WORK."""
+    until: float = 0.0
+    """When it is told that there is none."""
+    answers: OrderedDict[int, list[Buffer]] = field(default_factory=OrderedDict)
+
+
+class JobService:
+    """Jobs as clients ask for them. All but `run` and `stats` belongs to the node's thread.
+
+    Args:
+        starts: Columns of where episodes begin; None: anywhere.
+        entries: Columns of what observers record.
+    """
+
+    def __init__(self, jobs: Jobs, starts: RowSchema | None, entries: Schema) -> None:
+        self.jobs, self.starts, self.entries = jobs, starts, entries
+        self.limits = Limits()
+        """The node's thread sets them."""
+        self._workers: OrderedDict[bytes, _Worker] = OrderedDict()  # by the time at which they were heard of
+        self._waiting: dict[bytes, _Worker] = {}  # those of them that are to be told of a job, or that there is none
+        self._is_leaving = False
+        self.send: Callable[[list[Buffer]], None] = lambda frames: None
+        """Sends an answer; the node's thread sets it."""
+        self.post: Callable[[Callable[[], None]], None] = lambda function: None
+        """Has the node's thread call something."""
+
+    # From any thread
+
+    def run(self, content: JobContent, only: str = "", attempts: int | None = None) -> Future[Any]:
+        """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer."""
+        future: Future[Any] = Future()
+
+        def submit() -> None:
+            job = self.jobs.submit(content, future, only, attempts)
+            future.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
+            self._give()
+
+        self.post(submit)
+        return future
+
+    def passed_over(self, results: int) -> None:
+        """So many results came in time, and were too old to be used: they are late, too."""
+        if results:
+            self.post(lambda: self.jobs.counts.update(late=results))
+
+    def stats(self) -> JobStats:
+        """All figures at this moment."""
+        counts, now = self.jobs.counts, time.monotonic()
+        heard = [worker.heard_at for worker in list(self._workers.values())]
+        ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
+        workers = sum(now - at < self.jobs.lease for at in heard)
+        return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
+
+    # ------------------------------------------------------------------------- from here on: inside of the thread
+
+    def hello(self, client: bytes, name: str) -> None:
+        """A client says what people call it."""
+        self._worker(client, time.monotonic()).name = name
+
+    def check(self, client: bytes, number: int, now: float) -> None:
+        """Rows came for a job: it goes on. Raises ProtocolError (code "cancelled") if it should not."""
+        if not self.jobs.renew(client, number, now):
+            raise ProtocolError("cancelled", f"job {number} is not wanted of this client any more")
+
+    def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.Work, descriptor: int) -> None:
+        """A client asks for a job, or is still at one."""
+        now = time.monotonic()
+        worker = self._worker(header.client, now)
+        worker.descriptor = descriptor
+        if (kept := worker.answers.get(header.sequence)) is not None:
+            self.send([*envelope, *kept])
+        elif body.job:
+            goes_on = self.jobs.renew(header.client, body.job, now)
+            told = messages.Job(cancelled=not goes_on, leaving=self._is_leaving)
+            self.send([*envelope, *reply(header, told)])
+        else:
+            worker.waits, worker.until = (envelope, header), now + body.patience
+            self._waiting[header.client] = worker
+            self._offer(header.client, worker, now)
+
+    def result(self, envelope: list[Buffer], message: Message, body: messages.Result) -> None:
+        """A client brings what became of a job."""
+        header, now = message.header, time.monotonic()
+        worker = self._worker(header.client, now)
+        kept = worker.answers.get(header.sequence)
+        if kept is None:
+            if header.fingerprint != self.entries.fingerprint:
+                raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
+            # The frames are ZeroMQ's: what is kept has to be a copy.
+            payload = None if message.payload is None else bytes(message.payload)
+            fragments = rollout_transport.unpacked(body.fragments, payload, self.entries, now=now, limits=self.limits)
+            found = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
+            failed = body.text if body.status == "failed" else None
+            counts = self.jobs.finish(header.client, body.job, found, failed)
+            kept = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
+            self._keep(worker, header.sequence, kept)
+        self.send([*envelope, *kept])
+
+    def left(self, descriptor: int) -> None:
+        """A connection has ended."""
+        now = time.monotonic()
+        for client, worker in self._workers.items():
+            if worker.descriptor == descriptor:
+                worker.descriptor = -1
+                self._waiting.pop(client, None)
+                self.jobs.left(client, now)
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return min(self.jobs.next_time(), *(worker.until for worker in self._waiting.values()), float("inf"))
+
+    def turn(self) -> None:
+        """End leases whose time has passed, and answer those who have waited long enough."""
+        now = time.monotonic()
+        if now >= self.jobs.next_time():
+            self.jobs.expire(now)
+            self._give()
+        for client, worker in list(self._waiting.items()):
+            if now >= worker.until:
+                self._no_job(client, worker)
+
+    def close(self) -> None:
+        """Tell everybody who waits that there is nothing more."""
+        self._is_leaving = True
+        for client, worker in list(self._waiting.items()):
+            self._no_job(client, worker)
+        self.jobs.close()
+
+    def _worker(self, client: bytes, now: float) -> _Worker:
+        worker = self._workers.setdefault(client, _Worker())
+        self._workers.move_to_end(client)
+        worker.heard_at = now
+        if len(self._workers) > MAX_WORKERS:
+            self._waiting.pop(self._workers.popitem(last=False)[0], None)
+        return worker
+
+    def _give(self) -> None:
+        """Give open jobs to those who wait, whoever began to first."""
+        now = time.monotonic()
+        for client, worker in list(self._waiting.items()) if self.jobs.open else ():
+            self._offer(client, worker, now)
+
+    def _offer(self, client: bytes, worker: _Worker, now: float) -> None:
+        job = None if self._is_leaving else self.jobs.take(client, now, worker.name)
+        if job is not None:
+            self._hand_over(client, worker, job)
+        elif now >= worker.until or self._is_leaving:
+            self._no_job(client, worker)
+
+    def _hand_over(self, client: bytes, worker: _Worker, job: LeasedJob) -> None:
+        del self._waiting[client]
+        envelope, header = worker.waits
+        content: JobContent = job.content
+        body = messages.Job(number=job.number, lease=self.jobs.lease, options=dict(content.options))
+        facts: dict[str, Any] = {"fingerprint": 0}
+        if self.starts is not None and content.start is not None:
+            facts = {"fingerprint": self.starts.fingerprint, "payload": content.start}
+        frames = reply(header, body, **facts)
+        self._keep(worker, header.sequence, frames)
+        self.send([*envelope, *frames])
+
+    def _no_job(self, client: bytes, worker: _Worker) -> None:
+        del self._waiting[client]
+        envelope, header = worker.waits
+        self.send([*envelope, *reply(header, messages.Job(leaving=self._is_leaving))])
+
+    def _keep(self, worker: _Worker, sequence: int, frames: list[Buffer]) -> None:
+        worker.answers[sequence] = frames
+        while len(worker.answers) > KEPT_ANSWERS:
+            worker.answers.popitem(last=False)

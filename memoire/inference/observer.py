@@ -1,0 +1,331 @@
+"""An observer: asks an agent for jobs, runs an episode for each, and returns what it recorded.
+
+    WORK ──▶ job ──▶ run_episode(start, ask, options) ──▶ RESULT ──▶ WORK ...
+                        ask(columns): one row, in one batch with those of the other observers
+
+It sleeps in its question for work. It needs NumPy, pyzmq and msgspec, and no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from memoire.arguments import process_name, seconds, whole
+from memoire.errors import AuthError, JobCancelled, MemoireError, MemoireTimeout, ProtocolError, Refused, WrongType
+from memoire.limits import Limits
+from memoire.net.context import Context, shared_context
+from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
+from memoire.pool import rollout_transport
+from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import Schema
+from memoire.security.keyfolder import Given, Keys
+from memoire.suggestions import checked_names
+from memoire.version import VERSION
+from memoire.wire import messages
+from memoire.wire.frames import Message
+from memoire.wire.refusals import PASSING
+from memoire.wire.row_container import unpack_rows
+
+from .computation import packed_row
+from .io_observer import HeldJob, ObserverThread
+from .policy import checked_urls
+from .recording import fragment_of
+
+_log = logging.getLogger(__name__)
+
+POLL: Final = 5.0
+"""Seconds that an observer waits for a job at its own agent, until it asks again."""
+SHORT_POLL: Final = 1.0
+"""The same at another agent: its own one may be back."""
+HELLO_TIMEOUT: Final = 1.0
+PAUSE: Final = 0.2
+"""Seconds before an agent is asked again that did not answer, or declined."""
+_MAX_TEXT: Final = 500  # characters of an error that the agent is told
+
+Entries = Iterator[Mapping[str, Any]]
+"""What `run_episode` returns: a generator of entries, which may return the final state's columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """What an agent has said of itself, by one connection."""
+
+    connections: int
+    inputs: RowSchema
+    outputs: RowSchema
+    starts: RowSchema | None
+    entries: Schema
+
+
+class Ask:
+    """Asks the agent for the outputs of one row; `run_episode` gets it.
+
+    Called with columns [*F], it returns each output [*F], a ragged one in its own length. It waits for the batch.
+
+    Raises (besides what `RemotePolicy.act` raises):
+        JobCancelled: the agent does not want this job any more. Let it pass.
+    """
+
+    def __init__(self, thread: ObserverThread, agent: _Agent, job: HeldJob, timeout: float, limits: Limits) -> None:
+        self._thread, self._agent, self._job = thread, agent, job
+        self._timeout, self._limits = timeout, limits
+        self.version = 0
+        """Of the weights that the last outputs were computed with."""
+
+    def __call__(self, columns: Mapping[str, Any], min_version: int = 0) -> dict[str, Any]:
+        """Outputs [*F] of the columns [*F] of one row."""
+        agent, job = self._agent, self._job
+        if job.is_over:
+            raise JobCancelled(job.number)
+        payload = packed_row(agent.inputs, columns)
+        body = messages.Infer(patience=self._timeout, min_version=min_version, job=job.number)
+        answer = self._answer(body, payload, agent.inputs.fingerprint)
+        if not isinstance(answer.body, messages.Inferred) or answer.header.fingerprint != agent.outputs.fingerprint:
+            raise Refused(job.url, "schema", f"{answer.type.name} of other columns answered INFER")
+        try:
+            found, _ = unpack_rows(answer.payload, agent.outputs, self._limits)
+        except ProtocolError as error:
+            raise Refused(job.url, error.code, error.detail) from error
+        self.version = answer.body.version
+        return {name: values[0] for name, values in found.items()}
+
+    def _answer(self, body: messages.Infer, payload: Any, fingerprint: int) -> Message:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            left = deadline - time.monotonic()
+            answer = self._thread.request(self._job.url, body, left, payload=payload, fingerprint=fingerprint)
+            if isinstance(answer, Message):
+                return answer
+            if isinstance(answer, Refused) and answer.code == "cancelled":
+                raise JobCancelled(self._job.number)
+            if not (isinstance(answer, Refused) and answer.code in PASSING) or time.monotonic() + PAUSE > deadline:
+                raise answer
+            time.sleep(PAUSE / 4)  # the queue of the agent is full
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the job is not wanted any more: for episodes that ask seldom."""
+        return self._job.is_over
+
+
+class Observer(Node):
+    """Runs episodes for an agent: for one of several, the first in an order of its own that answers.
+
+    Args:
+        urls: Addresses of agents, or one. Each observer has its own order of them; it goes on to the next one if its
+            own is down or silent, and returns when that is back.
+        run_episode: Called as run_episode(start, ask, options) for each job. `start` has the columns [*F] of the state
+            to begin with, or is None; `ask` is an `Ask`; `options` are those of `Agent.run_episode`. It is a generator
+            of entries, each a mapping of columns [*F]. With "terminated": True, the last one says how the episode
+            ended. It may return the columns [*F] of the final state.
+        timeout: Seconds that `ask` waits.
+        name: By which `Agent.run_episode` may choose this observer; see `Server`.
+        keys: This process' keys folder: an actor's key.
+
+    Raises:
+        EndpointError: an address is malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    CALLED = "this observer"
+    CLOSED_AT_EXIT = 0
+
+    @checked_names()
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        run_episode: Callable[[Any, Ask, dict[str, Any]], Entries],
+        timeout: float = 10.0,
+        *,
+        name: str | None = None,
+        keys: Given = None,
+        limits: Limits | None = None,
+        context: Context | None = None,
+    ) -> None:
+        if not callable(run_episode):
+            raise WrongType("run_episode", "a function", type(run_episode).__name__)
+        given = checked_urls([urls] if isinstance(urls, str) else list(urls))
+        self._run_episode, self._timeout = run_episode, seconds(timeout)
+        self._limits, self._client = limits or Limits(), secrets.token_bytes(16)
+        self.name = process_name(name)
+        self.done = self.failed = self.cancelled = 0
+        """Episodes that were returned, whose function raised an error, and that the agent did not want any more."""
+        self._pid = os.getpid()
+        self._closing, self._close_lock = threading.Event(), threading.Lock()
+        self._agents: dict[str, _Agent] = {}
+        self._thread = ObserverThread(
+            given, client=self._client, limits=self._limits, keys=Keys.of(keys, "actor"),
+            context=context or shared_context(),
+        )  # fmt: skip
+        self._thread.worker.start()
+        close_at_exit(self)
+
+    @property
+    def id(self) -> str:
+        """By which `Agent.run_episode` may choose this observer, too."""
+        return self._client.hex()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The agents, in the order in which this observer asks them."""
+        return tuple(self._thread.choice.order)
+
+    def run(self, episodes: int | None = None, timeout: float | None = None) -> int:
+        """Do jobs until so many episodes were returned, the time is over, or somebody calls `close`.
+
+        Returns:
+            How many were returned.
+
+        Raises:
+            Refused, AuthError: an agent declines for good, such as for the wrong key.
+        """
+        most = None if episodes is None else whole("episodes", episodes, 0)
+        deadline, before = time.monotonic() + seconds(timeout), self.done
+        while not self._closing.is_set() and time.monotonic() < deadline:
+            if most is not None and self.done - before >= most:
+                break
+            self._turn(deadline)
+        return self.done - before
+
+    def _turn(self, deadline: float) -> None:
+        """Ask for one job, and do it."""
+        url = self._thread.pick()
+        try:
+            agent = self._agent(url)
+            poll = POLL if url == self.urls[0] else SHORT_POLL
+            patience = min(poll, max(0.0, deadline - time.monotonic()))
+            answer = self._asked(url, messages.Work(patience=patience), patience + HELLO_TIMEOUT)
+        except (MemoireTimeout, Refused, AuthError) as error:
+            self._look_on(url, error)
+            return
+        body = answer.body
+        if isinstance(body, messages.Job) and body.number:
+            self._do(url, agent, answer, body)
+        elif isinstance(body, messages.Job) and body.leaving:
+            self._thread.silent(url)
+            self._closing.wait(PAUSE)
+
+    def _agent(self, url: str) -> _Agent:
+        """What the agent at this address says of itself; asked again after each new connection."""
+        known = self._agents.get(url)
+        if known is not None and known.connections == self._thread.connections(url):
+            return known
+        facts: dict[str, Any] = {"name": self.name, "pid": os.getpid()}
+        hello = messages.Hello(role="actor", software=f"memoire {VERSION}", **facts)
+        told = self._asked(url, hello, HELLO_TIMEOUT).body
+        if not isinstance(told, messages.Welcome) or not told.entries:
+            raise Refused(url, "unexpected", "it gives no jobs. Give observers the address of an rl.Agent")
+        starts = RowSchema.from_json(told.starts) if told.starts else None
+        schemas = RowSchema.from_json(told.schema), RowSchema.from_json(told.outputs), starts
+        self._agents[url] = _Agent(self._thread.connections(url), *schemas, Schema.from_json(told.entries))
+        return self._agents[url]
+
+    def _asked(self, url: str, body: messages.Body, patience: float, **facts: Any) -> Message:
+        """The answer to a request. Raises what it is refused by, or MemoireTimeout."""
+        answer = self._thread.request(url, body, patience, **facts)
+        if isinstance(answer, MemoireError):
+            raise answer
+        return answer
+
+    def _look_on(self, url: str, error: MemoireError) -> None:
+        """An agent did not answer, or declined. Raises the error if it stays so."""
+        if isinstance(error, AuthError) or (isinstance(error, Refused) and error.code not in PASSING):
+            raise error
+        if (denied := self._thread.denied(url)) is not None:
+            raise denied
+        self._agents.pop(url, None)
+        self._thread.silent(url)
+        self._closing.wait(PAUSE)
+
+    def _do(self, url: str, agent: _Agent, answer: Message, body: messages.Job) -> None:
+        """Run an episode, and return what was recorded."""
+        job = HeldJob(url, body.number, body.lease)
+        self._thread.hold(job)
+        try:
+            result, payload = self._recorded(agent, job, answer, body)
+            answer = self._asked(url, result, self._timeout, payload=payload, fingerprint=agent.entries.fingerprint)
+            counts = isinstance(answer.body, messages.Taken) and bool(answer.body.samples)
+            self.done += counts and result.status == "done"
+            self.failed += counts and result.status == "failed"
+        except JobCancelled:
+            self.cancelled += 1
+        except (MemoireTimeout, Refused) as error:
+            _log.warning("job %d is given up: %s", job.number, error)
+        finally:
+            self._thread.release(job)
+
+    def _recorded(
+        self, agent: _Agent, job: HeldJob, answer: Message, body: messages.Job
+    ) -> tuple[messages.Result, Any]:
+        """The result of a job, and its payload.
+
+        Raises:
+            JobCancelled: it is not wanted any more, or its agent is gone.
+        """
+        ask = Ask(self._thread, agent, job, self._timeout, self._limits)
+        try:
+            start = None
+            if agent.starts is not None and answer.payload is not None:
+                rows, _ = unpack_rows(answer.payload, agent.starts, self._limits)
+                start = {name: values[0] for name, values in rows.items()}
+            episode = self._run_episode(start, ask, dict(body.options))
+            entries, versions, final = _record(episode, ask, job)
+            ended = bool(entries) and "terminated" not in agent.entries and bool(entries[-1].get("terminated"))
+            facts: dict[str, Any] = {"terminated": ended, "client": self._client, "number": job.number}
+            made = fragment_of(agent.entries, entries, versions, final, **facts)
+            rows_of, payload = rollout_transport.packed([made], agent.entries, now=made.arrived, wall=0.0)
+        except JobCancelled:
+            raise
+        except Exception as error:
+            if job.is_over:  # the agent is gone, so that it could not be asked
+                raise JobCancelled(job.number) from error
+            _log.exception("job %d failed", job.number)
+            text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:_MAX_TEXT]
+            return messages.Result(job=job.number, status="failed", text=text), None
+        return messages.Result(job=job.number, fragments=rows_of), payload
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread within `timeout` seconds: `run` returns soon, and gives up the episode that it is at."""
+        patience = seconds(timeout, self._limits.close_timeout)
+        self._closing.set()
+        with self._closer(time.monotonic() + patience) as is_mine:
+            if is_mine:
+                self._thread.worker.stop(max(END_TIMEOUT, patience))
+
+    def __repr__(self) -> str:
+        return f"<rl.Observer {self.name or self.id[:8]} of {', '.join(self.urls)}>"
+
+
+def _record(episode: Any, ask: Ask, job: HeldJob) -> tuple[list[Mapping[str, Any]], list[int], Any]:
+    """Entries of an episode, the versions that acted, and the final state.
+
+    Raises:
+        JobCancelled: the job is over.
+    """
+    if not isinstance(episode, Generator):
+        raise WrongType("run_episode", "a generator of entries: a function that yields them", type(episode).__name__)
+    entries: list[Mapping[str, Any]] = []
+    versions: list[int] = []
+    try:
+        while True:
+            if job.is_over:
+                raise JobCancelled(job.number)
+            try:
+                entries.append(next(episode))
+            except StopIteration as stop:
+                return entries, versions, stop.value
+            versions.append(ask.version)
+    finally:
+        episode.close()

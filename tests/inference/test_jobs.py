@@ -1,0 +1,226 @@
+"""Jobs, leases and late results, with clocks that are passed in, and against a model."""
+
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
+from memoire.inference.jobs import RECONNECT_TIMEOUT, Jobs
+
+LEASE = 10.0
+A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
+
+
+def test_jobs_are_given_in_order_each_to_one_worker():
+    jobs = Jobs(LEASE)
+    made = [jobs.submit(content) for content in "xyz"]
+    assert [jobs.take(worker, 0.0) for worker in (A, B, C)] == made
+    assert jobs.take(bytes(16), 0.0) is None and (jobs.open, jobs.leased) == (0, 3)
+    assert jobs.finish(B, made[1].number, "result") and made[1].future.result(0) == "result"
+    assert jobs.counts == {"done": 1} and jobs.leased == 2
+
+
+def test_a_lease_lasts_from_when_its_worker_was_heard_of_last():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    assert jobs.next_time() == 10.0 and jobs.renew(A, job.number, 8.0)
+    assert jobs.next_time() == 18.0 and jobs.expire(17.9) == [] and jobs.leased == 1
+    assert jobs.expire(18.0) == [] and jobs.open == 1 and jobs.counts["expired"] == 1
+
+
+def test_a_job_whose_lease_ended_is_given_to_another_one_and_its_first_result_counts():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    jobs.expire(10.0)
+    assert jobs.take(B, 11.0) is job
+    assert not jobs.renew(A, job.number, 12.0) and jobs.renew(B, job.number, 12.0)
+    assert jobs.finish(A, job.number, "of a") and not jobs.finish(B, job.number, "of b")
+    assert job.future.result(0) == "of a" and jobs.counts == {"expired": 1, "done": 1, "late": 1}
+    assert not jobs.renew(B, job.number, 13.0)
+
+
+def test_whoever_was_slow_has_its_job_back_if_nobody_else_took_it():
+    jobs = Jobs(LEASE, attempts=1)
+    job = jobs.submit("x", attempts=2)
+    jobs.take(A, 0.0)
+    jobs.expire(10.0)
+    assert jobs.renew(A, job.number, 11.0) and jobs.leased == 1 and jobs.take(B, 11.0) is None
+    assert jobs.expire(21.0) == [] and jobs.take(B, 22.0) is job
+
+
+def test_a_job_without_attempts_is_lost_and_its_future_says_so():
+    jobs = Jobs(LEASE, attempts=1)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    assert jobs.expire(10.0) == [job]
+    with pytest.raises(ObserverLost, match=r"job 1 is lost: 01010101 said nothing for 10\.0 s"):
+        job.future.result(0)
+    assert not jobs.finish(A, job.number, "late") and jobs.counts == {"expired": 1, "lost": 1, "late": 1}
+
+
+def test_a_failure_is_told_with_its_text():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    assert jobs.finish(A, job.number, failed="ValueError: no gate 7")
+    with pytest.raises(JobFailed, match="job 1 failed at 01010101: ValueError: no gate 7"):
+        job.future.result(0)
+
+
+def test_a_worker_that_gave_up_gets_the_same_job_first_and_that_is_no_further_attempt():
+    jobs = Jobs(LEASE, attempts=1)
+    first, second = jobs.submit("x"), jobs.submit("y")
+    assert jobs.take(A, 0.0) is first
+    assert jobs.take(A, 1.0) is first and jobs.leased == 1 and jobs.next_time() == 11.0
+    assert jobs.take(A, 2.0, having=frozenset({first.number})) is second and jobs.leased == 2
+
+
+def test_a_job_for_one_worker_waits_for_it():
+    jobs = Jobs(LEASE)
+    named, by_id, anybody = jobs.submit("x", only="left"), jobs.submit("y", only=B.hex()), jobs.submit("z")
+    assert jobs.take(A, 0.0) is anybody
+    assert jobs.take(B, 0.0) is by_id and jobs.take(C, 0.0, name="left") is named
+
+
+def test_only_those_who_had_a_job_may_finish_it():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    with pytest.raises(ProtocolError, match="never given to this client") as caught:
+        jobs.finish(B, job.number, "y")
+    assert caught.value.code == "owner" and not job.future.done()
+
+
+def test_cancelling_ends_a_job_wherever_it_is():
+    jobs = Jobs(LEASE)
+    job, other = jobs.submit("x"), jobs.submit("y")
+    jobs.take(A, 0.0)
+    jobs.cancel(job)
+    jobs.cancel(other)
+    assert job.future.cancelled() and other.future.cancelled() and not jobs.renew(A, job.number, 1.0)
+    assert jobs.take(B, 1.0) is None and not jobs.finish(A, job.number) and jobs.counts["late"] == 1
+
+
+def test_a_future_that_was_cancelled_meanwhile_takes_no_result():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    job.future.cancel()
+    assert jobs.finish(A, job.number, "result") and job.future.cancelled()
+
+
+def test_a_lost_connection_shortens_the_lease_unless_its_worker_is_heard_of():
+    jobs = Jobs(LEASE)
+    job = jobs.submit("x")
+    jobs.take(A, 0.0)
+    jobs.left(A, 1.0)
+    assert jobs.next_time() == 1.0 + RECONNECT_TIMEOUT
+    jobs.renew(A, job.number, 1.5)
+    assert jobs.next_time() == 11.5
+    jobs.left(B, 2.0)
+
+
+def test_closing_ends_every_future():
+    jobs = Jobs(LEASE)
+    mine: Future[str] = Future()
+    job, other = jobs.submit("x", mine), jobs.submit("y")
+    jobs.take(A, 0.0)
+    jobs.close()
+    for future in (job.future, other.future):
+        with pytest.raises(Closed, match="whoever gave this job is closed"):
+            future.result(0)
+    assert job.future is mine and jobs.next_time() == float("inf")
+
+
+class JobsMachine(RuleBasedStateMachine):
+    """Every job ends once, by the first result; nobody has a job that another one has; time takes leases away."""
+
+    workers = st.sampled_from([A, B, C])
+
+    def __init__(self):
+        super().__init__()
+        self.jobs = Jobs(LEASE, attempts=2)
+        self.now = 0.0
+        self.made = []
+        self.holders = {}  # number -> worker that the model lets have it, and until when
+        self.had, self.leases = {}, {}
+        self.over = {}
+
+    @rule()
+    def submit(self):
+        self.made.append(self.jobs.submit(len(self.made)))
+        self.had[self.made[-1].number] = set()
+
+    @rule(worker=workers)
+    def take(self, worker):
+        mine = sorted(number for number, held in self.holders.items() if held[0] == worker)
+        waiting = [n for n in self.had if n not in self.over and n not in self.holders]
+        job = self.jobs.take(worker, self.now)
+        assert (job is None) == (not mine and not waiting)
+        if job is not None:
+            assert job.number == mine[0] if mine else job.number in waiting
+            self.holders[job.number] = worker, self.now + LEASE
+            if not mine:
+                self.had[job.number].add(worker)
+                self.leases[job.number] = self.leases.get(job.number, 0) + 1
+                assert self.leases[job.number] <= 2
+
+    @precondition(lambda self: self.made)
+    @rule(worker=workers, data=st.data())
+    def renew(self, worker, data):
+        number = data.draw(st.sampled_from(sorted(self.had)))
+        holder = self.holders.get(number, (worker,))[0]
+        expected = number not in self.over and worker in self.had[number] and holder == worker
+        assert self.jobs.renew(worker, number, self.now) == expected
+        if expected:
+            self.holders[number] = worker, self.now + LEASE
+
+    @precondition(lambda self: self.made)
+    @rule(worker=workers, data=st.data())
+    def finish(self, worker, data):
+        number = data.draw(st.sampled_from(sorted(self.had)))
+        if number in self.over or worker in self.had[number]:
+            assert self.jobs.finish(worker, number, (worker, number)) == (number not in self.over)
+            if self.over.setdefault(number, (worker, number)) == (worker, number):
+                self.holders.pop(number, None)
+        else:
+            with pytest.raises(ProtocolError):
+                self.jobs.finish(worker, number)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data())
+    def cancel(self, data):
+        job = data.draw(st.sampled_from(self.made))
+        self.jobs.cancel(job)
+        self.over.setdefault(job.number, "cancelled")
+        self.holders.pop(job.number, None)
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+        lost = self.jobs.expire(self.now)
+        ended = {number for number, (_, until) in self.holders.items() if until <= self.now}
+        assert {job.number for job in lost} == {number for number in ended if self.leases[number] == 2}
+        self.over |= {job.number: "lost" for job in lost}
+        self.holders = {number: held for number, held in self.holders.items() if number not in ended}
+
+    @invariant()
+    def every_job_ends_once_and_as_the_model_says(self):
+        self.jobs.check_invariants()
+        for job in self.made:
+            ended = self.over.get(job.number)
+            assert job.future.done() == (ended is not None)
+            if isinstance(ended, tuple):
+                assert job.future.result(0) == ended
+        assert self.jobs.leased == len(self.holders)
+        counts = self.jobs.counts
+        assert counts["done"] + counts["cancelled"] + counts["lost"] == len(self.over)
+
+
+TestJobs = JobsMachine.TestCase
+TestJobs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,507 @@
+"""Agents and observers over real sockets: episodes, cancellation, several agents, lost results, and processes that die."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+import memoire
+import observer_child
+from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
+from memoire.inference.jobs import Jobs
+from memoire.inference.recording import fragment_of
+from memoire.pool import rollout_transport
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
+from memoire.rl import Agent, Observer, StartStates
+from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+
+HERE = "tcp://127.0.0.1:0"
+INPUTS, OUTPUTS, ENTRIES, act = (
+    observer_child.INPUTS,
+    observer_child.OUTPUTS,
+    observer_child.ENTRIES,
+    observer_child.act,
+)
+CHILD = Path(observer_child.__file__)
+CLIENT = b"c" * 16
+
+
+def count(start, ask, options):
+    """An episode of so many steps, in which each asks once."""
+    begin = 0.0 if start is None else float(start["obs"][0])
+    for step in range(options.get("steps", 3)):
+        obs = np.float32([begin + step, 1])
+        found = ask({"obs": obs})
+        yield {"obs": obs, "action": found["action"], "reward": found["value"], "terminated": step == 2}
+    return {"obs": np.float32([begin + step + 1, 1])}
+
+
+@pytest.fixture
+def open_agent():
+    made = []
+
+    def start(endpoint=HERE, function=act, inputs=INPUTS, outputs=OUTPUTS, entries=ENTRIES, **options):
+        made.append(Agent(endpoint, inputs, outputs, function, entries, **options))
+        return made[-1]
+
+    yield start
+    for agent in reversed(made):
+        agent.close()
+
+
+@pytest.fixture
+def observe():
+    """Starts observers in threads; what `run` raised is in `errors`."""
+    made, threads, errors = [], [], []
+
+    def start(*agents, run_episode=count, **options):
+        observer = Observer([agent.endpoint for agent in agents], run_episode, **options)
+
+        def work():
+            try:
+                observer.run()
+            except memoire.errors.MemoireError as error:
+                errors.append(error)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        made.append(observer)
+        return observer
+
+    start.errors = errors
+    yield start
+    for observer in made:
+        observer.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(is_true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_episode_comes_back_with_its_entries_version_and_end(open_agent, observe):
+    agent = open_agent()
+    agent.update(2, version=5)
+    observe(agent)
+    episode = agent.run_episode(steps=3).result(20)
+    np.testing.assert_array_equal(episode.columns["obs"], np.float32([[0, 1], [1, 1], [2, 1]]))
+    np.testing.assert_array_equal(episode.columns["reward"], np.float32([2, 4, 6]))
+    assert episode.columns["action"].tolist() == [7, 7, 7] and len(episode) == 3
+    assert episode.terminated and episode.final["obs"].tolist() == [3, 1] and episode.version == 5
+    assert episode.options == {"steps": 3} and np.isnan(episode.cost)
+    jobs = agent.stats().jobs
+    assert (jobs.done, jobs.open, jobs.leased, jobs.late) == (1, 0, 0, 0)
+    assert agent.stats().rows == 3
+
+
+def test_many_observers_share_batches_and_every_episode_is_run_once(open_agent, observe):
+    agent = open_agent(max_wait=0.02)
+    observers = [observe(agent) for _ in range(4)]
+    episodes = agent.collect(40, timeout=30)
+    assert len({each.job for each in episodes}) == len(episodes) == 40
+    until(lambda: sum(each.done for each in observers) == agent.stats().jobs.done == 40)
+    stats = agent.stats()
+    assert stats.rows == stats.batched_rows == 120 and sum(stats.batches.values()) < 120
+    rollouts = agent.rollouts(episodes)
+    assert len(rollouts) == 120 and rollouts.terminated.all()
+    advantages, _ = rollouts.gae(np.zeros(120), np.zeros(40))
+    assert advantages.shape == (120,)
+
+
+def test_ragged_columns_go_to_the_function_into_entries_and_starts_and_no_padding_travels(open_agent, observe):
+    graph = {"gates": Column(np.int32, (None, 2), role="state"), "count": Column(np.int32, role="state")}
+    outputs = {"logits": Column(np.float32, (None,)), "node": np.int32}
+    entries = graph | {"mask": Column(np.bool_, (None,)), "node": np.int32, "reward": np.float32}
+
+    def function(columns):
+        assert columns["gates"].ndim == 3 and columns["gates"].shape[1] == columns["gates_length"].max()
+        return {
+            "logits": [np.arange(length, dtype=np.float32) for length in columns["gates_length"]],
+            "node": columns["gates_length"].astype(np.int32) - 1,
+        }
+
+    def shorten(start, ask, options):
+        gates = start["gates"]
+        while len(gates) > 1:
+            state = {"gates": gates, "count": np.int32(len(gates))}
+            found = ask(state)
+            assert found["logits"].tolist() == list(range(len(gates))) and found["node"] == len(gates) - 1
+            mask = np.ones(len(gates), np.bool_)
+            yield state | {"mask": mask, "node": found["node"], "reward": 1.0, "terminated": len(gates) == 2}
+            gates = gates[:-1]
+        return {"gates": gates, "count": np.int32(1)}
+
+    first = {"gates": np.arange(8, dtype=np.int32).reshape(4, 2), "count": np.int32(4)}
+    starts = StartStates("one", graph, first, key=lambda state: len(state["gates"]), action=["node"])
+    agent = open_agent(HERE, function, graph, outputs, entries, starts=[starts])
+    observe(agent, run_episode=shorten)
+    (episode,) = agent.collect(1, timeout=20)
+    assert [len(value) for value in episode.columns["gates"]] == [4, 3, 2]
+    assert episode.columns["mask"][1].tolist() == [True] * 3 and len(episode.final["gates"]) == 1
+    assert (episode.start_cost, episode.cost) == (4.0, 1.0)
+    assert agent.keep([episode], where=lambda each: each.cost <= each.start_cost) == 3
+    assert starts.best.cost == 1 and [action for _, action in starts.lineage()] == [
+        {},
+        *({"node": n} for n in (3, 2, 1)),
+    ]
+    rollouts = agent.rollouts([episode])
+    (index, batch), *rest = memoire.rl.ragged_minibatches(rollouts, 8)
+    assert not rest and batch["gates"].shape == (3, 4, 2) and sorted(batch["gates_length"]) == [2, 3, 4]
+    assert batch["gates_length"].tolist() == (4 - index).tolist()
+
+
+def test_collect_returns_when_enough_are_done_and_late_ones_count_for_the_next_call(open_agent, observe):
+    agent, gate = open_agent(), threading.Event()
+
+    def slow(start, ask, options):
+        if not gate.is_set():
+            gate.wait(20)
+        yield from count(start, ask, options)
+
+    observe(agent, run_episode=slow, name="slow")
+    until(lambda: agent.stats().jobs.observers == 1)
+    late = agent.run_episode(observer="slow")
+    fast = observe(agent)
+    until(lambda: agent.stats().jobs.leased == 1)
+    done, waiting = agent.wait([late, agent.run_episode(observer=fast.id)], min_done=1, timeout=20)
+    assert waiting == [late] and done[0].result().observer.hex() == fast.id
+    first = agent.collect(3, min_done=1, timeout=20)
+    gate.set()
+    assert late.result(20).observer.hex() != fast.id
+    more = agent.collect(3, timeout=20)
+    jobs = [each.job for each in (*first, *more)]
+    assert len(jobs) == len(set(jobs)) and len(first) >= 1 and len(more) == 3
+
+
+def test_late_episodes_of_older_weights_than_max_lag_allows_are_counted_and_replaced(open_agent, observe):
+    agent = open_agent(max_lag=0)
+    agent.update(1, version=1)
+    gate = threading.Event()
+
+    def held(start, ask, options):
+        yield from count(start, ask, options)
+        if options["hold"]:
+            gate.wait(20)
+
+    observers = [observe(agent, run_episode=held) for _ in range(2)]
+    until(lambda: agent.stats().jobs.observers == 2)
+    with pytest.raises(MemoireTimeout, match="0 of 2 episodes are done, 2 go on"):
+        agent.collect(2, timeout=0.0, hold=True)
+    until(lambda: agent.stats().rows == 6)
+    agent.update(1)
+    gate.set()
+    until(lambda: sum(each.done for each in observers) == 2)
+    episodes = agent.collect(2, timeout=20, hold=False)
+    assert [each.version for each in episodes] == [2, 2] and agent.version == 2
+    until(lambda: agent.stats().jobs.late == 2)
+    assert agent.stats().jobs.done == 4
+
+
+def test_cancelling_reaches_a_running_observer_with_its_next_message(open_agent, observe):
+    agent, began, go_on = open_agent(), threading.Event(), threading.Event()
+
+    def endless(start, ask, options):
+        for step in range(1_000_000):
+            found = ask({"obs": np.zeros(2, np.float32)})
+            began.set()
+            yield {"obs": np.zeros(2, np.float32), "action": found["action"], "reward": 0.0}
+            assert step == 0 or not go_on.is_set()
+
+    observer = observe(agent, run_episode=endless)
+    future = agent.run_episode()
+    assert began.wait(20)
+    assert future.cancel() and future.cancelled()
+    until(lambda: observer.cancelled == 1)
+    with pytest.raises(CancelledError):
+        future.result(0)
+    assert agent.stats().jobs.cancelled == 1 and agent.stats().refused.get("cancelled", 0) <= 1
+    assert not agent.run_episode().done()
+
+
+def test_an_error_of_the_function_is_told_and_the_observer_goes_on(open_agent, observe):
+    agent, bad = open_agent(), [True]
+
+    def fails(start, ask, options):
+        if bad.pop() if bad else False:
+            raise ValueError("no gate 7\nand more")
+        yield from count(start, ask, options)
+
+    observer = observe(agent, run_episode=fails)
+    with pytest.raises(JobFailed, match="failed at .*: ValueError: no gate 7") as caught:
+        agent.run_episode().result(20)
+    assert "gate 7\nand more" not in str(caught.value)
+    until(lambda: observer.failed == 1)
+    assert len(agent.run_episode().result(20)) == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"obs": np.zeros(3, np.float32), "action": 1, "reward": 0.0}, "obs"),
+        ({"obs": np.zeros(2, np.float32), "action": 1}, "reward"),
+        ({"obs": np.float32([np.nan, 0]), "action": 1, "reward": 0.0}, "NaN or infinity"),
+        (None, "at least one"),
+    ],
+)
+def test_entries_that_do_not_fit_are_an_error_that_names_them(open_agent, observe, entry, text):
+    def wrong(start, ask, options):
+        if entry is not None:
+            yield entry
+
+    agent = open_agent()
+    observe(agent, run_episode=wrong)
+    with pytest.raises(JobFailed, match=text):
+        agent.run_episode().result(20)
+
+
+def test_collect_begins_failed_episodes_again_and_gives_up_when_all_fail(open_agent, observe):
+    agent = open_agent()
+
+    def fails(start, ask, options):
+        raise ValueError("always")
+        yield
+
+    observe(agent, run_episode=fails)
+    with pytest.raises(JobFailed, match="always"):
+        agent.collect(4, timeout=20)
+
+
+def test_starts_are_drawn_from_each_origin_in_turn_also_after_a_restart(open_agent, observe):
+    def origin(number):
+        first = {"obs": np.float32([10.0 * number, 0])}
+        return StartStates(f"origin {number}", {"obs": (np.float32, (2,))}, first, key=lambda state: 0.0)
+
+    agent = open_agent(starts=[origin(0), origin(1), origin(2)])
+    observe(agent)
+    episodes = agent.collect(4, timeout=20)
+    assert sorted(each.columns["obs"][0, 0] for each in episodes) == [0, 0, 10, 20]
+    again = open_agent(starts=[origin(0), origin(1), origin(2)])
+    again.restore(agent.arrays())
+    observe(again)
+    assert [each.columns["obs"][0, 0] for each in again.collect(1, timeout=20)] == [10]
+    own = agent.run_episode(start={"obs": np.float32([50, 0])}).result(20)
+    assert own.columns["obs"][0, 0] == 50 and own.source is None
+
+
+def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open_agent, observe):
+    agents = {agent.endpoint: agent for agent in (open_agent(), open_agent())}
+    observer = observe(*agents.values())
+    own, other = (agents[url] for url in observer.urls)
+    assert own.run_episode().result(20) and other.stats().jobs.observers == 0
+    endpoint = own.endpoint
+    own.close()
+    assert len(other.run_episode().result(20)) == 3
+    again = open_agent(endpoint)
+    assert len(again.run_episode().result(20)) == 3
+    until(lambda: observer.done == 3)
+
+
+def test_a_closing_agent_ends_its_futures(open_agent, observe):
+    agent = open_agent()
+    future = agent.run_episode()
+    agent.close()
+    with pytest.raises(Closed):
+        future.result(20)
+
+
+def test_an_inference_node_gives_no_jobs_and_says_so(observe):
+    with memoire.Inference(HERE, INPUTS, OUTPUTS, act) as node:
+        with (
+            Observer(node.endpoint, count) as observer,
+            pytest.raises(Refused, match="Give observers the address of an"),
+        ):
+            observer.run(timeout=20)
+
+
+def test_wrong_arguments_are_refused_by_name(open_agent):
+    with pytest.raises(WrongType, match="run_episode"):
+        Observer("tcp://127.0.0.1:1", 3)
+    agent = open_agent()
+    with pytest.raises(ParameterError, match="start"):
+        agent.run_episode(start={"obs": np.zeros(2, np.float32)})
+    with pytest.raises(ParameterError, match="min_done"):
+        agent.collect(2, min_done=3)
+
+
+# ------------------------------------------------------------------------------------- processes, resends and damage
+
+
+@pytest.fixture
+def child():
+    """Starts processes of `observer_child`."""
+    made = []
+
+    def start(*arguments):
+        command = [sys.executable, str(CHILD), *arguments]
+        made.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+
+
+def test_the_job_of_a_killed_observer_is_run_by_another_one_once(open_agent, observe, child):
+    agent = open_agent()
+    process = child("run", agent.endpoint)
+    future = agent.run_episode(steps=50, pause=0.1)
+    assert process.stdout.readline() == "began\n"
+    process.kill()
+    observer = observe(agent, run_episode=count)
+    assert len(future.result(20)) == 50
+    until(lambda: observer.done == 1)
+    jobs = agent.stats().jobs
+    assert (jobs.done, jobs.expired, jobs.lost, jobs.late) == (1, 1, 0, 0)
+
+
+def test_an_observer_that_was_stopped_for_longer_than_its_lease_learns_that_its_job_is_over(open_agent, observe, child):
+    agent = open_agent(lease=1.0)
+    process = child("run", agent.endpoint)
+    future = agent.run_episode(steps=5, pause=0.1)
+    assert process.stdout.readline() == "began\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    observer = observe(agent)
+    assert future.result(20).observer.hex() == observer.id
+    observer.close()
+    os.kill(process.pid, signal.SIGCONT)
+    assert len(agent.run_episode(steps=1).result(20)) == 1
+    assert agent.stats().jobs.done == 2 and agent.stats().jobs.lost == 0
+
+
+def test_without_a_further_attempt_a_killed_observer_ends_its_job(open_agent, child):
+    agent = open_agent(attempts=1)
+    process = child("run", agent.endpoint)
+    future = agent.run_episode(steps=50, pause=0.1)
+    assert process.stdout.readline() == "began\n"
+    process.kill()
+    with pytest.raises(ObserverLost):
+        future.result(20)
+
+
+def test_an_observer_leaves_a_killed_agent_in_the_middle_of_an_episode(open_agent, observe, child):
+    killed = child("agent", "tcp://127.0.0.1:*")
+    url = killed.stdout.readline().strip()
+    agent = open_agent()
+    observers = [observe(agent, _Address(url), run_episode=observer_child.steps) for _ in range(8)]
+    until(lambda: any(observer.urls[0] == url for observer in observers))
+    killed.kill()
+    assert len(agent.collect(16, timeout=30, steps=2)) == 16
+    until(lambda: agent.stats().jobs.observers == 8)
+
+
+class _Address:
+    def __init__(self, endpoint):
+        self.endpoint = endpoint
+
+
+def test_an_idle_observer_takes_less_than_a_hundredth_of_a_processor(open_agent, child):
+    spent = float(child("idle", open_agent().endpoint).stdout.readline())
+    assert spent < 0.01 * observer_child.IDLE
+
+
+def asked(endpoint, *requests):
+    """The answers to these requests, each sent by itself: (body, sequence, payload, fingerprint)."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        made.linger = 0
+        made.connect(endpoint)
+        for body, sequence, payload, fingerprint in requests:
+            frames = encode(body, client=CLIENT, sequence=sequence, payload=payload, fingerprint=fingerprint)
+            made.send_multipart([b"", *frames])
+            assert made.poll(20_000)
+            yield parse(made.recv_multipart()[1:])
+
+
+def result(number, **changed):
+    schema = Schema(ENTRIES)
+    entry = {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0}
+    rows, payload = rollout_transport.packed([fragment_of(schema, [entry], [3])], schema, now=0.0, wall=0.0)
+    facts = {"job": number, "fragments": rows} | changed
+    return messages.Result(**facts), payload, schema.fingerprint
+
+
+def test_a_result_that_comes_twice_counts_once_and_has_the_same_answer(open_agent):
+    agent = open_agent()
+    future = agent.run_episode()
+    (job,) = asked(agent.endpoint, (messages.Work(patience=9.0), 1, None, 0))
+    body, payload, schema = result(job.body.number)
+    wrong = result(job.body.number, fragments=[])
+    sent = [(body, 2, payload, schema + 1), (wrong[0], 3, payload, schema), (body, 4, payload, schema)]
+    sent += [(body, 4, payload, schema), (body, 5, payload, schema)]
+    answers = [answer.body for answer in asked(agent.endpoint, *sent)]
+    assert [getattr(answer, "code", None) for answer in answers] == ["schema", "container", None, None, None]
+    assert [(answer.samples, answer.lost) for answer in answers[2:]] == [(1, 0), (1, 0), (0, 1)]
+    assert future.result(20).version == 3 and future.result(20).observer == CLIENT
+    assert agent.stats().jobs.done == agent.stats().jobs.late == 1 and agent.stats().faults == 0
+
+
+def test_a_question_for_work_that_comes_twice_gets_one_job(open_agent):
+    agent = open_agent()
+    for _ in range(2):
+        agent.run_episode()
+    work = messages.Work(patience=9.0)
+    first, again, same = asked(agent.endpoint, *((work, sequence, None, 0) for sequence in (1, 1, 2)))
+    assert first.body == again.body == same.body and agent.stats().jobs.leased == 1
+    going_on = messages.Work(patience=0.0, job=first.body.number)
+    other = messages.Work(patience=0.0, job=first.body.number + 1)
+    answers = [each.body for each in asked(agent.endpoint, (going_on, 3, None, 0), (other, 4, None, 0))]
+    assert [answer.cancelled for answer in answers] == [False, True]
+
+
+def test_nobody_finishes_the_job_of_others(open_agent):
+    agent = open_agent()
+    future = agent.run_episode()
+    (job,) = asked(agent.endpoint, (messages.Work(patience=9.0), 1, None, 0))
+    body, payload, schema = result(job.body.number)
+    frames = encode(body, client=b"d" * 16, sequence=1, payload=payload, fingerprint=schema)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        made.linger = 0
+        made.connect(agent.endpoint)
+        made.send_multipart([b"", *frames])
+        assert made.poll(20_000) and parse(made.recv_multipart()[1:]).body.code == "owner"
+    assert not future.done()
+
+
+def done_twice(observers, episodes):
+    """What the history of jobs violates: each is returned once, and counts for one observer."""
+    jobs, counted = [each.job for each in episodes], sum(each.done for each in observers)
+    return [f"{len(jobs) - len(set(jobs))} jobs were returned twice"] * (len(jobs) != len(set(jobs))) + [
+        f"{counted} episodes count for observers, {len(jobs)} were returned"
+    ] * (counted != len(jobs))
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_job_that_is_done_twice_is_found(open_agent, observe, is_planted):
+    """A planted fault: each job is given to two observers."""
+    submit = Jobs.submit
+    if is_planted:
+
+        def twice(self, content, *rest):
+            submit(self, content)
+            return submit(self, content, *rest)
+
+        Jobs.submit = twice
+    try:
+        agent = open_agent()
+        observers = [observe(agent) for _ in range(2)]
+        episodes = agent.collect(8, timeout=20)
+        until(lambda: sum(each.done for each in observers) >= (16 if is_planted else 8))
+    finally:
+        Jobs.submit = submit
+    assert bool(done_twice(observers, episodes)) == is_planted

@@ -1,0 +1,174 @@
+"""Start states: which ones are kept and drawn, lineages, and what ranks tell each other; and draws behind a mask."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
+from memoire.replay.columns import Column
+from memoire.rl import StartStates, masked
+
+SCHEMA = {"path": Column(np.int32, (None,)), "sum": np.int32}
+
+
+def state(*path):
+    return {"path": np.array(path, np.int32), "sum": np.int32(sum(path))}
+
+
+def cost(columns):
+    return float(columns["sum"])
+
+
+def made(keep=100, first=(9,), **options):
+    return StartStates("numbers", SCHEMA, state(*first), cost, keep, **options)
+
+
+def test_equal_states_are_kept_once_and_have_the_same_id_everywhere():
+    starts, others = made(), made()
+    one = starts.add(state(3, 1), starts.first)
+    assert starts.add(state(3, 1)) == one == others.id_of(state(3, 1)) and len(starts) == 2
+    assert starts.add(state(1, 3)) != one and starts[one].columns["path"].tolist() == [3, 1]
+    assert one in starts and 5 not in starts
+    with pytest.raises(NoSuchField, match="'?5'?"):
+        starts[5]
+
+
+def test_the_best_states_stay_and_the_first_one_never_leaves():
+    starts = made(keep=3)
+    for number in (8, 3, 7, 5, 2):
+        starts.add(state(number), starts.first)
+    kept = sorted(starts[each].cost for each in map(starts.id_of, map(state, range(10))) if each in starts)
+    assert kept == [2, 3, 9] and starts.best.cost == 2 and starts.first in starts
+
+
+def test_a_lineage_leads_from_the_first_state_also_through_states_that_have_left():
+    starts = made(keep=2)
+    before = starts.first
+    for number in (6, 5, 4):
+        before = starts.add(state(number), before, {"step": number})
+        starts.add(state(number + 100), before)
+    path = starts.lineage()
+    assert [action for _, action in path] == [{}, {"step": 6}, {"step": 5}, {"step": 4}]
+    assert path[0][0] == starts.first and path[-1][0] == starts.best.id == starts.id_of(state(4))
+    assert starts.id_of(state(6)) not in starts
+
+
+def test_draws_follow_the_cost():
+    starts = made(first=(0,), temperature=1.0, seed=1)
+    starts.add(state(1)), starts.add(state(3))
+    drawn = np.bincount([int(starts.sample().cost) for _ in range(4000)], minlength=4) / 4000
+    expected = np.exp(-np.array([0.0, 1, 3]))
+    np.testing.assert_allclose(drawn[[0, 1, 3]], expected / expected.sum(), atol=0.03)
+    only_best = made(first=(5,), temperature=0.0)
+    only_best.add(state(2))
+    assert {only_best.sample().cost for _ in range(50)} == {2}
+    any_of = made(first=(500,), temperature=float("inf"))
+    any_of.add(state(2))
+    assert {any_of.sample().cost for _ in range(200)} == {2, 500}
+
+
+def test_ranks_tell_each_other_of_the_best_states_and_their_lineages():
+    mine, yours = made(), made()
+    one = mine.add(state(4), mine.first, {"step": 1})
+    two = mine.add(state(2), one, {"step": 2})
+    yours.add(state(3), yours.first)
+    assert mine.topic == "starts/numbers" and yours.merge(mine.body(most=1)) == 1
+    assert yours.best.id == two and one not in yours
+    assert yours.lineage() == mine.lineage() == [(mine.first, {}), (one, {"step": 1}), (two, {"step": 2})]
+    assert yours.merge(mine.body()) == 1 and yours.merge(mine.body()) == 0 and len(yours) == 4
+    assert mine.merge(yours.body()) == 1
+
+
+def test_everything_goes_into_a_checkpoint_and_back():
+    starts, again = made(seed=3), made(seed=4)
+    starts.add(state(4), starts.first, {"step": 1})
+    for _ in range(3):
+        starts.sample()
+    again.restore(starts.arrays())
+    assert again.lineage() == starts.lineage() and len(again) == 2 and again.best.cost == 4
+    assert [again.sample().id for _ in range(20)] == [starts.sample().id for _ in range(20)]
+
+
+def damaged(**changed):
+    arrays = made().arrays()
+    return arrays | changed
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({}, "holds no states"),
+        (made(first=(1,)).arrays(), "another first state"),
+        (damaged(states=np.zeros(7, np.uint8)), "holds no states"),
+        (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
+    ],
+)
+def test_states_of_something_else_are_refused(arrays, text):
+    starts = made()
+    with pytest.raises(DataError, match=text):
+        starts.restore(arrays)
+    assert len(starts) == 1
+
+
+def test_a_lineage_that_runs_in_a_circle_is_refused():
+    starts, other = made(), made()
+    one = other.add(state(4), other.first)
+    links = [[one, one + 1, {}], [one + 1, one, {}], [other.first, 0, {}]]
+    arrays = other.arrays() | {"links": np.frombuffer(json.dumps(links).encode(), np.uint8)}
+    with pytest.raises(DataError, match="circle"):
+        starts.restore(arrays)
+
+
+def test_a_cost_that_is_no_number_is_refused():
+    with pytest.raises(ParameterError, match="key"):
+        StartStates("x", SCHEMA, state(1), lambda columns: float("nan"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=40), st.integers(1, 6))
+def test_the_same_as_sorting_all_states(added, keep):
+    """Against a list of everything that was ever added: the best by cost and id, and the first one."""
+    starts = made(keep=keep, first=(50,))
+    seen = {starts.first: 50.0}
+    ids = [starts.first]
+    for number, parent in added:
+        ids.append(starts.add(state(number), ids[parent % len(ids)]))
+        seen[ids[-1]] = float(number)
+    ranked = sorted((each for each in seen if each != starts.first), key=lambda each: (seen[each], each))
+    assert {each for each in seen if each in starts} == {starts.first, *ranked[: keep - 1]}
+    assert starts.best.cost == min(seen.values())
+    for each in (*filter(starts.__contains__, seen), starts.best.id):
+        path = [step for step, _ in starts.lineage(each)]
+        assert path[-1] == each and len(set(path)) == len(path)
+
+
+def test_masked_draws_follow_the_softmax_of_what_is_allowed():
+    rng = np.random.default_rng(0)
+    logits, mask = np.float32([[1.0, 5.0, 2.0, 0.0]] * 5000), np.array([[True, False, True, True]] * 5000)
+    choice, logp = masked(logits, mask, rng)
+    allowed = np.exp([1.0, 2.0, 0.0]) / np.exp([1.0, 2.0, 0.0]).sum()
+    np.testing.assert_allclose(np.bincount(choice, minlength=4)[[0, 2, 3]] / 5000, allowed, atol=0.03)
+    np.testing.assert_allclose(np.exp(logp), allowed[np.searchsorted([0, 2, 3], choice)], rtol=1e-5)
+    assert choice.dtype == np.int64 and logp.dtype == np.float32 and 1 not in choice
+
+
+def test_one_row_has_one_choice_and_a_forced_one_has_probability_one():
+    choice, logp = masked([0.0, -1e30, np.nan], [False, True, False], np.random.default_rng(0))
+    assert choice == 1 and logp == 0.0 and np.shape(choice) == ()
+
+
+@pytest.mark.parametrize(
+    ("logits", "mask", "error", "text"),
+    [
+        (np.zeros((3, 2)), [[1, 1], [0, 0], [1, 0]], NothingAllowed, r"row \[1\] allows none of its 2 actions"),
+        (np.zeros(2), [0, 0], NothingAllowed, "the only row allows none"),
+        (np.zeros(2), [[1, 1]], ParameterError, "mask"),
+        ([np.nan, 0.0], [1, 1], ParameterError, "finite"),
+    ],
+)
+def test_masks_that_do_not_fit_are_errors_that_say_where(logits, mask, error, text):
+    with pytest.raises(error, match=text):
+        masked(logits, np.array(mask, bool), np.random.default_rng(0))
