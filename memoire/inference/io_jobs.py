@@ -8,6 +8,7 @@ It has no socket and no thread of its own: the thread of the inference node call
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ProtocolError
+from memoire.errors import Closed, ProtocolError
 from memoire.limits import Limits
 from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
@@ -26,7 +27,7 @@ from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 
-from .jobs import Jobs, LeasedJob
+from .jobs import Jobs, LeasedJob, settle
 from .stats import JobStats
 
 MAX_WORKERS = 4096
@@ -54,7 +55,8 @@ class _Worker:
     name: str = ""
     descriptor: int = -1
     """Of its connection."""
-    heard_at: float = 0.0
+    heard_at: float = -math.inf
+    """When it asked for work last."""
     waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
     """Whom to give a job, while it waits: the envelope and header of its WORK."""
     until: float = 0.0
@@ -94,6 +96,8 @@ class JobService:
             self._give()
 
         self.post(submit)
+        if self._is_leaving:  # perhaps nobody looks at what is posted any more
+            settle(future, error=Closed("this agent"))
         return future
 
     def passed_over(self, results: int) -> None:
@@ -113,7 +117,7 @@ class JobService:
 
     def hello(self, client: bytes, name: str) -> None:
         """A client says what people call it."""
-        self._worker(client, time.monotonic()).name = name
+        self._worker(client).name = name
 
     def check(self, client: bytes, number: int, now: float) -> None:
         """Rows came for a job: it goes on. Raises ProtocolError (code "cancelled") if it should not."""
@@ -123,8 +127,8 @@ class JobService:
     def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.Work, descriptor: int) -> None:
         """A client asks for a job, or is still at one."""
         now = time.monotonic()
-        worker = self._worker(header.client, now)
-        worker.descriptor = descriptor
+        worker = self._worker(header.client)
+        worker.descriptor, worker.heard_at = descriptor, now
         if (kept := worker.answers.get(header.sequence)) is not None:
             self.send([*envelope, *kept])
         elif body.job:
@@ -139,7 +143,7 @@ class JobService:
     def result(self, envelope: list[Buffer], message: Message, body: messages.Result) -> None:
         """A client brings what became of a job."""
         header, now = message.header, time.monotonic()
-        worker = self._worker(header.client, now)
+        worker = self._worker(header.client)
         kept = worker.answers.get(header.sequence)
         if kept is None:
             if header.fingerprint != self.entries.fingerprint:
@@ -184,10 +188,9 @@ class JobService:
             self._no_job(client, worker)
         self.jobs.close()
 
-    def _worker(self, client: bytes, now: float) -> _Worker:
+    def _worker(self, client: bytes) -> _Worker:
         worker = self._workers.setdefault(client, _Worker())
         self._workers.move_to_end(client)
-        worker.heard_at = now
         if len(self._workers) > MAX_WORKERS:
             self._waiting.pop(self._workers.popitem(last=False)[0], None)
         return worker

@@ -12,10 +12,11 @@ one is counted as late, and is nobody's.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +98,7 @@ class Jobs:
         """Nobody gives or takes any more: every future that waits gets this error."""
         for job in list(self._jobs.values()):
             self._end(job, "cancelled")
-            _settle(job.future, error=closed or Closed("whoever gave this job"))
+            settle(job.future, error=closed or Closed("whoever gave this job"))
 
     # Those who do them
 
@@ -149,7 +150,7 @@ class Jobs:
             raise ProtocolError("owner", f"job {number} was never given to this client")
         self._end(job, "done" if failed is None else "failed")
         error = None if failed is None else JobFailed(number, worker.hex()[:8], failed)
-        _settle(job.future, result, error)
+        settle(job.future, result, error)
         return True
 
     def left(self, worker: bytes, now: float) -> None:
@@ -176,7 +177,7 @@ class Jobs:
             lost.append(job)
             worker = job.holder.hex()[:8]
             self._end(job, "lost")
-            _settle(job.future, error=ObserverLost(job.number, worker, self.lease))
+            settle(job.future, error=ObserverLost(job.number, worker, self.lease))
         return lost
 
     def _lease(self, job: LeasedJob, worker: bytes, now: float) -> None:
@@ -212,11 +213,12 @@ class Jobs:
         assert sum(map(len, self._leased.values())) == self.leased and all(self._leased.values())
 
 
-def _settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
-    """Give a future what it waits for, unless it was cancelled or has it."""
-    if future.done() or not future.set_running_or_notify_cancel():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+def settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
+    """Give a future what it waits for, unless it was cancelled or has it. From any thread."""
+    with contextlib.suppress(InvalidStateError):
+        if future.done() or not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)

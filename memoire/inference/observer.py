@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from memoire.arguments import process_name, seconds, whole
-from memoire.errors import AuthError, JobCancelled, MemoireError, MemoireTimeout, ProtocolError, Refused, WrongType
+from memoire.errors import (
+    AuthError,
+    Closed,
+    JobCancelled,
+    MemoireError,
+    MemoireTimeout,
+    ProtocolError,
+    Refused,
+    WrongType,
+)
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
@@ -191,7 +200,10 @@ class Observer(Node):
         while not self._closing.is_set() and time.monotonic() < deadline:
             if most is not None and self.done - before >= most:
                 break
-            self._turn(deadline)
+            try:
+                self._turn(deadline)
+            except Closed:
+                break
         return self.done - before
 
     def _turn(self, deadline: float) -> None:
@@ -287,7 +299,7 @@ class Observer(Node):
             if job.is_over:  # the agent is gone, so that it could not be asked
                 raise JobCancelled(job.number) from error
             _log.exception("job %d failed", job.number)
-            text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:_MAX_TEXT]
+            text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:_MAX_TEXT].rstrip(".")
             return messages.Result(job=job.number, status="failed", text=text), None
         return messages.Result(job=job.number, fragments=rows_of), payload
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.arguments import seconds, whole
-from memoire.errors import JobFailed, MemoireTimeout, ObserverLost, ParameterError
+from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError
 from memoire.inference.computation import Function, packed_row
 from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
@@ -124,10 +124,15 @@ class Agent:
             observer: Name or id of the only observer that may run it.
             options: Given to the observer's function: plain values.
 
+        Raises:
+            Closed: the agent was closed.
+
         Returns:
             A future, whose `cancel` reaches a running observer with its next message. Its exception is `JobFailed`,
             `ObserverLost` or `Closed`.
         """
+        if self.node.closed:
+            raise Closed("this agent")
         source: StartStates | None = None
         if start is None and self.starts:
             source = self.starts[self.turn % len(self.starts)]

@@ -12,6 +12,7 @@ PAGES = (
     "docs/rate.md",
     "docs/on-policy.md",
     "docs/inference.md",
+    "docs/observers.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -317,6 +317,8 @@ def test_a_closing_agent_ends_its_futures(open_agent, observe):
     agent.close()
     with pytest.raises(Closed):
         future.result(20)
+    with pytest.raises(Closed):
+        agent.collect(1)
 
 
 def test_an_inference_node_gives_no_jobs_and_says_so(observe):
