@@ -12,11 +12,11 @@ one is counted as late, and is nobody's.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
+import threading
 from collections import Counter
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, Protoc
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""
+
+_SETTLING = threading.RLock()
 
 
 @dataclass(eq=False, slots=True)
@@ -215,7 +217,7 @@ class Jobs:
 
 def settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
     """Give a future what it waits for, unless it was cancelled or has it. From any thread."""
-    with contextlib.suppress(InvalidStateError):
+    with _SETTLING:
         if future.done() or not future.set_running_or_notify_cancel():
             return
         if error is None:

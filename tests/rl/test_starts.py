@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memoire
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
 from memoire.replay.columns import Column
-from memoire.rl import StartStates, masked
+from memoire.rl import StartStates, masked, weights
 
 SCHEMA = {"path": Column(np.int32, (None,)), "sum": np.int32}
 
@@ -82,12 +83,23 @@ def test_ranks_tell_each_other_of_the_best_states_and_their_lineages():
     assert mine.merge(yours.body()) == 1
 
 
-def test_everything_goes_into_a_checkpoint_and_back():
+def test_best_states_travel_as_a_model_of_their_topic():
+    mine, yours = made(), made()
+    best = mine.add(state(2), mine.first, {"step": 1})
+    schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
+    with memoire.Server("tcp://127.0.0.1:*", schema) as server, memoire.connect(server.endpoint) as client:
+        server.publish(mine.topic, mine.body())
+        assert yours.merge(client.model(yours.topic).wait(20.0).body) == 1
+    assert yours.best.id == best and yours.lineage() == mine.lineage()
+
+
+def test_everything_goes_into_a_checkpoint_and_back(tmp_path):
     starts, again = made(seed=3), made(seed=4)
     starts.add(state(4), starts.first, {"step": 1})
     for _ in range(3):
         starts.sample()
-    again.restore(starts.arrays())
+    weights.save(tmp_path / "starts.safetensors", starts.arrays())
+    again.restore(weights.load(tmp_path / "starts.safetensors"))
     assert again.lineage() == starts.lineage() and len(again) == 2 and again.best.cost == 4
     assert [again.sample().id for _ in range(20)] == [starts.sample().id for _ in range(20)]
 
