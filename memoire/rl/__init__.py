@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
     from memoire.rl.addresses import address_of_rank as address_of_rank
     from memoire.rl.agent import TrainingAgent as TrainingAgent
-    from memoire.rl.observers import Agent as Agent
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.collector import Collected as Collected
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.moments import Moments as Moments
+    from memoire.rl.observers import Agent as Agent
     from memoire.rl.partials import partial as partial
     from memoire.rl.pipeline import Goal as Goal
     from memoire.rl.pipeline import Pipeline as Pipeline
@@ -67,12 +67,12 @@ if TYPE_CHECKING:
     from memoire.rl.remote import RemoteActor as RemoteActor
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
+    from memoire.rl.starts import StartStates as StartStates
     from memoire.rl.trainer import Trainer as Trainer
     from memoire.rl.training import Training as Training
     from memoire.rl.worker import EpisodeResult as EpisodeResult
     from memoire.rl.worker import RolloutWorker as RolloutWorker
     from memoire.rl.worker import try_policy as try_policy
-    from memoire.rl.starts import StartStates as StartStates
 
 _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
