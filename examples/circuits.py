@@ -335,7 +335,10 @@ def final_values(net, rollouts):
     """The critic's value of each episode's last state: [F]."""
     last = [[tuple(gate) for gate in value.tolist()] for value in rollouts.final["gates"]]
     graphs = {"gates": [columns_of(each)["gates"] for each in last], "links": [links(each) for each in last]}
-    return act(rl.padded_columns({name: Ragged.of(values) for name, values in graphs.items()}), net)["value"]
+    return act(
+        rl.padded_columns({name: Ragged.of(values, np.int16, values[0].shape[1:]) for name, values in graphs.items()}),
+        net,
+    )["value"]
 
 
 def learn(agent, net, seconds: float, goal: int, rate: float = 1e-3) -> None:
