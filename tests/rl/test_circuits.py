@@ -1,4 +1,4 @@
-"""The rules of examples/learning/circuits.py: each leaves the circuit's unitary as it is, exactly, and masks say what applies."""
+"""The rules of examples/search/circuits.py: each leaves the unitary as it is, exactly; masks say what applies."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "learning"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "search"))
 
 import circuits  # noqa: E402
 

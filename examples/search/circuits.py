@@ -1,6 +1,6 @@
 """Make a quantum circuit shorter by reinforcement learning: observers, start states, graphs, masks.
 
-    python examples/learning/circuits.py [--seconds 300] [--observers 2] [--goal 41]      needs torch: memoire-rl[rl]
+    python examples/search/circuits.py [--seconds 300] [--observers 2] [--goal 41]      needs torch: memoire-rl[rl]
 
 The circuit is three Toffoli gates in the textbook's decomposition: 45 gates of H, T, S and CX on five qubits. An
 action rewrites neighbouring gates: it cancels, merges or commutes two of them, moves one CX through another one, which
