@@ -138,7 +138,7 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ParameterError, match="named if max_lag is above 0"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), max_lag=1)
     with pytest.raises(ParameterError, match="did you mean 'remote'"):
-        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="remot")
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="Remote")
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, world=World(0, 3))
     # Ranks of other machines are at the same port.
