@@ -24,11 +24,13 @@ from memoire.client.client import Client, connect
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 from memoire.inference.node import Inference
+from memoire.inference.observer import Observer
 from memoire.inference.policy import Pending, RemotePolicy
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
+from memoire.rl.observers import Agent
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.wire import messages
@@ -40,7 +42,7 @@ LATE = 20.0
 LONG = 60.0
 FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
 CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer,
-           Inference, RemotePolicy, Pending)  # fmt: skip
+           Inference, RemotePolicy, Pending, Agent, Observer)  # fmt: skip
 
 EPISODE = {"obs": np.zeros((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.zeros(5, np.float32)}
 
@@ -79,6 +81,11 @@ class Alone:
         self.policy = self.cluster.keep(
             RemotePolicy(self.node.endpoint, rows, rows, 100.0, context=self.cluster.context)
         )
+        entries = {"obs": np.float64, "reward": np.float32}
+        self.agent = self.cluster.keep(
+            Agent("tcp://127.0.0.1:*", rows, rows, lambda columns: columns, entries, context=self.cluster.context)
+        )
+        self.observer = self.cluster.keep(Observer(f"tcp://127.0.0.1:{port}", print, context=self.cluster.context))
         place = address()
         self.classic_server.server.add_request_worker(place)
         self.classic_way = self.cluster.keep(FaultyWay(self.cluster.context, place, drop=0.0, double=0.0))
@@ -170,6 +177,11 @@ WAITS = {
     (Inference, "close"): Waits(lambda at, t: at.node.close(t), gives=None, ended=None),
     (Pending, "result"): Waits(lambda at, t: at.policy.ask({"obs": [1.0]}, min_version=9).result(t)),
     (RemotePolicy, "close"): Waits(lambda at, t: at.policy.close(t), gives=None, ended=None),
+    (Agent, "wait"): Waits(lambda at, t: len(at.agent.wait([at.agent.run_episode()], timeout=t)[0]), gives=0, ended=1),
+    (Agent, "collect"): Waits(lambda at, t: at.agent.collect(1, timeout=t)),
+    (Agent, "close"): Waits(lambda at, t: at.agent.close(t), gives=None, ended=None),
+    (Observer, "run"): Waits(lambda at, t: at.observer.run(timeout=t), gives=0, ended=0),
+    (Observer, "close"): Waits(lambda at, t: at.observer.close(t), gives=None, ended=None),
     (Proxy, "wait_closed"): Waits(lambda at, t: at.proxy.wait_closed(t), gives=False, ended=True),
     (Proxy, "close"): Waits(lambda at, t: at.proxy.close(t), gives=None, ended=None),
     (ReplayMemoryClient, "sync_sizes"): Waits(lambda at, t: at.classic.sync_sizes(100, timeout=t)),
@@ -203,6 +215,8 @@ NEVER = {
     Inference: "closed endpoint keys liveness readiness show_pages stats update version",
     Pending: "cancel done version",
     RemotePolicy: "act ask closed moves urls",
+    Agent: "arrays endpoint keep restore rollouts run_episode stats update version",
+    Observer: "closed id urls",
     Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers show_pages stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
@@ -287,6 +301,7 @@ def owner_of(at, case_kind):
     return {
         Client: at.client, ModelHandle: at.client, Receiver: at.client, Reader: at.reader, Server: at.server,
         TableHandle: at.server, Inference: at.node, Pending: at.policy, RemotePolicy: at.policy,
+        Agent: at.agent, Observer: at.observer,
         Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
     }[case_kind]  # fmt: skip
 

@@ -137,7 +137,8 @@ def test_a_dashboard_ends_while_a_node_answers_a_byte_at_a_time():
         command = [sys.executable, "-m", "memoire", "dashboard", node.url, "--listen", "127.0.0.1:0"]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
             try:
-                until(lambda: node.asked or process.poll() is not None, ENOUGH)
+                # First the command asks whose page it is, then the dashboard that was begun asks what it shows.
+                until(lambda: node.asked > 1 or process.poll() is not None, ENOUGH)
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(ENOUGH) == 0
             finally:

@@ -27,8 +27,9 @@ class Role:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env={
-                **os.environ, "TMRL_SLEEP_US": "500", "MEMOIRE_TMRL": str(self.log.parent)})  # fmt: skip
+            # A memory that is rebuilt would write what it holds again, as if it had come.
+            how = {"TMRL_SLEEP_US": "500", "TMRL_RESUME": "weights", "MEMOIRE_TMRL": str(self.log.parent)}
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env={**os.environ, **how})
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -138,7 +138,8 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
 
 
 @pytest.mark.parametrize(("own", "status", "words"), [(5, 0, "sums to"), (6, 1, "do not add up: actor a made 6 steps")])
-def test_the_end_says_whether_the_counts_add_up(capsys, own, status, words):
+def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # make's own demo names make
     run = demo.Demo(demo.Options(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}

@@ -338,9 +338,9 @@ class Socket:
         self._dials: dict[str, Dial] = {}
         self._bound: dict[str, tuple[str, int]] = {}
         self._last = ""
-        self._heard: Socket | None = None  # the monitor's other end
+        self.heard: Socket | None = None  # the monitor's other end
         self._events = 0
-        self._inbox: deque[list[bytes]] = deque()  # of a monitor's own end
+        self.inbox: deque[list[bytes]] = deque()  # of a monitor's own end
         self._turn = 0
         self._waiting: Any = None  # the task inside of a receive
         self.number = self.world.next_number()
@@ -396,7 +396,7 @@ class Socket:
         """As ZeroMQ's."""
         if address.startswith("inproc://"):
             watched = self.context.monitored.pop(address)
-            watched._heard = self  # noqa: SLF001
+            watched.heard = self
             return
         self._last = address
         self._dials[address] = Dial(self, address)
@@ -417,20 +417,20 @@ class Socket:
 
     def disable_monitor(self) -> None:
         """As ZeroMQ's."""
-        self._heard = None
+        self.heard = None
 
     def tell(self, event: int, address: str) -> None:
         """Tell whoever listens to this socket's monitor."""
-        if self._heard is not None and event & self._events:
-            self._heard._inbox.append([EVENT.pack(event, 0), address.encode()])  # noqa: SLF001
-            self._heard.changed()
+        if self.heard is not None and event & self._events:
+            self.heard.inbox.append([EVENT.pack(event, 0), address.encode()])
+            self.heard.changed()
 
     # Messages
 
     def readable(self) -> bool:
         """Whether a message is there."""
         if self.kind == PAIR:
-            return bool(self._inbox)
+            return bool(self.inbox)
         if self.kind in RECEIVES:
             for each in self.connections:
                 if each.ways[each.listener if each.dialer is self else each.dialer].here:
@@ -475,11 +475,11 @@ class Socket:
             self.world.park(self.options.get(zmq.RCVTIMEO, 0) / 1000.0)
             self._waiting = None
         if self.kind == PAIR:
-            if not self._inbox:
+            if not self.inbox:
                 raise zmq.Again
             if self.poller is not None:
                 self.poller.idle = 0
-            return self._inbox.popleft()
+            return self.inbox.popleft()
         waiting = [each for each in self.connections if self._waits(each)]
         if not waiting:
             raise zmq.Again

@@ -117,12 +117,12 @@ def endless_runs() -> None:
     """A client does not hear that the run is over."""
     from memoire.client.session import Session
 
-    follow = Session._follow_run  # noqa: SLF001
+    updated = Session.updated
 
-    def deaf(self: Any, said: Any, asked: Any) -> None:
-        follow(self, msgspec.structs.replace(said, finished=False), asked)
+    def deaf(self: Any, said: Any, *given: Any) -> Any:
+        return updated(self, msgspec.structs.replace(said, finished=False), *given)
 
-    Session._follow_run = deaf  # type: ignore[method-assign]  # noqa: SLF001
+    Session.updated = deaf  # type: ignore[method-assign]
 
 
 @planted("")
