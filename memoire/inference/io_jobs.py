@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,7 +28,7 @@ from memoire.wire import messages
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 
 from .jobs import Jobs, LeasedJob, settle
-from .stats import JobStats
+from .stats import JobStats, StartsStats
 
 MAX_WORKERS = 4096
 """Clients whose newest answers are kept; beyond, those that are silent for longest are forgotten."""
@@ -65,15 +65,22 @@ class _Worker:
 
 
 class JobService:
-    """Jobs as clients ask for them. All but `run` and `stats` belongs to the node's thread.
+    """Jobs as clients ask for them. All but `run` and what tells stats belongs to the node's thread.
 
     Args:
         starts: Columns of where episodes begin; None: anywhere.
         entries: Columns of what observers record.
+        origins: Who tells of the states that episodes begin with; called in any thread.
     """
 
-    def __init__(self, jobs: Jobs, starts: RowSchema | None, entries: Schema) -> None:
-        self.jobs, self.starts, self.entries = jobs, starts, entries
+    def __init__(
+        self,
+        jobs: Jobs,
+        starts: RowSchema | None,
+        entries: Schema,
+        origins: Sequence[Callable[[], StartsStats]] = (),
+    ) -> None:
+        self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
         self.limits = Limits()
         """The node's thread sets them."""
         self._workers: OrderedDict[bytes, _Worker] = OrderedDict()  # by the time at which they were heard of
@@ -112,6 +119,10 @@ class JobService:
         ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
         workers = sum(now - at < self.jobs.lease for at in heard)
         return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
+
+    def starts_stats(self) -> tuple[StartsStats, ...]:
+        """Of the states that episodes begin with, by origin."""
+        return tuple(stats() for stats in self._origins)
 
     # ------------------------------------------------------------------------- from here on: inside of the thread
 

@@ -236,6 +236,7 @@ class Inference(Node):
             security=self._gate.security(),
             faults=thread.worker.errors,
             jobs=JobStats() if thread.jobs is None else thread.jobs.stats(),
+            starts=() if thread.jobs is None else thread.jobs.starts_stats(),
         )
 
     def liveness(self) -> list[str]:

@@ -10,6 +10,9 @@ from memoire.security.exposure import Security
 
 from .batching import REASONS
 
+MAX_LINEAGE = 200
+"""Ancestors of a start state that stats tell."""
+
 
 @dataclass(slots=True)
 class InferenceCounts:
@@ -48,6 +51,26 @@ class JobStats:
     """Leases that ended without a result."""
     late: int = 0
     """Results that came after their job was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartsStats:
+    """The start states of one origin at one moment; `rl.StartStates` keeps them."""
+
+    name: str
+    """Of the origin."""
+    kept: int
+    """States that episodes can begin with."""
+    draws: int
+    """Episodes that were begun from one of them."""
+    best: float
+    """Cost of the best state that was ever there."""
+    first: float
+    """Cost of the first state."""
+    lineage: tuple[tuple[float, int], ...]
+    """How the best state came about, from the first one on: the cost of each ancestor that is still kept, and how many
+    steps it is from the first one. The newest `MAX_LINEAGE` of them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +117,5 @@ class InferenceStats:
     faults: int
     jobs: JobStats = field(default_factory=JobStats)
     """Of the agent that it belongs to, if there is one."""
+    starts: tuple[StartsStats, ...] = ()
+    """Of each origin of that agent."""

@@ -11,7 +11,8 @@
     GET /logs      log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&
                    newest)
 
-A learner or an actor opens the same pages about its server, reader or client: `NodePages("127.0.0.1:8081", client)`.
+A learner or an actor opens the same pages about its server, reader, client or agent:
+`NodePages("127.0.0.1:8081", client)`.
 Where a token is set, the first three are open and the others ask for it; or these three have a port of their own, and
 then /metrics asks for it too on the other (`probes`).
 
@@ -41,12 +42,13 @@ from types import TracebackType
 from typing import Self
 
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
+from memoire.inference.node import Inference
 from memoire.proxy.proxy import Proxy
 from memoire.security.exposure import is_loopback, warn
 from memoire.security.tokens import Tokens, WrongTokens
 from memoire.server.server import Server
 
-from .pages import OPEN, PAGES, PROBES, EarlyAnswer, Handler, Node, Page, PageRequest, as_error
+from .pages import OPEN, PAGES, PROBES, EarlyAnswer, Embedding, Handler, Node, Page, PageRequest, as_error, node_of
 from .supervision import LINE
 
 _log = logging.getLogger(__name__)
@@ -73,8 +75,8 @@ class NodePages:
     Args:
         address: "HOST:PORT", such as "127.0.0.1:8080", "[::1]:8080" or "*:8080"; port 0 takes a free one. None opens
             nothing.
-        node: What the pages are about; it may be given later, by `show`. Until then the process is alive, and not
-        ready.
+        node: What the pages are about, also an `rl.Agent`; it may be given later, by `show`. Until then the process is
+            alive, and not ready.
         token: What "Authorization: Bearer ..." has to say for all pages but `OPEN` ones: `Tokens` of a file, or one.
             None asks for nothing.
         probes: Another "HOST:PORT", where only /livez, /readyz and /metrics are answered, to everybody; /metrics asks
@@ -92,7 +94,7 @@ class NodePages:
     def __init__(
         self,
         address: str | None,
-        node: Node | None = None,
+        node: Node | Embedding | None = None,
         *,
         token: Tokens | str | None = None,
         probes: str | None = None,
@@ -102,7 +104,8 @@ class NodePages:
         self.request_timeout = request_timeout
         self.refused: Counter[str] = Counter()
         """Requests that were refused for who asked, by reason."""
-        self._node, self._pages = node, pages
+        self._pages = pages
+        self._node = None if node is None else node_of(node)
         self._tokens, self._guesses = Tokens.of(token), WrongTokens()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -127,11 +130,11 @@ class NodePages:
         for thread in self._threads:
             thread.start()
         self._begun.wait()
-        if node is not None:
-            self.show(node)
+        if self._node is not None:
+            self.show(self._node)
 
     @classmethod
-    def from_environment(cls, node: Node | None = None) -> Self:
+    def from_environment(cls, node: Node | Embedding | None = None) -> Self:
         """Pages where $MEMOIRE_HTTP, $MEMOIRE_PROBES and $MEMOIRE_HTTP_TOKEN_FILE say, as the chart sets them for a
         program of yours; none where these are not set, or where a launcher has started this process: it has the
         launcher's environment, and so do others.
@@ -173,11 +176,11 @@ class NodePages:
         is_open = self._main is not None and not self._main.is_local and self._tokens is None
         return (f"http://{self.address}",) if is_open else ()
 
-    def show(self, node: Node) -> None:
-        """Speak of this node from now on. A server or proxy tells others where its pages are."""
-        self._node = node
-        if self.address is not None and isinstance(node, Server | Proxy):
-            node.show_pages(f"http://{self.address}")
+    def show(self, node: Node | Embedding) -> None:
+        """Speak of this node from now on. A server, proxy or inference node tells others where its pages are."""
+        self._node = found = node_of(node)
+        if self.address is not None and isinstance(found, Server | Proxy | Inference):
+            found.show_pages(f"http://{self.address}")
 
     def close(self) -> None:
         """End the threads and all connections. May be called again."""

@@ -109,6 +109,11 @@ def _of_tables(kind: Kind, name: str, help_: str, read: str) -> MetricEntry:
     return MetricEntry(name, kind, help_, read_all, "table")
 
 
+def _of_origins(kind: Kind, name: str, help_: str, field: str) -> MetricEntry:
+    """A field of the start states of each origin."""
+    return MetricEntry(name, kind, help_, lambda s: {each.name: getattr(each, field) for each in s.starts}, "origin")
+
+
 # ------------------------------------------------------------------------------------------------------ the catalogue
 
 REQUESTS = {
@@ -433,6 +438,9 @@ INFERENCE = (
     _counter("jobs_lost", "Jobs whose last lease ended without a result.", "jobs.lost"),
     _counter("jobs_expired", "Leases that ended without a result.", "jobs.expired"),
     _counter("jobs_late", "Results that came too late, or of too old weights, to be used.", "jobs.late"),
+    _of_origins("gauge", "starts_kept", "Start states that an agent keeps.", "kept"),
+    _of_origins("counter", "starts_draws", "Episodes that were begun from one of them.", "draws"),
+    _of_origins("gauge", "starts_best_cost", "Cost of the best start state that was ever there.", "best"),
 )
 
 CATALOGUE: Mapping[str, tuple[MetricEntry, ...]] = {

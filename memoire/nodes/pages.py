@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -44,6 +44,14 @@ Node: TypeAlias = Server | Proxy | Client | Reader | Inference
 Query: TypeAlias = Mapping[str, str]
 
 
+class Embedding(Protocol):
+    """What has a node within, such as `rl.Agent`: its pages are those of the node."""
+
+    @property
+    def node(self) -> Inference:
+        """The node."""
+
+
 class EarlyAnswer(Exception):
     """A page to answer with at once."""
 
@@ -71,6 +79,11 @@ class PageRequest(NamedTuple):
     """Where these pages are read without a token from other machines."""
     refused: Mapping[str, int] = {}
     """Requests for them that were refused, by reason."""
+
+
+def node_of(given: Node | Embedding) -> Node:
+    """The node that pages are about, of what somebody wants to show."""
+    return cast(Node, given.node if hasattr(given, "node") else given)
 
 
 def role_of(node: Node | None) -> str:

@@ -92,7 +92,8 @@ class Agent:
             raise ParameterError("starts", [each.name for each in self.starts], "origins with the same columns")
         # Numbers of an agent that was started again must not be those of its former jobs.
         jobs = Jobs(seconds(lease, name="lease"), whole("attempts", attempts, 1), secrets.randbits(48) << 4 | 1)
-        self._jobs = JobService(jobs, next(iter(schemas.values()), None), self.entries)
+        origins = [each.stats for each in self.starts]
+        self._jobs = JobService(jobs, next(iter(schemas.values()), None), self.entries, origins)
         self.node = Inference(endpoint, inputs, outputs, function, keys=keys, jobs=self._jobs, **options)
         """The inference node; `node.endpoint` is where observers connect to."""
         self._changed = threading.Condition()
@@ -221,7 +222,7 @@ class Agent:
             each.restore({name.removeprefix(head): arrays[name] for name in arrays if name.startswith(head)})
 
     def stats(self) -> InferenceStats:
-        """All figures at this moment; `jobs` has those of episodes."""
+        """All figures at this moment; `jobs` has those of episodes, `starts` those of start states."""
         return self.node.stats()
 
     def close(self, timeout: float | None = None) -> None:

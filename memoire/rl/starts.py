@@ -21,6 +21,7 @@ from memoire.arguments import name as checked_name
 from memoire.arguments import whole
 from memoire.errors import DataError, NoSuchField, ParameterError
 from memoire.inference.computation import packed_row, packed_rows, unpacked
+from memoire.inference.stats import MAX_LINEAGE, StartsStats
 from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.suggestions import checked_names
 
@@ -32,7 +33,7 @@ TOPIC: Final = "starts/"
 
 
 class StartStates:
-    """States to begin from, of one origin. One thread at a time may use it.
+    """States to begin from, of one origin. One thread at a time may use it, and any thread may call `stats`.
 
     A state is drawn with a probability in proportion to exp(-cost / temperature).
 
@@ -73,6 +74,7 @@ class StartStates:
         self._links: dict[
             int, tuple[int, Mapping[str, Any]]
         ] = {}  # parent and action, also of ancestors that have left
+        self._draws = 0
         self._weights: tuple[list[int], NDArray[np.float64]] | None = None  # ids, and the sums of their weights
         self.first = self.add(first)
         """Id of the first state."""
@@ -130,6 +132,7 @@ class StartStates:
         """Draw a state to begin with."""
         if self._weights is None:
             self._weights = self._weighed()
+        self._draws += 1
         ids, sums = self._weights
         return self._states[ids[int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right"))]]
 
@@ -146,6 +149,27 @@ class StartStates:
             path.append((state, action))
             state = parent
         return path[::-1]
+
+    def stats(self) -> StartsStats:
+        """How many states there are, how good they are, and how the best one came about. Any thread may ask."""
+        states, (best, links) = self._states, self._best_and_links()
+        path: list[int] = []
+        state = best.id
+        while state:
+            path.append(state)
+            state = links[state][0]
+        costs = [(states[each].cost, step) for step, each in enumerate(reversed(path[1:])) if each in states]
+        lineage = (*costs, (best.cost, len(path) - 1))
+        return StartsStats(
+            self.name, len(states), self._draws, best.cost, states[self.first].cost, lineage[-MAX_LINEAGE:]
+        )
+
+    def _best_and_links(self) -> tuple[Start, Mapping[int, tuple[int, Mapping[str, Any]]]]:
+        """The best state, and links that lead from it to the first one: also while another thread replaces them."""
+        while True:
+            best, links = self.best, self._links
+            if best.id in links:  # and so are its ancestors: only whole paths leave
+                return best, links
 
     # Ranks and checkpoints
 

@@ -43,7 +43,8 @@ def follow(found, path):
         if isinstance(found, dict):
             found = {key: getattr(each, part) for key, each in found.items()}
         elif isinstance(found, tuple):
-            found = {each.endpoint: getattr(each, part) for each in found}
+            named = "endpoint" if hasattr(found[0], "endpoint") else "name"
+            found = {getattr(each, named): getattr(each, part) for each in found}
         else:
             found = getattr(found, part)
     return found
@@ -118,6 +119,7 @@ FIELDS = {
         "inference_request_duration_seconds": "durations", "inference_clients": "clients", "inference_model_version": "version",
         **{f"jobs_{name}": f"jobs.{name}" for name in
            ("open", "leased", "observers", "done", "failed", "cancelled", "lost", "expired", "late")},
+        "starts_kept": "starts.kept", "starts_draws": "starts.draws", "starts_best_cost": "starts.best",
     },
 }  # fmt: skip
 """By metric: the figure of the stats that it shows, a number, or one figure for each label; a tuple is summed."""

@@ -1,11 +1,13 @@
 """Agents and observers over real sockets: episodes, cancellation, several agents, lost results, and processes that die."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -15,9 +17,13 @@ import zmq
 
 import memoire
 import observer_child
+from memoire.dashboard.collect.answers import StartsRow
+from memoire.dashboard.collect.node_state import NodeState
+from memoire.dashboard.collect.starts import starts_of
 from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
 from memoire.inference.jobs import Jobs
 from memoire.inference.recording import fragment_of
+from memoire.nodes.http import NodePages
 from memoire.pool import rollout_transport
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
@@ -296,6 +302,30 @@ def test_starts_are_drawn_from_each_origin_in_turn_also_after_a_restart(open_age
     assert [each.columns["obs"][0, 0] for each in again.collect(1, timeout=20)] == [10]
     own = agent.run_episode(start={"obs": np.float32([50, 0])}).result(20)
     assert own.columns["obs"][0, 0] == 50 and own.source is None
+
+
+def test_pages_of_an_agent_are_those_of_its_node_with_jobs_and_start_states(open_agent, observe):
+    def key(columns):
+        return -float(columns["obs"][0])
+
+    starts = StartStates("line", {"obs": (np.float32, (2,))}, {"obs": np.zeros(2, np.float32)}, key)
+    agent = open_agent(starts=[starts], name="teacher")
+    observe(agent)
+    agent.keep(agent.collect(1, timeout=100.0))
+    with NodePages("127.0.0.1:0", agent) as pages, NodePages(None) as later:
+        later.show(agent)
+        told = {
+            page: urllib.request.urlopen(f"{pages.url}{page}", timeout=100.0).read()  # noqa: S310  its own pages
+            for page in ("/status", "/readyz", "/metrics")
+        }
+    status = json.loads(told["/status"])
+    assert status["role"] == "inference" and status["endpoints"]["request"] == agent.endpoint
+    assert status["stats"]["jobs"]["done"] == 1 and json.loads(told["/readyz"])["ready"]
+    row = {"name": "line", "kept": 4, "draws": 1, "best": -3.0, "first": 0.0}
+    assert status["stats"]["starts"] == [row | {"lineage": [[0.0, 0], [-1.0, 1], [-2.0, 2], [-3.0, 3]]}]
+    node = NodeState("http://a:1", 0.0, "up", status=status, name="teacher")
+    assert starts_of([node]) == [StartsRow("line", "teacher", 4, 1, -3.0, 0.0, [(-step, step) for step in range(4)])]
+    assert b'memoire_starts_best_cost{origin="line"} -3.0' in told["/metrics"]
 
 
 def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open_agent, observe):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import memoire
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
+from memoire.inference.stats import MAX_LINEAGE, StartsStats
 from memoire.replay.columns import Column
 from memoire.rl import StartStates, masked, weights
 
@@ -55,6 +56,41 @@ def test_a_lineage_leads_from_the_first_state_also_through_states_that_have_left
     assert [action for _, action in path] == [{}, {"step": 6}, {"step": 5}, {"step": 4}]
     assert path[0][0] == starts.first and path[-1][0] == starts.best.id == starts.id_of(state(4))
     assert starts.id_of(state(6)) not in starts
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=40), st.integers(1, 6))
+def test_stats_walk_from_the_first_state_to_the_best_by_ancestors_that_are_still_kept(steps, keep):
+    starts = made(keep=keep, first=(99,))
+    ids, costs, parents = [starts.first], {starts.first: 99.0}, {}
+    for number, back in steps:
+        parent = ids[-min(back, len(ids))]
+        if starts.id_of(state(number)) in costs or parent not in starts:
+            continue
+        ids.append(starts.add(state(number), parent))
+        costs[ids[-1]], parents[ids[-1]] = float(number), parent
+    best = min(ids, key=costs.get)
+    path = [best]
+    while path[-1] in parents:
+        path.append(parents[path[-1]])
+    told = [(costs[each], step) for step, each in enumerate(path[::-1]) if each in starts or each == best]
+    assert starts.stats() == StartsStats("numbers", len(starts), 0, costs[best], 99.0, tuple(told))
+
+
+def test_stats_count_draws_and_tell_the_newest_ancestors_of_a_long_line():
+    starts = made(first=(1000,))
+    before = starts.first
+    for number in range(999, 500, -1):
+        before = starts.add(state(number), before)
+    for _ in range(7):
+        starts.sample()
+    told = starts.stats()
+    assert (told.kept, told.draws, told.best, told.first) == (100, 7, 501.0, 1000.0)
+    assert told.lineage == tuple((1000.0 - step, step) for step in (0, *range(401, 500)))
+    kept = made(keep=2000, first=(1000,))
+    kept.restore(starts.arrays())
+    for number in range(500, 0, -1):
+        before = kept.add(state(number), before)
+    assert kept.stats().lineage == tuple((1000.0 - step, step) for step in range(1000 - MAX_LINEAGE, 1000))
 
 
 def test_draws_follow_the_cost():
