@@ -5,7 +5,7 @@ cimport numpy as cnp
 from libc.math cimport INFINITY, floor, isfinite
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from memoire._core cimport weigh
 from memoire._kernels.arrays cimport doubles_of, target_of
@@ -170,6 +170,222 @@ def systematic_counts(share, unused, Py_ssize_t batch, double start):
     if clients and _counts(parts, left, clients, batch, start, <int64_t*>target_of(count, 8 * clients)):
         raise ValueError("the clients have fewer unused samples than the batch needs")
     return count
+
+
+# The plan of a reader over several servers: each client once, however many servers have some of it, and no Python per client.
+#
+#     a   c7 20 of 60 kept   c9  4        ──▶  c7: newest sums of both, 35 unused  ──▶  a   c7 11   c9 2
+#     b   c7 15                                c9                                       b   c7  3
+
+cdef struct SumsRow:
+    # wire.CLIENT_SUMS
+    uint64_t low, high, sequence
+    double mass
+    uint64_t population
+    double minimum, between
+    uint32_t reserved, flags
+
+cdef struct CountsRow:
+    # wire.CLIENT_COUNTS
+    uint64_t low, high
+    uint32_t count, zero
+
+
+cdef inline bint _is_one(const void* row, const void* other) noexcept nogil:
+    """Whether two rows are of the same client: each begins with its id."""
+    return memcmp(row, other, 16) == 0
+
+
+cdef const char* _rows_of(array, size_t row, Py_ssize_t* count) except? NULL:
+    """Begin of an array of rows of so many bytes, and how many there are."""
+    if not cnp.PyArray_Check(array) or not cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>array):
+        raise ValueError("expected a C-contiguous array of rows")
+    if <size_t>cnp.PyArray_ITEMSIZE(<cnp.ndarray>array) != row:
+        raise ValueError(f"rows of {array.itemsize} bytes, expected {row}")
+    count[0] = cnp.PyArray_SIZE(<cnp.ndarray>array)
+    return <const char*>cnp.PyArray_DATA(<cnp.ndarray>array)
+
+
+cdef inline double _able_of(const SumsRow* row) noexcept nogil:
+    """Samples that a server can give of a client; infinite where it gives any number."""
+    if row.flags & 1:
+        return INFINITY if row.reserved else 0.0
+    return row.reserved
+
+
+@cython.auto_pickle(False)
+cdef class Clients:
+    """The clients of all servers: C of them, in R rows.
+
+    Args:
+        tables: Rows of `wire.CLIENT_SUMS` of each server. A client of two servers counts once, with the sums that are newest.
+        seed: Of the table in which ids are looked for, so that nobody can choose ids that are slow to find.
+    """
+
+    cdef list tables
+    cdef SumsRow* row        # [R]
+    cdef uint32_t* of_row    # [R] number of its client
+    cdef Py_ssize_t rows
+    cdef uint32_t* newest    # [C] the row with its newest sums
+    cdef double* weight      # [C] of the largest one; sums of what clients say could overflow
+    cdef double* unused      # [C] u_c over all servers; 0 where nothing can be drawn
+    cdef double* between     # [C] D_c over all servers
+    cdef double* share       # [C] pi_c
+    cdef double* cap         # [C] scratch
+    cdef int64_t* count      # [C]
+    cdef readonly Py_ssize_t size  # C
+    cdef readonly double population, left_out, rarest
+
+    def __cinit__(self, list tables not None, uint64_t seed):
+        cdef Py_ssize_t rows
+        self.tables = tables
+        for table in tables:
+            _rows_of(table, sizeof(SumsRow), &rows)
+            self.rows += rows
+        rows = max(1, self.rows)
+        if rows >= 1 << 30:
+            raise ValueError(f"{rows} rows of clients")
+        self.row = <SumsRow*>malloc(rows * sizeof(SumsRow))
+        self.of_row = <uint32_t*>malloc(2 * rows * sizeof(uint32_t))
+        self.weight = <double*>calloc(6 * rows, sizeof(double))
+        if self.row == NULL or self.of_row == NULL or self.weight == NULL:
+            raise MemoryError()
+        self.newest, self.unused, self.between = self.of_row + rows, self.weight + rows, self.weight + 2 * rows
+        self.share, self.cap, self.count = self.weight + 3 * rows, self.weight + 4 * rows, <int64_t*>(self.weight + 5 * rows)
+        self._merge(seed)
+        self._weigh()
+
+    def __dealloc__(self):
+        free(self.row)
+        free(self.of_row)
+        free(self.weight)
+
+    cdef int _merge(self, uint64_t seed) except -1:
+        """Number the clients in the order in which they come, and add up what servers have of each."""
+        cdef size_t mask = 15, at
+        cdef uint32_t* place
+        cdef const char* begin
+        cdef Py_ssize_t rows, i = 0, client
+        cdef SumsRow* row
+        for table in self.tables:
+            begin = _rows_of(table, sizeof(SumsRow), &rows)
+            memcpy(self.row + i, begin, rows * sizeof(SumsRow))
+            i += rows
+        while <Py_ssize_t>mask < 2 * self.rows:
+            mask = 2 * mask + 1
+        place = <uint32_t*>calloc(mask + 1, sizeof(uint32_t))  # client's number + 1
+        if place == NULL:
+            raise MemoryError()
+        for i in range(self.rows):
+            row = self.row + i
+            at = ((row.low ^ seed) * 0x9E3779B97F4A7C15ULL + (row.high ^ (seed >> 7)) * 0xC2B2AE3D27D4EB4FULL) >> 29 & mask
+            while place[at] and not _is_one(row, self.row + self.newest[place[at] - 1]):
+                at = (at + 1) & mask
+            if not place[at]:
+                self.newest[self.size] = <uint32_t>i
+                self.size += 1
+                place[at] = <uint32_t>self.size
+            client = place[at] - 1
+            self.of_row[i] = <uint32_t>client
+            if row.sequence > self.row[self.newest[client]].sequence:
+                self.newest[client] = <uint32_t>i
+            self.unused[client] += _able_of(row)
+            self.between[client] += row.between
+        free(place)
+        return 0
+
+    cdef void _weigh(self) noexcept:
+        cdef double largest = 0.0, mass = 0.0, serving = 0.0
+        cdef const SumsRow* newest
+        cdef Py_ssize_t i
+        for i in range(self.size):
+            largest = max(largest, self.row[self.newest[i]].mass)
+        for i in range(self.size):
+            newest = self.row + self.newest[i]
+            self.weight[i] = newest.mass / largest if largest > 0.0 else 0.0
+            if not (newest.mass > 0.0 and newest.population > 0):
+                self.unused[i] = 0.0
+            mass += self.weight[i]
+            if self.unused[i] > 0.0:
+                serving += self.weight[i]
+                self.population += newest.population
+        self.left_out = max(0.0, 1.0 - serving / mass) if mass > 0.0 else 0.0
+
+    def plan(self, Py_ssize_t samples, double start):
+        """Share a batch out over the clients, by systematic sampling from `start` in [0, 1): False where there is too little."""
+        cdef double together = 0.0, chance
+        cdef const SumsRow* newest
+        cdef Py_ssize_t i
+        if samples < 1 or not 0.0 <= start < 1.0:
+            raise ValueError("a batch has at least 1 sample, and start lies in [0, 1)")
+        for i in range(self.size):
+            together += self.unused[i]
+        if not together >= samples:
+            return False
+        _shares(self.weight, self.unused, self.between, self.size, samples, self.cap, self.share)
+        if _counts(self.share, self.unused, self.size, samples, start, self.count):
+            return False
+        self.rarest = INFINITY
+        for i in range(self.size):
+            newest = self.row + self.newest[i]
+            chance = self.share[i] * newest.minimum / newest.mass if newest.mass > 0.0 else 0.0
+            if self.unused[i] > 0.0 and newest.minimum > 0.0:
+                self.rarest = min(self.rarest, self.population * chance)
+        return True
+
+    def asked(self):
+        """Of each client that samples are asked of: id -> (pi_c, N_c)."""
+        cdef Py_ssize_t i
+        cdef const SumsRow* newest
+        cdef dict found = {}
+        for i in range(self.size):
+            if self.count[i] > 0:
+                newest = self.row + self.newest[i]
+                found[(<const char*>newest)[:16]] = self.share[i], <double>newest.population
+        return found
+
+    def counts(self):
+        """For each server rows of `wire.CLIENT_COUNTS`, packed: first come first served. To be called once after `plan`."""
+        cdef Py_ssize_t rows, i = 0, end = 0
+        cdef int64_t here
+        cdef CountsRow wanted
+        cdef list found = []
+        cdef bytearray packed
+        wanted.zero = 0
+        for table in self.tables:
+            _rows_of(table, sizeof(SumsRow), &rows)
+            end += rows
+            packed = bytearray()
+            while i < end:
+                here = self.count[self.of_row[i]]
+                if here > 0 and _able_of(self.row + i) < <double>here:
+                    here = <int64_t>self.row[i].reserved
+                if here > 0:
+                    self.count[self.of_row[i]] -= here
+                    wanted.low, wanted.high, wanted.count = self.row[i].low, self.row[i].high, <uint32_t>here
+                    packed += (<const char*>&wanted)[:sizeof(CountsRow)]
+                i += 1
+            found.append(bytes(packed))
+        return found
+
+
+def take_counts(table, counts):
+    """Take what is asked for, [C] rows of `wire.CLIENT_COUNTS`, off what a server has, [C] rows of `wire.CLIENT_SUMS`, in place. A
+    client that gives any number keeps it; one that is not there is passed over.
+    """
+    cdef Py_ssize_t clients, wanted, at = 0, i, step
+    cdef SumsRow* row = <SumsRow*>_rows_of(table, sizeof(SumsRow), &clients)
+    cdef const CountsRow* count = <const CountsRow*>_rows_of(counts, sizeof(CountsRow), &wanted)
+    if clients:
+        target_of(table, clients * <Py_ssize_t>sizeof(SumsRow))
+    for i in range(wanted):
+        # Both are in the order of the server's clients nearly always, so that the next one is close.
+        for step in range(clients):
+            if _is_one(row + at, count + i):
+                if not row[at].flags & 1:
+                    row[at].reserved -= min(row[at].reserved, count[i].count)
+                break
+            at = at + 1 if at + 1 < clients else 0
 
 
 cdef enum:
@@ -712,15 +928,6 @@ cdef double _importance(
             positives = one.view.positives
         value[one.position] = population * one.share * chance * positives / one.newest
     return weigh(value, size, exponent, rarest, importance)
-
-
-cdef struct SumsRow:
-    # wire.CLIENT_SUMS
-    uint64_t low, high, sequence
-    double mass
-    uint64_t population
-    double minimum, between
-    uint32_t reserved, flags
 
 
 @cython.auto_pickle(False)

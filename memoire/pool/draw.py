@@ -18,10 +18,10 @@ from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Part
-from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
+from memoire.wire.rows import CLIENT_COUNTS
 
 from . import picked
-from ._draw import Picks, assemble, shares, systematic_counts
+from ._draw import Clients, Picks, assemble
 
 MAX_BATCH: Final = (1 << 31) - 1
 """Samples of one batch."""
@@ -89,16 +89,14 @@ def gathered_from(
     return PooledBatch(gathered, importance, divisor, picks.left_out)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a reader asks each server for, and what it needs to know when the samples are there."""
 
     counts: list[NDArray[np.void]]
     """For each server rows of `rows.CLIENT_COUNTS`; no row where nothing is wanted."""
-    share: dict[bytes, float]
-    """pi_c of each client."""
-    newest: dict[bytes, float]
-    """N_c of each client."""
+    asked: dict[bytes, tuple[float, float]]
+    """Of each client that samples are asked of: pi_c and N_c."""
     population: float
     left_out: float
     rarest: float
@@ -114,87 +112,12 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
         samples: At least 1.
         fraction: A random number in [0, 1), the offset of systematic sampling.
     """
-    merged = _merged(tables)
-    if merged is None or not merged.unused.sum() >= samples:
+    clients = Clients(list(tables), int(fraction * (1 << 53)))
+    if not clients.plan(samples, fraction):
         return None
-    newest, unused = merged.newest, merged.unused
-    weight = newest["total_weight"] / newest["total_weight"].max()  # sums of what clients say could overflow
-    share = shares(weight, unused, merged.between, float(samples))
-    counts = systematic_counts(share, unused, samples, fraction)
-    serving = unused > 0.0
-    population = float(newest["positives"][serving].sum())
-    chance = share * newest["minimum"] / np.maximum(newest["total_weight"], np.finfo(np.float64).tiny)
-    known = serving & (newest["minimum"] > 0.0)
-    names = newest["client"].tobytes()
-    keys = [names[16 * i : 16 * i + 16] for i in range(len(newest))]
-    return Plan(
-        counts=_split(merged, counts, len(tables)),
-        share=dict(zip(keys, share.tolist(), strict=True)),
-        newest=dict(zip(keys, newest["positives"].astype(np.float64).tolist(), strict=True)),
-        population=population,
-        left_out=1.0 - float(weight[serving].sum() / weight.sum()),
-        rarest=population * float(chance[known].min()) if known.any() else np.inf,
-    )
-
-
-@dataclass(frozen=True)
-class _MergedClients:
-    """The clients of all servers: C of them, in R rows."""
-
-    rows: NDArray[np.void]
-    """[R] of `rows.CLIENT_SUMS`."""
-    server: NDArray[np.int64]
-    """[R] whose row it is."""
-    client: NDArray[np.int64]
-    """[R] which client's."""
-    able: NDArray[np.float64]
-    """[R] samples that the server can give of the client; inf: any number."""
-    newest: NDArray[np.void]
-    """[C] the row with the client's newest sums."""
-    unused: NDArray[np.float64]
-    """[C] u_c over all servers; 0 for clients that nothing can be drawn from."""
-    between: NDArray[np.float64]
-    """[C] D_c over all servers."""
-
-
-def _merged(tables: Sequence[NDArray[np.void]]) -> _MergedClients | None:
-    """Each client once; None where there are no rows."""
-    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
-    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    if not len(rows):
-        return None
-    _, first, client = np.unique(_names(rows), return_index=True, return_inverse=True)
-    newest_first = np.lexsort((~rows["sequence"], client))
-    chosen = rows[newest_first[np.searchsorted(client[newest_first], np.arange(len(first)))]]
-    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
-    unused = np.zeros(len(first))
-    np.add.at(unused, client, able)
-    between = np.zeros(len(first))
-    np.add.at(between, client, rows["drawn_between"])
-    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
-    return _MergedClients(rows, server, client, able, chosen, unused, between)
-
-
-def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Client ids as values that compare."""
-    return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
-
-
-def _split(merged: _MergedClients, counts: NDArray[np.int64], servers: int) -> list[NDArray[np.void]]:
-    """Each client's count [C] over the servers that hold some of it, first come first served: a table for each."""
-    left, asked = counts.copy(), np.zeros(len(merged.rows), np.int64)
-    for i in range(servers):
-        here = np.flatnonzero(merged.server == i)
-        client = merged.client[here]
-        asked[here] = np.minimum(left[client], merged.able[here]).astype(np.int64)
-        left[client] -= asked[here]
-    return [_wanted(merged.rows, asked, np.flatnonzero((merged.server == i) & (asked > 0))) for i in range(servers)]
-
-
-def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.void]:
-    wanted = np.zeros(len(here), CLIENT_COUNTS)
-    wanted["client"], wanted["count"] = rows["client"][here], asked[here]
-    return wanted
+    asked = clients.asked()
+    counts = [np.frombuffer(packed, CLIENT_COUNTS) for packed in clients.counts()]
+    return Plan(counts, asked, clients.population, clients.left_out, clients.rarest)
 
 
 def finish(
@@ -217,10 +140,11 @@ def finish(
     for held in drawn:
         ids = held.part(Part.OWNERS)
         owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
-        if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
+        if not made.asked.keys() >= set(owners):
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
-        shares.append(np.array([made.share[owner] for owner in owners]))
-        newest.append(np.array([made.newest[owner] for owner in owners]))
+        known = np.array([made.asked[owner] for owner in owners])
+        shares.append(np.ascontiguousarray(known[:, 0]))
+        newest.append(np.ascontiguousarray(known[:, 1]))
     picks = assemble(
         layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
     )

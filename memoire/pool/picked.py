@@ -1,5 +1,6 @@
 """Samples that a draw took: how long they waited, and the container in which a server sends them to a reader."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,13 @@ def pack_drawn(
     packed = _pack_picked(frames, layout, drawn, elements, codec_of(compression))
     counts = (samples, max(1, frames.size), len(owners) // 16, packed, max(1, entries.size), elements)
     made = Container(drawn, head, *counts)
-    for part, values in (
-        *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
-        (Part.CHANCE, chance), (Part.POPULATION, population),
-    ):  # fmt: skip
-        made.fill(part, values)
-    for i, form in enumerate(drawn.blocks):
-        if form.part not in OF_DRAWN and form.part not in layout.indices and i not in packed:
+    carried: dict[Part, NDArray[Any]] = {**indices, Part.OWNER: owner, Part.OWNERS: owners}
+    carried |= {Part.CHANCE: chance, Part.POPULATION: population}
+    made.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})
+    for i, form, source in _copied_blocks(layout, drawn):
+        if i not in packed:
             distinct = entries if form.extent is RowCount.PER_ENTRY else frames
-            _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
+            _fill_drawn(made.view(i), picks, distinct, source, form)
     ages = made.array(Part.AGE, "<f4")
     if clock is not None and ages is not None:
         ages[:, 0] += waits_of(picks, clock, in_order=True)
@@ -91,6 +90,14 @@ def _pack_picked(
             frames.pack_frames(_same_block(layout, drawn, form), raw)
             pack_block(packed, i, raw, codec)
     return packed
+
+
+@lru_cache(maxsize=64)
+def _copied_blocks(layout: ContainerLayout, drawn: ContainerLayout) -> tuple[tuple[int, BlockSpec, int], ...]:
+    """The blocks of drawn containers whose rows are those of caches: (block, what it is, block in caches)."""
+    forms = enumerate(drawn.blocks)
+    copied = [(i, form) for i, form in forms if form.part not in OF_DRAWN and form.part not in layout.indices]
+    return tuple((i, form, _same_block(layout, drawn, form)) for i, form in copied)
 
 
 def _same_block(layout: ContainerLayout, drawn: ContainerLayout, form: BlockSpec) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.pool._draw import take_counts
 from memoire.wire.rows import CLIENT_COUNTS
 
 from . import directory
@@ -83,14 +84,8 @@ class ServerStock:
 
         With reuse_cache they stay.
         """
-        if self.table is None or not len(counts):
-            return
-        names = clients_of(counts)
-        order = np.argsort(names)
-        place = order[np.minimum(np.searchsorted(names, self.clients, sorter=order), len(counts) - 1)]
-        asked = np.where(names[place] == self.clients, counts["count"][place], 0)
-        limited = self.table["flags"] & 1 == 0
-        self.table["reserved"] -= np.where(limited, np.minimum(asked, self.table["reserved"]), 0).astype(np.uint32)
+        if self.table is not None:
+            take_counts(self.table, counts)
 
 
 def clients_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:

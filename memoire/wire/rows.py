@@ -71,7 +71,7 @@ def unpack_sums(packed: bytes) -> NDArray[np.void]:
     """Rows of `CLIENT_SUMS` for C clients, [C], read-only, totals checked: finite, not negative. Raises ValueError."""
     rows = _unpack(packed, CLIENT_SUMS)
     for name in ("total_weight", "minimum", "drawn_between"):
-        if not (np.isfinite(rows[name]).all() and (rows[name] >= 0.0).all()):
+        if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN is neither
             raise ValueError(f"{name} of a client is negative or not finite")
     return rows
 
@@ -81,9 +81,20 @@ def unpack_counts(packed: bytes) -> NDArray[np.void]:
     rows = _unpack(packed, CLIENT_COUNTS)
     if rows["zero"].any():
         raise ValueError("bytes that must be 0 are not")
-    if len(np.unique(rows["client"], axis=0)) != len(rows):
+    row, size = CLIENT_COUNTS.itemsize, CLIENT_COUNTS["client"].itemsize
+    if len({packed[at : at + size] for at in range(0, len(packed), row)}) != len(rows):
         raise ValueError("a client is named twice")
     return rows
+
+
+def sums_of(packed: bytes) -> NDArray[np.void]:
+    """Rows of `CLIENT_SUMS`, [C], read-only, of a message that was parsed: they were checked there."""
+    return np.frombuffer(packed, CLIENT_SUMS)
+
+
+def counts_of(packed: bytes) -> NDArray[np.void]:
+    """Rows of `CLIENT_COUNTS`, [C], read-only, of a message that was parsed: they were checked there."""
+    return np.frombuffer(packed, CLIENT_COUNTS)
 
 
 def unpack_accounts(packed: bytes) -> NDArray[np.void]:

@@ -428,7 +428,7 @@ def test_sums_may_be_as_large_as_numbers_get() -> None:
     assert one.left_out == pytest.approx(0.25)
     chosen = plan([pool.reserve(b"r" * 16, 100)], 9, 0.5)
     assert chosen is not None
-    assert sorted(chosen.share.values()) == pytest.approx([0.0, 1 / 3, 1 / 3, 1 / 3])
+    assert [pi for pi, _ in chosen.asked.values()] == pytest.approx([1 / 3, 1 / 3, 1 / 3])
     assert chosen.left_out == pytest.approx(0.25)
 
 
@@ -449,7 +449,7 @@ def test_a_sequence_may_use_all_its_bits() -> None:
     assert fresh.sums(name(1), 0, 3.0, 2, 0.5)
     newer, older = pool.reserve(b"r" * 16, 10), pool_of([5]).reserve(b"r" * 16, 10)
     chosen = plan([older, newer], 1, 0.5)
-    assert chosen is not None and chosen.newest == {name(0): 2.0}
+    assert chosen is not None and chosen.asked == {name(0): (1.0, 2.0)}
 
 
 def test_a_closed_pool_takes_nothing_in() -> None:
@@ -730,8 +730,8 @@ def test_a_client_that_two_servers_hold_counts_once_with_its_newest_sums() -> No
     tables = [pool.reserve(b"r" * 16, 100) for pool in pools]
     chosen = plan(tables, 10, 0.5)
     assert chosen is not None
-    assert chosen.newest == {name(0): 7.0, name(5): 3.0}
-    assert chosen.share == pytest.approx({name(0): 0.8, name(5): 0.2})
+    assert chosen.asked.keys() == {name(0), name(5)}
+    assert chosen.asked[name(0)] == pytest.approx((0.8, 7.0)) and chosen.asked[name(5)] == pytest.approx((0.2, 3.0))
     assert chosen.population == 10.0
     assert [counts["count"].tolist() for counts in chosen.counts] == [[8], [2]]
     assert plan(tables, 31, 0.5) is None
@@ -750,7 +750,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
     assert chosen is not None
     counts = np.zeros(1, CLIENT_COUNTS)
-    other = name(0) if name(1) in chosen.share else name(1)
+    other = name(0) if name(1) in chosen.asked else name(1)
     counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
     layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
@@ -764,7 +764,7 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
     table = np.concatenate([pool.reserve(b"r" * 16, 100), np.zeros(1, CLIENT_SUMS)])
     table["client"][-1] = np.frombuffer(name(1), "<u8")
     chosen = plan([table], 5, 0.5)
-    assert chosen is not None and chosen.share[name(1)] == 0.0
+    assert chosen is not None and chosen.asked.keys() == {name(0)}
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
     layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)

@@ -82,9 +82,12 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
         for each in ({who: newest[who]["total_weight"] for who in newest}, kept, between)
     )
     shares = _draw.shares(weight / max(each["total_weight"] for each in newest.values()), unused, drawn, float(samples))
-    expected = {name(who): 0.0 for who in newest} | dict(zip(map(name, serving), shares, strict=True))
-    assert chosen.share == pytest.approx(expected, rel=1e-9)
-    assert chosen.newest == {name(who): float(newest[who]["positives"]) for who in newest}
+    share = dict(zip(map(name, serving), shares, strict=True))
+    assert {who: pi for who, (pi, _) in chosen.asked.items()} == pytest.approx(
+        {who: share[who] for who in chosen.asked}
+    )
+    population = {name(who): float(newest[who]["positives"]) for who in newest}
+    assert {who: n for who, (_, n) in chosen.asked.items()} == {who: population[who] for who in chosen.asked}
     assert chosen.population == sum(newest[who]["positives"] for who in serving)
     whole = sum(each["total_weight"] for each in newest.values())
     assert chosen.left_out == pytest.approx(1.0 - weight.sum() / whole, abs=1e-9)
@@ -100,9 +103,22 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
         for who, count in zip(counts["client"], counts["count"].tolist(), strict=True):
             assert count > 0 and (there[who.tobytes()]["flags"] or count <= there[who.tobytes()]["reserved"])
             asked[who.tobytes()] = asked.get(who.tobytes(), 0) + count
-    assert sum(asked.values()) == samples and asked.keys() <= {name(who) for who in serving}
-    for who, count in asked.items():
-        assert abs(count - samples * chosen.share[who]) <= 1.0 + 1e-6
+    assert sum(asked.values()) == samples and asked.keys() == chosen.asked.keys()
+    for who, pi in share.items():
+        assert abs(asked.get(who, 0) - samples * pi) <= 1.0 + 1e-6
+
+
+def test_a_plan_takes_rows_of_sums_and_nothing_else():
+    table = packed([client(0), client(1)])
+    for wrong in (np.zeros(2, CLIENT_COUNTS), np.zeros((2, 2), CLIENT_SUMS)[:, 0], [b"x" * 64]):
+        with pytest.raises(ValueError, match="rows"):
+            plan([wrong], 8, 0.5)
+    for samples, fraction in ((0, 0.5), (8, 1.0)):
+        with pytest.raises(ValueError, match="at least 1 sample"):
+            plan([table], samples, fraction)
+    table.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        _draw.take_counts(table, np.zeros(1, CLIENT_COUNTS))
 
 
 def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:

@@ -16,7 +16,7 @@ from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import compression, messages, pack
 from memoire.wire.frames import MessageHeader
-from memoire.wire.rows import unpack_counts
+from memoire.wire.rows import counts_of
 
 
 class DrawsHandler:
@@ -45,7 +45,7 @@ class DrawsHandler:
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
         table, reader = self._table_of(header), header.client
-        counts = unpack_counts(body.counts)
+        counts = counts_of(body.counts)
         payload = table.pool.draw_counts(reader, counts, now=now, compression=self._compression(table, reader))
         rows = table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of))
         if payload is not None:
