@@ -28,15 +28,18 @@ from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import ContainerKind
-from memoire.wire.rows import unpack_sums
+from memoire.wire.rows import sums_of
 
 from .directory import Address, Directory, RemoteServer, TableTerms
 from .prefetch import BatchQueue
 from .rate_tracker import RateTracker
 from .server_stock import NOTHING, ServerStock
 
+MIN_RETRY_INTERVAL = 0.005
+"""Seconds before servers that had too few samples are asked again; doubles up to `RETRY_INTERVAL` while there are too
+few. A learner that uses samples up as they come waits no longer for a batch; what comes meanwhile makes a round.
+"""
 RETRY_INTERVAL = 0.02
-"""Seconds before servers that had too few samples are asked again."""
 REFUSED_INTERVAL = 0.5
 """Seconds before a server that refused is asked again: a HELLO finds out what is true there meanwhile."""
 MAX_SUMS_AGE = 1.0
@@ -134,6 +137,7 @@ class Rounds:
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._drawn = 0  # samples that all servers were asked for
         self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
+        self._pause = MIN_RETRY_INTERVAL
 
     # When there is something to do
 
@@ -248,7 +252,8 @@ class Rounds:
         samples = sum(int(table["reserved"].sum()) for table in tables)
         self.shortage = samples, sum(len(table) for table in tables)
         for stock in there:
-            stock.table, stock.again_at = None, now + RETRY_INTERVAL
+            stock.table, stock.again_at = None, now + self._pause
+        self._pause = min(2.0 * self._pause, RETRY_INTERVAL)
 
     def _draw(
         self, plan: draw.Plan, batches: int, there: list[ServerStock], terms: TableTerms, now: float
@@ -258,6 +263,7 @@ class Rounds:
         made = _DrawRound(plan, batches, self._prefetch.batch_size, layout, terms.parameters)
         self._rounds.append(made)
         self._prefetch.drawing += batches
+        self._pause = MIN_RETRY_INTERVAL
         asks = []
         for stock, counts in zip(there, plan.counts, strict=True):
             stock.again_at = 0.0
@@ -325,7 +331,7 @@ class Rounds:
                     made.parts.append(payload)
 
     def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, now: float) -> None:
-        table = unpack_sums(said.clients)
+        table = sums_of(said.clients)
         entries = stock.report(table, now)
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)

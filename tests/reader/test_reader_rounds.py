@@ -9,7 +9,7 @@ import pytest
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
-from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
+from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.messages import Draw, ServerRate, Sums
@@ -113,9 +113,29 @@ def test_too_few_samples_are_asked_for_again_after_a_pause_and_said():
     world.begin()
     world.answer()
     assert world.begin() == [] and world.rounds.shortage[1] == 4 and world.rounds.shortage[0] > 0
-    assert world.rounds.next_time(world.now) == world.now + RETRY_INTERVAL and world.begin() == []
-    world.now += RETRY_INTERVAL
+    assert world.rounds.next_time(world.now) == world.now + MIN_RETRY_INTERVAL and world.begin() == []
+    world.now += MIN_RETRY_INTERVAL
     assert [ask.body.wanted for ask in world.begin()] == [10_000, 10_000]
+
+
+def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
+    """A learner that uses up what comes asks soon; one that has too few for long asks less and less often."""
+    server = PoolServer([1], caches=0)
+    world, pauses = World({"a": server}, batch_size=48), []
+
+    def pause():
+        world.begin()
+        world.answer()
+        assert world.begin() == []
+        pauses.append(world.rounds.next_time(world.now) - world.now)
+        world.now += pauses[-1]
+
+    for _ in range(4):
+        pause()
+    server.push(1)
+    assert len(world.run(1)) == 1
+    pause()
+    assert pauses == pytest.approx([0.005, 0.01, 0.02, 0.02, 0.005])
 
 
 def test_servers_that_have_nothing_are_asked_what_they_have_by_the_next_draw():
