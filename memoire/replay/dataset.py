@@ -67,6 +67,11 @@ class Episode:
     def __len__(self) -> int:
         return len(self.init_w)
 
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether a memory makes all that is known of its entries when it closes it: it was in none so far."""
+        return self.priority is None and self.born is None and self.drawn is None and not self.learned.any()
+
 
 class KeptEpisode(NamedTuple):
     """An episode with what names it for ever: the memory that holds it, and the number of its first entry there."""
@@ -136,6 +141,9 @@ def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | 
             terminated=episode.terminated,
             bootstrap_value=episode.bootstrap_value,
         )
+        if age is not None and episode.is_as_recorded:
+            _make_older(memory, numbers, age)
+            return numbers
         drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
         # Field by field, since NumPy copies whole records slowly.
         meta, places = memory.contents()["meta"], numbers % memory.capacity
@@ -144,6 +152,15 @@ def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | 
         facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age, drawn)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))
     return numbers
+
+
+def _make_older(memory: Memory, numbers: NDArray[np.int64], age: NDArray[Any]) -> None:
+    """Entries [T] that were added now were recorded `age` seconds [T] ago; all else of them is as it was made."""
+    born, places = memory.contents()["meta"]["born"], numbers % memory.capacity
+    if len(places) and (np.diff(places) == 1).all():
+        born[places[0] : places[-1] + 1] -= age  # side by side, as nearly all are
+    else:
+        born[places] -= age
 
 
 def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

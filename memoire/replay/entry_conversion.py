@@ -36,7 +36,7 @@ def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
         raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")
     if not (weights >= 0.0).all() or not np.isfinite(weights).all():
         raise ParameterError("init_w", init_w, "finite and at least 0")
-    return np.ascontiguousarray(np.broadcast_to(weights, (count,)))
+    return np.ascontiguousarray(weights if weights.ndim else np.full(count, weights))
 
 
 def refuse(

@@ -56,6 +56,23 @@ def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
     return [KeptEpisode(made.now.owner, number, episode) for number, episode in dataset.walk(made.now.memory)]
 
 
+def test_entries_are_as_old_as_they_came_wherever_they_lie() -> None:
+    """Rows of an episode lie side by side, or go on at the memory's begin; those of former episodes keep their age."""
+    made = stored(capacity=10)
+    memory, expected = made.now.memory, dict[int, float]()
+    memory.set_clock(1000.0)
+    for turn, length in enumerate((4, 3, 5, 4, 6, 10, 1)):
+        checked, first = episode_of(length), max(expected, default=-1) + 1
+        age = np.arange(length, dtype=np.float32) + np.float32(turn)
+        made.add(CheckedEpisode(checked.episode, age, length))
+        meta = memory.contents()["meta"]
+        here = {int(number): float(born) for number, born in zip(meta["number"], meta["born"], strict=True)}
+        new = sorted(number for number in here if number >= first)
+        expected |= dict(zip(new, (1000.0 - age).tolist(), strict=True))
+        held = [number for each in kept_of(made) for number in range(each.number, each.number + len(each.episode))]
+        assert {number: here[number] for number in held} == {number: expected[number] for number in held}
+
+
 # Room
 
 
