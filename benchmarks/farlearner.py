@@ -7,7 +7,9 @@ turn lasts some seconds. Between turns the actors rest, and the learner draws wh
 * near: the server is in the learner's process, and everything else is the same.
 * plain ZeroMQ: PUSH to a process that hands on to PULL, messages of as many distinct bytes as a cache has; nobody draws
   and nobody looks.
-* Reverb and TorchRL's Ray buffer have no side that parts server and learner here; the page says so.
+* Reverb: a server in a process of its own, actors that write step by step, a data set in the learner's process; each
+  item is drawn once.
+* TorchRL's Ray buffer has no side here; the page says so.
 """
 
 import os
@@ -15,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ import zmq
 from aims import read
 from learner import schema_of
 from measure import Report, Result, arguments, in_turns, results
+from peers import Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
 
 import memoire
@@ -44,6 +46,9 @@ WARM = 0.7
 ENTRIES = {"W1": 50_000, "W2": 10_000}
 BLOCK = 64
 """Steps between two looks at whether the turn is over, and raw messages ordered at once."""
+MAX_REMOTE_ACTORS = 4
+BATCHES_PER_SECOND = {"W1": 40, "W2": 20}
+"""About as many as a peer draws, so that its turns last as long as the others'."""
 NEAR = "the server in the learner's process"
 RAW = "plain ZeroMQ, as many bytes through one process"
 
@@ -65,10 +70,15 @@ class Cell:
         return ", ".join(parts + ["proxy"] * self.proxy + ["keys"] * self.keys)
 
     @property
-    def aim(self) -> str:
-        """The row of aims.toml that it answers, if there is one."""
-        key = f"far-{self.task}-{self.actors}-near"
-        return key if key in read() and self == Cell(self.task, self.actors) else ""
+    def is_plain(self) -> bool:
+        """Whether there is one of everything but actors."""
+        return self == Cell(self.task, self.actors)
+
+    def aims(self, baselines: Iterable[str]) -> dict[str, str]:
+        """By the baseline the row of aims.toml that it answers, where there is one."""
+        ends = {name: "near" if name == NEAR else "reverb" for name in baselines if name != RAW}
+        keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
+        return {name: key for name, key in keys.items() if key in read()}
 
 
 def cells(whole: bool) -> Iterator[Cell]:
@@ -303,6 +313,21 @@ class Raw:
             child.close()
 
 
+@dataclass
+class Remote:
+    """A peer's side, whose turns are batches by number."""
+
+    side: RemoteSide
+    count: int
+
+    def take(self, seconds: float) -> Turn:
+        taken = self.side.clock(self.count)
+        return Turn(self.count * BATCH / taken, {}, self.side.times())
+
+    def close(self) -> None:
+        """Its process ends with the others of its company."""
+
+
 def processor_seconds(child: Child) -> float:
     """That the threads of a process have used."""
     tasks = Path(f"/proc/{child.process.pid}/task").iterdir()
@@ -333,7 +358,8 @@ milliseconds that a learner waited for a batch of {BATCH}:
 def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     """A row of that table."""
     found = {role: np.median([turn.costs[role] for turn in turns]) for role in turns[0].costs}
-    found["reader"] = found.pop("learner", found.get("reader", 0.0))
+    if "learner" in found:
+        found["reader"] = found.pop("learner")
     figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
     times = 1e3 * np.array([each for turn in turns for each in turn.times])
     figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"]
@@ -342,12 +368,16 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     return row
 
 
-def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rounds: int) -> list[str]:
+def compare(
+    report: Report, company: Company, cell: Cell, keys: str | None, *, seconds: float, rounds: int
+) -> list[str]:
     """The rows of a cell; returns what it costs."""
     sides: dict[str, Turns] = {"far": Cluster(cell, keys, near=False)}
     try:
         sides[NEAR] = Cluster(replace(cell, readers=1), keys, near=True)
         sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
+        if cell.is_plain and cell.actors <= MAX_REMOTE_ACTORS:
+            sides |= remotes(company, cell, seconds)
         turns: dict[str, list[Turn]] = {name: [] for name in sides}
 
         def turn(name: str) -> float:
@@ -357,21 +387,33 @@ def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rou
         for side in sides.values():
             side.take(0.3)
         rates = in_turns([partial(turn, name) for name in sides], rounds)
+        baselines = list(sides)[1:]
         rows: list[Result] = results(
-            f"far, {cell}", rates, list(sides)[1:], unit=" samples/s", aims={NEAR: cell.aim} if cell.aim else None
-        )
+            f"far, {cell}", rates, baselines, unit=" samples/s", aims=cell.aims(baselines)
+        )  # fmt: skip
         report.add(*rows)
-        return [cost(cell, name, turns[name]) for name in ("far", NEAR)]
+        return [cost(cell, name, each) for name, each in turns.items() if each[0].times]
     finally:
         for side in sides.values():
             side.close()
+        company.part()
 
 
-def absent() -> list[str]:
-    """Peers that part server and learner, and are not compared with here."""
-    named = {"reverb": "Reverb, server and learner apart", "ray": "TorchRL's RayReplayBuffer"}
-    missing = [what for module, what in named.items() if find_spec(module) is None]
-    return [f"Left out: {what} is not installed here." for what in missing]
+def remotes(company: Company, cell: Cell, seconds: float) -> dict[str, Turns]:
+    """Reverb's side, if Reverb is here and its first turn ends."""
+    count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
+    made = company.sides({"reverb": ("far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors)}, most=count)
+    found: dict[str, Turns] = {}
+    for name, side in made.items():
+        try:
+            side.clock(count)
+            found[name] = Remote(side, count)
+        except PeerUnavailable as error:
+            company.leave_out(error)
+    return found
+
+
+ABSENT = "TorchRL's Ray buffer, which takes a cluster of Ray, is not compared with here."
 
 
 def key_folder(folder: str) -> str:
@@ -382,8 +424,9 @@ def key_folder(folder: str) -> str:
 
 
 def main() -> None:
-    chosen = arguments(__doc__, whole="also 16 actors, episodes, several servers and readers, a proxy, and keys")
-    report = Report(__doc__)
+    whole = "also 16 actors, episodes, several servers and readers, a proxy, and keys"
+    chosen = arguments(__doc__, whole=whole, peers=True)
+    company, report = Company(chosen.peers), Report(__doc__)
     report.heading()
     wanted = [cell for cell in cells(chosen.whole) if chosen.only in str(cell)]
     costs = []
@@ -391,9 +434,9 @@ def main() -> None:
         keys = key_folder(folder) if any(cell.keys for cell in wanted) else None
         for cell in wanted:
             seconds, rounds = (0.3, 1) if chosen.quick else (1.5, 4)
-            costs += compare(report, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
+            costs += compare(report, company, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
     report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
-    report.facts += ["\n".join([COSTS, *costs]), *absent()]
+    report.facts += ["\n".join([COSTS, *costs]), ABSENT, *company.facts()]
     report.finish(chosen.write, "farlearner")
 
 

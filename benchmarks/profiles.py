@@ -1,4 +1,5 @@
-"""Where does the time go, of a server that takes caches in, and of an actor and a learner that go as fast as they may?
+"""Where does the time go, of a server that takes caches in, of an actor and a learner that go as fast as they may, and
+of a learner that is far from its server?
 
 perf looks at what a process runs, two thousand times a second, while the sides of benchmarks/wire.py are at work;
 waiting is not counted. It takes Linux's perf, and the right to look: as root, or with kernel.perf_event_paranoid at
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from farlearner import Cell, Cluster
 from measure import arguments, machine
 from workloads import w1, w2
 
@@ -112,6 +114,21 @@ def sections(quick: bool) -> Iterator[str]:
         for who, pid in processes.items():
             yield from tables(f"{who}, end to end, {workload.name}", profiled(pid, lambda: ends.take(count)))  # noqa: B023
         ends.close()
+    yield from far_sections(0.5 if quick else 4.0)
+
+
+def far_sections(seconds: float) -> Iterator[str]:
+    """A learner with the server in its process, then one apart from it, as benchmarks/farlearner.py has them."""
+    for name in ("W1", "W2"):
+        for near, roles in ((True, ("learner",)), (False, ("server", "reader"))):
+            cluster = Cluster(Cell(name, 4), None, near=near)
+            cluster.take(0.5)
+            where = "with the server in the learner's process" if near else "with the learner far from its server"
+            for role in roles:
+                pid = int(cluster.roles[role][0].process.pid or 0)
+                what = f"The {role}, 4 actors that record step by step, {where}, {name}"
+                yield from tables(what, profiled(pid, lambda: cluster.take(seconds)))  # noqa: B023
+            cluster.close()
 
 
 def main() -> None:

@@ -100,6 +100,10 @@ class RemoteSide:
         """Seconds that the peer took for `count` calls."""
         return float(self.peer.ask("clock", self.number, count))
 
+    def times(self) -> list[float]:
+        """Seconds of each call of the newest turn, of a side that keeps them."""
+        return [float(each) for each in self.peer.ask("times", self.number)]
+
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "RL_LOGGING_LEVEL": "WARNING", "CUDA_VISIBLE_DEVICES": ""}
 """Peers that greet would fill the log in which an error is looked for."""

@@ -4,6 +4,7 @@ A frame crosses the wire once, in chunks that it sizes by itself; a W2 item is t
 left for the learner to stack. Samples in flight: twice a batch for each worker, as its documentation advises.
 """
 
+import itertools
 import multiprocessing
 import time
 from functools import cache
@@ -170,3 +171,40 @@ class EndToEnd(Acting):
 
 
 end_to_end = EndToEnd
+
+
+def serve(pipe, name: str, entries: int) -> None:
+    limiter = reverb.rate_limiters.Queue(AHEAD)
+    server = reverb.Server([table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)], port=None)
+    pipe.send(server.port)
+    pipe.recv()
+
+
+class FarEndToEnd(Acting):
+    """The same with the server in a process of its own."""
+
+    def __init__(self, name: str, entries: int, actors: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.end, theirs = context.Pipe()
+        self.server = context.Process(target=serve, args=(theirs, name, entries), daemon=True)
+        self.server.start()
+        port = self.end.recv()
+        self.start(context, actors, act, name, entries, port)
+        for pipe in self.pipes:
+            pipe.recv()
+        self.data, self.times = data_of(f"localhost:{port}"), []
+
+    def clock(self, count: int) -> float:
+        """Seconds for `count` batches, from the first on; `times` has those of each."""
+        for pipe in self.pipes:
+            pipe.send(count // len(self.pipes))
+        next(self.data)
+        moments = [time.perf_counter()]
+        for _ in range(count - 1):
+            next(self.data)
+            moments.append(time.perf_counter())
+        self.times = [end - begin for begin, end in itertools.pairwise(moments)]
+        return (moments[-1] - moments[0]) * count / (count - 1)
+
+
+far_end_to_end = FarEndToEnd
