@@ -133,10 +133,19 @@ class Counters:
 
     def ratio(self, table: str) -> float | None:
         """Samples drawn from a table for each step recorded, over the newest minute; None if that is not known."""
+        ratio, is_early = self._ratio(table)
+        return None if is_early else ratio
+
+    def early_ratio(self, table: str) -> float | None:
+        """The same of a table that was not watched for long enough to judge."""
+        ratio, is_early = self._ratio(table)
+        return ratio if is_early else None
+
+    def _ratio(self, table: str) -> tuple[float | None, bool]:
         drawn, seconds = self._ring.gained(f"samples of {table}", LONG_WINDOW)
         # A client that moves tells its new home all its steps: no table gets more than the run.
         steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
-        return drawn / steps if steps > 0 and seconds > LONG_WINDOW / 2 else None
+        return drawn / steps if steps > 0 else None, seconds <= LONG_WINDOW / 2
 
     def stale_share(self, table: str) -> float | None:
         """Of a table of rollouts: entries that were passed over as a share of those that left it in the newest minute;

@@ -238,6 +238,11 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
             for table in overview.tables
             if table.samples_per_insert is not None
         ),
+        early_ratios=tuple(
+            TableRatio(table.name, ratio, table.samples_per_insert_target)
+            for table in overview.tables
+            if (ratio := counters.early_ratio(table.name)) is not None
+        ),
         sample_age=overview.freshness.age_p90,
         stale_after=settings.stale_after,
         outdated=overview.outdated,

@@ -36,7 +36,7 @@ CODES = (
     "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "inference_missing",
     "finished", "no_actors", "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent",
     "no_inserts", "no_caches", "inserts_limited", "waits_for_inference", "draws_limited", "learner_waits",
-    "actors_ahead", "no_learner", "learner_behind", "balanced", "left_out", "samples_old", "models_behind",
+    "actors_ahead", "no_learner", "learner_behind", "settling", "balanced", "left_out", "samples_old", "models_behind",
     "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "caches_rejected", "disk_full", "refused",
 )  # fmt: skip
 """All that a verdict can say."""
@@ -131,6 +131,8 @@ class VerdictInputs:
     """Of the caches that arrived in the newest minute."""
     ratios: tuple[TableRatio, ...] = ()
     """Over the newest minute; tables without one are not among them."""
+    early_ratios: tuple[TableRatio, ...] = ()
+    """The same of tables that were not watched for long enough to judge: half a minute."""
     sample_age: float | None = None
     """Seconds that nine in ten samples of recent batches are younger than."""
     stale_after: float = float("inf")
@@ -251,7 +253,7 @@ def _flow(signs: VerdictInputs) -> list[Verdict]:
     """What limits the run: who waits for whom. The line of figures if nobody does."""
     if signs.finished or not signs.active:
         return []
-    asked = (_stopped, _held_back, _for_inference, _limited, _waiting, _behind, _balanced)
+    asked = (_stopped, _held_back, _for_inference, _limited, _waiting, _behind, _settling, _balanced)
     return next(found for found in (each(signs) for each in asked) if found)
 
 
@@ -338,16 +340,33 @@ def _waiting(signs: VerdictInputs) -> list[Verdict]:
 
 def _behind(signs: VerdictInputs) -> list[Verdict]:
     """The learner does not keep up with its actors."""
-    behind = [each for each in signs.ratios if each.drawn < FAR_BEHIND * each.asked]
-    if not behind:
+    worst = _worst(signs.ratios)
+    if worst is None:
         return []
-    worst = min(behind, key=lambda each: each.drawn / each.asked)
     text = (
         f"The learner does not keep up: it draws {worst.drawn:.2g} samples for each step, and samples_per_insert of "
         f"table {worst.table} asks for {worst.asked:g}. Make the learner faster, use fewer actors, lower "
         "samples_per_insert, or set samples_per_insert_tolerance: then actors wait for it."
     )
     return [Verdict("notice", "learner_behind", text, "samples_per_insert")]
+
+
+def _settling(signs: VerdictInputs) -> list[Verdict]:
+    """The learner draws too little so far, which may only be its start."""
+    worst = _worst(signs.early_ratios)
+    if worst is None:
+        return []
+    text = (
+        f"It is too early to judge: so far the learner draws {worst.drawn:.2g} samples for each step, and "
+        f"samples_per_insert of table {worst.table} asks for {worst.asked:g}."
+    )
+    return [Verdict("good", "settling", text)]
+
+
+def _worst(ratios: tuple[TableRatio, ...]) -> TableRatio | None:
+    """Of the tables from which far too little is drawn; None if there is none."""
+    behind = [each for each in ratios if each.drawn < FAR_BEHIND * each.asked]
+    return min(behind, key=lambda each: each.drawn / each.asked, default=None)
 
 
 def _balanced(signs: VerdictInputs) -> list[Verdict]:

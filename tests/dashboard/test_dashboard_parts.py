@@ -288,6 +288,8 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
         ({"nothing_arrives": True}, "no_caches"),
         ({"ratios": (TableRatio("t", 0.49, 1.0),)}, "learner_behind"),
         ({"ratios": (TableRatio("t", 0.5, 1.0),)}, "balanced"),
+        ({"early_ratios": (TableRatio("t", 0.19, 8.0),)}, "settling"),
+        ({"early_ratios": (TableRatio("t", 4.0, 8.0),)}, "balanced"),
         ({"sample_age": 60.0, "stale_after": 59.0}, "samples_old"),
         ({"outdated": 1}, "models_behind"),
         ({"rejected_share": 0.5}, "caches_rejected"),

@@ -42,7 +42,7 @@ signs = st.builds(
     disk_used=st.none() | share, refused_per_second=st.floats(0.0, 5.0), draws_wait=names, inserts_wait=names,
     is_idle=st.booleans(), left_out=st.none() | share, lost=few, gone=few, proxies_up=few, expected_servers=few,
     expected_proxies=few, is_still=st.booleans(), nothing_arrives=st.booleans(), rejected_share=st.floats(0, 0.1),
-    ratios=st.lists(ratios, max_size=2).map(tuple), sample_age=st.none() | st.floats(0, 5000.0),
+    ratios=st.lists(ratios, max_size=2).map(tuple), early_ratios=st.lists(ratios, max_size=2).map(tuple), sample_age=st.none() | st.floats(0, 5000.0),
     stale_after=st.floats(1.0, 5000.0), outdated=few, expected_inference=few,
     inference=st.lists(inference, max_size=3).map(tuple), lags=st.lists(figures, max_size=2).map(tuple),
     stale=st.lists(st.builds(TableFigure, st.just("t"), share), max_size=2).map(tuple), only_rollouts=st.booleans(),
@@ -110,6 +110,7 @@ def plain(s):
         ("actors_ahead", "notice", s.skipped_share > 0.1),
         ("no_learner", "notice", s.is_idle or (s.waiting_share is None and s.samples_per_second == 0.0)),
         ("learner_behind", "notice", any(each.drawn < each.asked / 2 for each in s.ratios)),
+        ("settling", "good", any(each.drawn < each.asked / 2 for each in s.early_ratios)),
         ("balanced", "good", True),
     ]
     code, level, _ = next(each for each in order if each[2])
@@ -230,6 +231,19 @@ def test_a_random_cluster_gets_what_the_plain_rule_says_of_it(
     missing = {each.role: (each.expected, each.missing) for each in overview.roles if each.expected}
     wanted = {"server": (expected, max(0, expected - servers)), "proxy": (awaited, max(0, awaited - proxies))}
     assert missing == {role: each for role, each in wanted.items() if each[0]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples", "code"),
+    [
+        (5.0, 40.0, "settling"), (29.0, 40.0, "settling"), (35.0, 40.0, "learner_behind"), (29.0, 60.0, "balanced"),
+        (35.0, 60.0, "balanced"),
+    ],
+)  # fmt: skip
+def test_a_learner_that_is_behind_is_called_well_at_no_time(seconds, samples, code):
+    overview = Nodes(1).live(seconds, steps=100.0, samples=samples, actors=[0.0])
+    assert codes(overview) == [code]
+    assert ("0.4 samples for each step" in overview.verdicts[0].text) == (samples == 40.0)
 
 
 def test_a_killed_actor_is_silent_then_lost_and_then_no_finding():

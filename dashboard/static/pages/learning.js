@@ -18,7 +18,7 @@ const WAITS = "waiting_share";
 const FLOW = {
   no_inserts: "Nothing comes in", no_caches: "Nothing arrives", inserts_limited: "Actors wait for the learner", waits_for_inference: "It waits for inference",
   draws_limited: "It waits for entries", learner_waits: "It waits for actors", no_learner: "Nobody learns now", learner_behind: "For nothing: it is behind its actors",
-  balanced: "For nobody",
+  settling: "Too early to say", balanced: "For nobody",
 };
 
 export function openLearning({root, parameters, stream, signal}) {

@@ -59,7 +59,7 @@ export function openOverview({root, parameters, stream, signal}) {
 // ------------------------------------------------------------------------------------------------------ what is said first
 
 function verdict({level, code, text}, worst) {
-  const title = level === "good" && worst !== "good" ? "Otherwise" : LEVELS[level] ?? level;
+  const title = level === "good" && worst !== "good" ? "Otherwise" : code === "settling" ? "Starting" : LEVELS[level] ?? level;
   const [page, state] = WHERE[code] ?? [];
   const link = page && h("a", {href: address(page, state)}, `See ${PAGE_NAMES[page]}`);
   return h(`li.verdict.${level}`, h("b", title), h("span", marked(text), link && [" ", link]));
