@@ -7,7 +7,7 @@ action rewrites neighbouring gates: it cancels, merges or commutes two of them, 
 makes a third, or moves a gate past CX, phase, CX. Observers rewrite. A graph network in this process, the agent,
 chooses gate and rule for all of them, and learns by PPO. Episodes begin at the best circuits so far. It prints what
 greedy descent by the same rules finds, and compares the unitary of the best circuit with that of the first one, in
-exact integers.
+exact integers. It also prints by how much an episode from the first circuit shortens it, before learning and after.
 """
 
 from __future__ import annotations
@@ -372,6 +372,16 @@ def learn(agent, net, seconds: float, goal: int, rate: float = 1e-3) -> None:
             return
 
 
+def saved_from(agent, first: list[Gate], net, episodes: int = 32) -> float:
+    """By how many gates an episode from the first circuit makes it shorter, at its best moment, as a mean: what the
+    network knows by itself, without start states.
+    """
+    agent.update(copy.deepcopy(net))
+    futures = [agent.run_episode(columns_of(first)) for _ in range(episodes)]
+    agent.wait(futures, timeout=120.0)
+    return float(np.mean([max(0.0, np.cumsum(each.result(0.0).columns["reward"]).max()) for each in futures]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -396,7 +406,10 @@ def main() -> int:
         children = [make(target=observe, args=(agent.endpoint,), daemon=True) for _ in range(given.observers)]
         for child in children:
             child.start()
+        before = saved_from(agent, first, net)
         learn(agent, net, given.seconds, given.goal, given.rate)
+        print(f"an episode from the first circuit saves {before:.2f} gates before learning, and "
+              f"{saved_from(agent, first, net):.2f} after it", flush=True)  # fmt: skip
         for child in children:
             child.terminate()
             child.join(10.0)
