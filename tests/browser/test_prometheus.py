@@ -50,13 +50,14 @@ def labels(release):
 class Life:
     """Actor and learner of one cluster, which go on until the end."""
 
-    def __init__(self, layout, server, client, reader):
-        self.layout, self.server, self.client, self.reader = layout, server, client, reader
+    def __init__(self, layout, server, client, reader, policy):
+        self.layout, self.server, self.client, self.reader, self.policy = layout, server, client, reader, policy
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.run, name=f"life-{layout}")
 
     def turn(self):
-        """An episode comes in, and a batch goes out; the learner of each layout waits a little."""
+        """An episode comes in, its actions by an inference node, and a batch goes out; each learner waits a little."""
+        self.policy.ask({"obs": [0.5]}).result(PATIENCE)
         played(self.client, episodes=1, length=50, version=1)
         assert self.client.push_cache(PATIENCE)
         self.client.update(PATIENCE)
@@ -85,11 +86,14 @@ def cluster_of(layout, keep, folder):
     proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint], name="front"))
     client = keep(memoire.connect(proxy.endpoint, seed=0, name="actor-0"))
     reader = keep(memoire.Reader([proxy.endpoint], seed=0, name="learner-0")) if layout == "far" else None
+    rows = {"obs": np.float32}
+    node = keep(memoire.Inference("tcp://127.0.0.1:*", rows, rows, lambda columns: columns, name="inference-0"))
+    policy = keep(memoire.RemotePolicy(node.endpoint, rows, rows, timeout=PATIENCE))
     server.publish("policy", b"weights")
     client.scalars({"loss": 1.5})
     server.scalars({"grad_norm": 2.0})
-    keep(Life(layout, server, client, reader))
-    made = {"server": server, "proxy": proxy, "actor": client} | ({"learner": reader} if reader else {})
+    keep(Life(layout, server, client, reader, policy))
+    made = {"server": server, "proxy": proxy, "actor": client, "inference": node} | ({"learner": reader} if reader else {})
     pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
     watched = tuple(pages[role].url for role in ("server", "proxy"))
     told = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
