@@ -9,11 +9,12 @@ Needs gymnasium[mujoco] and torch.
 import os
 
 import gymnasium
+import torch
 
-import memoire
 from memoire import rl
 
 SEED = int(os.environ.get("MEMOIRE_SEED", "0"))
+torch.set_num_threads(1)  # networks as small as these are slower on more, and four processes share the machine
 
 pipeline = rl.Pipeline(
     run=f"double-pendulum-{SEED}",
@@ -21,17 +22,17 @@ pipeline = rl.Pipeline(
     env=lambda **options: gymnasium.make("InvertedDoublePendulum-v5", **options),
     policy=rl.partial(rl.GaussianPolicy, hidden=(64, 64)),
     agent=rl.partial(rl.SAC, hidden=(64, 64), gamma=0.99, polyak=0.995, rate=1e-3),
-    table=rl.replay(capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4)),
+    table=rl.replay(capacity=1_000_000),
     training=rl.Training(
         epochs=100,
         rounds=1,
         steps=1000,
-        batch_size=128,
+        batch_size=256,
         start_training=1000,
         max_training_steps_per_env_step=1.0,
         update_model_interval=20,
     ),
-    work=rl.Work(workers=2, test_episode_interval=10),
+    work=rl.Work(workers=2, test_episode_interval=1),
     goal=rl.Goal(test_return=9000, episodes=5),
     seed=SEED,
 )

@@ -273,8 +273,10 @@ class RolloutWorker:
                     count += 1
 
     def _await_learners(self) -> None:
-        """Wait while learners are behind, if this worker is paced."""
-        while self._is_paced and not self.is_stopping and self.client is not None and self.client.stats().held_back:
+        """Wait while learners are behind, if this worker is paced: an episode that is begun without room would be
+        recorded in vain.
+        """
+        while self._is_paced and not self.is_stopping and self.client is not None and self.client.room <= 0:
             with contextlib.suppress(MemoireError):
                 self.client.update(UPDATE_TIMEOUT)
             time.sleep(PACE_INTERVAL)

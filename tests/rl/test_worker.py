@@ -1,5 +1,6 @@
 """Rollout workers: episodes, test episodes, whatever ends them, and what arrives of them."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from memoire import Reader, Schema, Server, Table
-from memoire.errors import CodecMismatch, MemoireTimeout, ParameterError
+from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.rl import RolloutWorker, weights
 from memoire.rl.codec import MARK, Codec
 from memoire.rl.envelope import TABLE, samples_of, samples_table
@@ -93,6 +94,26 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
     assert [each.is_reset for each in samples] == ([True] + [False] * 5) * 3
     assert [each.test_length for each in samples if each.is_reset] == [5, 0, 5]
     assert until(lambda: queue.totals().steps == 15 and queue.totals().episodes == 3)
+
+
+def test_a_paced_worker_begins_no_episode_without_room_and_records_none_in_vain() -> None:
+    schema = Schema.from_env(Device())
+    paced = Table(schema, storage="episodes", capacity=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
+    with (
+        Server("tcp://127.0.0.1:0", tables={"replay": paced}) as server,
+        Reader(server.endpoint) as reader,
+        RolloutWorker(Device(50), Constant(), server.endpoint, is_paced=True) as worker,
+    ):
+        assert worker.client is not None
+        worker.client.configure_limits(block_timeout=0.01)  # an episode that has to wait for room is dropped
+        thread = threading.Thread(target=worker.run, args=(0, 4))
+        thread.start()
+        while thread.is_alive():
+            with contextlib.suppress(NotEnoughSamples):
+                reader.get_batch(10, timeout=0.5)
+        stats = worker.client.stats()
+        assert (worker.steps, stats.passed_steps) == (200, 0)
+        assert until(lambda: server.table("replay").stats().rate.entries == 200)
 
 
 def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server) -> None:
