@@ -1,5 +1,6 @@
 """SAC: its policy's densities, one step against its equations, what it learns, and its checkpoints."""
 
+import copy
 import functools
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,55 @@ def test_a_step_moves_critics_towards_their_targets_and_returns_td_errors() -> N
     assert losses[-1] < 0.5 * losses[0]
     figures = agent.train(batch())
     assert figures["priorities"].shape == (32,) and figures["entropy_coef"] > 0.0
+
+
+def values(critic: torch.nn.Module, which: int, given: Any) -> np.ndarray[Any, Any]:
+    """One of the twins, in NumPy."""
+    arrays = [each.detach().double().numpy()[which] for each in critic.parameters()]
+    weights_of, biases = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
+    for depth, (weight, bias) in enumerate(zip(weights_of, biases, strict=True), start=1):
+        given = given @ weight + bias
+        given = np.maximum(given, 0.0) if depth < len(weights_of) else given
+    return given[:, 0]
+
+
+def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() -> None:
+    agent, given = made(polyak=0.9, alpha=0.5), batch()
+    given.discount[::4] = 0.0  # terminal states
+    with torch.no_grad():  # targets that are not the critics
+        for parameter in agent.target.parameters():
+            parameter.add_(0.1)
+    critic, target, policy = (copy.deepcopy(each) for each in (agent.critic, agent.target, agent.policy))
+    torch.manual_seed(7)
+    with torch.no_grad():
+        (next_action, next_logp), (action, logp) = policy(given.next_obs), policy(given.obs)
+    torch.manual_seed(7)
+    figures = agent.train(given)
+
+    numbers = {name: np.asarray(each, np.float64) for name, each in vars(given).items()}
+    beside = np.hstack([numbers["next_obs"], next_action.double().numpy()])
+    least = np.minimum(values(target, 0, beside), values(target, 1, beside))
+    wanted = numbers["reward"] + numbers["discount"] * (least - 0.5 * next_logp.double().numpy())
+    taken = np.hstack([numbers["obs"], numbers["action"]])
+    errors = [values(critic, which, taken) - wanted for which in (0, 1)]
+    assert float(figures["loss_critic"]) == pytest.approx(np.mean(errors[0] ** 2 + errors[1] ** 2), rel=1e-4)
+    assert figures["priorities"].numpy() == pytest.approx((errors[0] + errors[1]) / 2, abs=1e-4)
+
+    beside = np.hstack([numbers["obs"], action.double().numpy()])  # by the critics after their step
+    least = np.minimum(values(agent.critic, 0, beside), values(agent.critic, 1, beside))
+    assert float(figures["loss_actor"]) == pytest.approx(np.mean(0.5 * logp.double().numpy() - least), rel=1e-4)
+    mine, before, now = (list(each.parameters()) for each in (agent.critic, target, agent.target))
+    for one, former, moved in zip(mine, before, now, strict=True):
+        assert torch.allclose(moved, 0.9 * former + 0.1 * one, atol=1e-6)
+
+
+@pytest.mark.parametrize(("wanted", "direction"), [(10.0, 1.0), (-10.0, -1.0)])
+def test_alpha_grows_while_the_policy_is_less_random_than_wanted_and_falls_else(
+    wanted: float, direction: float
+) -> None:
+    agent = made(target_entropy=wanted, alpha=0.5, rate=1e-3)
+    assert float(agent.train(batch())["entropy_coef"]) == pytest.approx(0.5 * np.exp(1e-3 * direction), rel=1e-5)
+    assert made().target_entropy == -2.0
 
 
 def test_a_tuple_of_a_users_memory_trains_too() -> None:
