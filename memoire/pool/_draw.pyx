@@ -373,14 +373,14 @@ def take_counts(table, counts):
     """Take what is asked for, [C] rows of `wire.CLIENT_COUNTS`, off what a server has, [C] rows of `wire.CLIENT_SUMS`, in place. A
     client that gives any number keeps it; one that is not there is passed over.
     """
-    cdef Py_ssize_t clients, wanted, at = 0, i, step
+    cdef Py_ssize_t clients, wanted, at = 0, i, _step
     cdef SumsRow* row = <SumsRow*>_rows_of(table, sizeof(SumsRow), &clients)
     cdef const CountsRow* count = <const CountsRow*>_rows_of(counts, sizeof(CountsRow), &wanted)
     if clients:
         target_of(table, clients * <Py_ssize_t>sizeof(SumsRow))
     for i in range(wanted):
         # Both are in the order of the server's clients nearly always, so that the next one is close.
-        for step in range(clients):
+        for _step in range(clients):
             if _is_one(row + at, count + i):
                 if not row[at].flags & 1:
                     row[at].reserved -= min(row[at].reserved, count[i].count)

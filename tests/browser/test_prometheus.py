@@ -93,7 +93,9 @@ def cluster_of(layout, keep, folder):
     client.scalars({"loss": 1.5})
     server.scalars({"grad_norm": 2.0})
     keep(Life(layout, server, client, reader, policy))
-    made = {"server": server, "proxy": proxy, "actor": client, "inference": node} | ({"learner": reader} if reader else {})
+    made = {"server": server, "proxy": proxy, "actor": client, "inference": node} | (
+        {"learner": reader} if reader else {}
+    )
     pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
     watched = tuple(pages[role].url for role in ("server", "proxy"))
     told = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
