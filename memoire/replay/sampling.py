@@ -233,7 +233,7 @@ def importance(
     Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4: P(i) = `probability`, N = `population`.
 
     Args:
-        probability: Chance of each sample in one draw, [B] in (0, 1]. (A cluster's, times N_k / N_c: DESIGN 4.)
+        probability: Chance of each sample in one draw, [B] in (0, 1]. (A cluster's, times N_k / N_c: docs/sampling.md.)
         population: Entries that could have been drawn.
         beta: How far to correct, in [0, 1].
         normalize: "batch" divides by the batch's maximum; "global" by the largest importance there can be.

@@ -33,7 +33,7 @@ def clients_of(gathered: Any) -> Any:
 
 
 def slow_shares(weight: Any, unused: Any, between: Any, batch: int) -> Any:
-    """DESIGN 4, by bisection on the water level and on the factor by which caps rise."""
+    """The shares of docs/sampling.md, by bisection on the water level and on the factor by which caps rise."""
     able = (unused > 0) & (weight > 0)
     cap = np.where(able, unused / np.maximum(between, batch), 0.0)
     if cap.sum() > 1.0:
@@ -231,7 +231,7 @@ def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, A
     """Draw while four unequal clients drift, push, and one of them pushes far less than its weight asks for.
 
     Returns, for each batch, the estimate of the mean of `action` over all entries of positive weight at beta = 1, what
-    DESIGN 4 promises (each client counts with its newest N_c, as it was when the drawn cache was made), and who served.
+    docs/sampling.md promises (each client counts with its newest N_c, as it was when the drawn cache was made), and who served.
     """
     rng = np.random.default_rng(seed)
     size, every = (400, 300, 200, 100), (1, 2, 1, 9)

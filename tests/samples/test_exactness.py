@@ -1,5 +1,5 @@
 """The claim of docs/sampling.md from one end to the other: at beta = 1 the importance-weighted mean of any quantity is
-what DESIGN 4 promises, each client by its newest N_c, represented by what it held when the drawn cache was made.
+what docs/sampling.md promises, each client by its newest N_c, represented by what it held when the drawn cache was made.
 
 A batch's error is its weighted mean minus the mean that was promised for it. Samples of a cache are independent draws,
 no sample is handed out twice, and shares and counts depend on the past only: so the errors of successive batches are
