@@ -333,9 +333,11 @@ def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open
     observer = observe(*agents.values())
     own, other = (agents[url] for url in observer.urls)
     assert own.run_episode().result(20) and other.stats().jobs.observers == 0
+    until(lambda: observer.done == 1)  # it has heard that its result came
     endpoint = own.endpoint
     own.close()
     assert len(other.run_episode().result(20)) == 3
+    until(lambda: observer.done == 2)
     again = open_agent(endpoint)
     assert len(again.run_episode().result(20)) == 3
     until(lambda: observer.done == 3)
