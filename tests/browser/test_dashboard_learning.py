@@ -143,7 +143,8 @@ def test_an_inference_node_is_shown_with_its_refusals(browser, scene):
         row = page.locator("tr", has_text="infer-1")
         row.wait_for()
         cells = row.locator("td").all_inner_texts()
-        assert cells[:2] == ["infer-1", "5"] and cells[4] == "4"
+        assert cells[:2] == ["infer-1", "5"]
+        assert 3.5 < float(cells[4]) <= 4.5  # a batch may have been counted, and its rows not yet, as it was asked
         assert cells[-1] == "1 failed, 1 batches failed"
         for title in ("Rows", "Wait for a batch", "What makes batches due", "Time of slow answers"):
             page.locator("figure", has_text=title).first.wait_for()
