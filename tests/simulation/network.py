@@ -50,7 +50,6 @@ class Network:
         self.listeners: dict[tuple[str, int], Socket] = {}
         self.cut: set[tuple[str, str]] = set()
         """Hosts from which nothing reaches another one: (from, to)."""
-        self.connections: set[int] = set()
         self.sockets: dict[Process, list[Socket]] = {}
         self._all: dict[int, Connection] = {}
         self._ports = itertools.count(40_000)
@@ -179,16 +178,12 @@ class Connection:
             self._stall()
             return
         frames = way.on_way.popleft()
-        if self.is_open or receiver in self._keeps:
+        if self.is_open or receiver is self.listener:
             way.here.append(frames)
             if receiver.kind == XPUB:
                 self.count_subscription(frames[0])
             self.world.note("message", sender.process.name, receiver.process.name, receiver.kind, sum(map(len, frames)))
             receiver.changed()
-
-    @property
-    def _keeps(self) -> tuple[Socket, ...]:
-        return (self.listener,)
 
     def count_subscription(self, message: bytes) -> None:
         """The far end wants a topic, or no longer."""
