@@ -298,15 +298,23 @@ class Raw:
         self.middle = Child(hand_on, self.end.first_answer, size)
         self.senders = [Child(raw_sender, self.middle.first_answer, size) for _ in range(min(cell.actors, 4))]
         self.count = max(64, (1 << 29) // size) // len(self.senders) * len(self.senders)
+        self.roles = {"actors": self.senders, "server": [self.middle], "reader": [self.end]}
+
+    def spent(self) -> dict[str, float]:
+        """CPU seconds of each role until now; what stands in place of a server is called one."""
+        return {role: sum(map(processor_seconds, children)) for role, children in self.roles.items()}
 
     def take(self, seconds: float) -> Turn:
+        before = self.spent()
         self.middle.tell(1)
         self.end.tell(self.count)
         for child in self.senders:
             child.tell(self.count // len(self.senders))
         taken = float(self.end.answer())
         self.middle.tell(0)
-        return Turn((self.count - 1) * BATCH / taken, {}, [])
+        million = self.count * BATCH / 1e6
+        costs = {role: (used - before[role]) / million for role, used in self.spent().items()}
+        return Turn((self.count - 1) * BATCH / taken, costs, [])
 
     def close(self) -> None:
         for child in (*self.senders, self.middle, self.end):
@@ -362,7 +370,7 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
         found["reader"] = found.pop("learner")
     figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
     times = 1e3 * np.array([each for turn in turns for each in turn.times])
-    figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"]
+    figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"] if len(times) else ["", ""]
     row = f"| {cell} | {side} | {' | '.join(figures)} |"
     print(row, flush=True)
     return row
@@ -392,7 +400,7 @@ def compare(
             f"far, {cell}", rates, baselines, unit=" samples/s", aims=cell.aims(baselines)
         )  # fmt: skip
         report.add(*rows)
-        return [cost(cell, name, each) for name, each in turns.items() if each[0].times]
+        return [cost(cell, name, each) for name, each in turns.items()]
     finally:
         for side in sides.values():
             side.close()
