@@ -32,6 +32,8 @@ from .folded_sums import AccountStore, EmptyAccountStore
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
 MAX_CODES = 32
+SILENCE_TIMEOUT = 12.0
+"""Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
 RECENT_EPISODES = 1000
 
 
@@ -122,6 +124,10 @@ class Ledger:
         """What is known of a client: its account, brought back where it was folded, or what it said as a guest."""
         return self._accounts.get(client) or self._guests.get(client) or self._unfold(client)
 
+    def guests_since(self, since: float) -> int:
+        """Guests that were heard since then."""
+        return sum(guest.last_seen >= since for guest in self._guests.values())
+
     def is_counted(self, account: Account) -> bool:
         """Whether this is an account, and not a guest's."""
         return account.client in self._accounts
@@ -133,7 +139,7 @@ class Ledger:
             account = self._guests[client] = Account(client, now, now, self.since, table=table)
             self.present[table] += 1
             while len(self._guests) > MAX_GUESTS:
-                self._dismiss(next(iter(self._guests)))
+                self.dismiss(next(iter(self._guests)))
         return self._heard(account, now)
 
     def _heard(self, account: Account, now: float) -> Account:
@@ -142,7 +148,8 @@ class Ledger:
             self._guests.move_to_end(account.client)
         return account
 
-    def _dismiss(self, client: bytes) -> None:
+    def dismiss(self, client: bytes) -> None:
+        """Forget a guest."""
         self.present[self._guests.pop(client).table] -= 1
         self._forget(client)
 
@@ -198,7 +205,7 @@ class Ledger:
     def expire(self, since: float) -> None:
         """Forget guests that were not heard since then."""
         for client in [client for client, guest in self._guests.items() if guest.last_seen < since]:
-            self._dismiss(client)
+            self.dismiss(client)
 
     # What clients say
 
@@ -229,7 +236,7 @@ class Ledger:
             self._add_news(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
-            self._dismiss(account.client)
+            self.dismiss(account.client)
 
     def _add_news(self, account: Account, old: Update) -> None:
         """Add what a report has brought to the running sums."""

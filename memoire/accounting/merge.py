@@ -76,6 +76,10 @@ class ServerAccounts:
     """And of entries that had made room."""
     inherited: int = 0
     """How often accounts of other servers came here, as far as this is known."""
+    guests: int = 0
+    """Clients that were heard lately and have counted nothing. If the server is being drained, only those that it has
+    not told to go elsewhere.
+    """
 
 
 _CUMULATIVE = (

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
@@ -28,8 +29,6 @@ from memoire.reader.reader import Reader
 from memoire.wire import messages
 from memoire.wire.identity import name_hash
 
-SILENCE_TIMEOUT = 12.0
-"""Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
 SETTLED = 1.0
 """Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""
 POLL_INTERVAL = 0.5
@@ -186,20 +185,22 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
     """Wait until nobody is at home there any more."""
     began = time.monotonic()
     here: list[bytes] = []
+    guests = 0  # they have counted nothing, and would count it after the copy
     while True:
         try:
             told = _accounts(reader, [name, *others], deadline)
             here = clients_here(told[name], name_hash(name), [told[other] for other in others])
+            guests = told[name].guests
         except MemoireTimeout:
-            if not here:
+            if not (here or guests):
                 raise  # else the time was over in the middle of a look: what the one before it saw says more
-        if not here:
+        if not (here or guests):
             return
         if time.monotonic() + POLL_INTERVAL >= deadline:
-            some = ", ".join(client.hex()[:8] for client in here[:5])
+            some = [client.hex()[:8] for client in here[:5]] + ["..."] * (len(here) > 5) + ["new ones"] * (guests > 0)
             advice = (
-                f"{len(here)} are still there: {some}{', ...' if len(here) > 5 else ''}. Clients that know only this "
-                "server's address cannot go elsewhere: end them, or give them a proxy's address. Then drain again."
+                f"{len(here) + guests} are still there: {', '.join(some)}. Clients that know only this server's "
+                "address cannot go elsewhere: end them, or give them a proxy's address. Then drain again."
             )
             raise MemoireTimeout(f"clients to leave {name}", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)

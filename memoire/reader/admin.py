@@ -292,6 +292,7 @@ def _server_accounts(said: messages.Accounts, rows: Rows) -> ServerAccounts:
         said.time,
         applied=said.applied,
         stale=said.stale,
+        guests=said.guests,
     )
 
 

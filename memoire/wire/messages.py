@@ -550,6 +550,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     applied: Count = 0  # priorities that this server set of entries that it stores, since it began
     stale: Count = 0  # and of entries that had made room
     time: Seconds = 0.0  # unix, of the server's clock
+    guests: Count = 0  # clients that have counted nothing and were heard lately, and do not know that it is drained
 
     def __post_init__(self) -> None:
         unpack_accounts(self.accounts)

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from fake_store import Disk
+from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import key_of
 from memoire.errors import ProtocolError
 from memoire.server.handlers.accounts import MAX_ACCOUNT_READINGS, AccountsHandler
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT, unpack_accounts
-from serverkit import NOW, READER, YOU, ask, save, state_of, store_of
+from serverkit import NOW, READER, YOU, Ends, ask, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -135,3 +136,17 @@ def test_closed_episodes_are_shown_from_a_number_on(state):
     state.ledger.ended = type(state.ledger.ended)(list(state.ledger.ended)[-2:])
     run, first, found = handler.ended(0, 5)
     assert (first, [each.number for _, each in found]) == (6, [6, 7])
+
+
+def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_here(state):
+    handler, ends = AccountsHandler(state), Ends(state)
+    ends.hello()
+    state.ledger.greet(b"silent" + bytes(10), NOW - SILENCE_TIMEOUT - 1.0)
+    assert page(handler).guests == 1
+    assert not ends.update().body.leaving
+    assert page(handler).guests == 1
+    state.leaving = True
+    assert ends.update().body.leaving
+    assert page(handler).guests == 0  # it was told to go elsewhere
+    assert ends.update(steps=1).body.leaving
+    assert len(unpack_accounts(page(handler).accounts)) == 1  # what it counts here is counted all the same

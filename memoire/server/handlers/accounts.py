@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from memoire import arguments
+from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
@@ -66,6 +67,7 @@ class AccountsHandler:
                 time=max(0.0, now),
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
+                guests=state.ledger.guests_since(now - SILENCE_TIMEOUT),
             )
         )
 

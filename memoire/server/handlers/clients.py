@@ -145,8 +145,17 @@ class ClientsHandler:
             if not account.report.leaving:
                 inserted = body.steps - body.passed_steps
                 changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, inserted, now)
+            self._let_go(table, account)
         is_saved = state.committer.is_saved(run.name, header.client)
         return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
+
+    def _let_go(self, table: OpenTable, account: Account) -> None:
+        """Forget a guest that hears in this reply that it is to go elsewhere: it counts nothing here any more, unless
+        it says HELLO again. Whoever drains this server need not wait for it.
+        """
+        ledger = self._state.ledger_of(table.number)
+        if self._state.leaving and account.client in ledger and not ledger.is_counted(account):
+            ledger.dismiss(account.client)
 
     def _count(self, run: Run, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
         """The client's account with all that it reports; what has changed is to be saved."""
