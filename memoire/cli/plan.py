@@ -234,7 +234,7 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
         held = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY)
     messages, inward = number / message, number * sample
     whole_batches = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN)
-    share = load.compressed if p.compression == "lz4" else 1.0
+    share = load.compressed if p.compression in ("lz4", "auto") else 1.0
     drawn = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN, compressed=share)
     models = load.model_bytes / load.model_every
     core = messages * costs.server_cache + number * whole * costs.server_byte + load.actors * costs.server_client

@@ -20,6 +20,7 @@ from memoire.replay.episode_store import AfterStep, PausedWriter
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
+from memoire.wire.compression_choice import CompressionChoice
 from memoire.wire.frames import encode
 from memoire.wire.parts import Payload
 
@@ -73,6 +74,8 @@ class Pusher:
         """Pushes that did not happen, by reason."""
         self._session, self._waiting, self._numbers, self._clock = session, waiting, numbers, clock
         self._last_size = 0  # of the newest message, a guess for the next one
+        self._choice = CompressionChoice()
+        self._shut_since: float | None = None  # since when messages are skipped because the window is full
 
     @property
     def patience(self) -> float:
@@ -178,15 +181,19 @@ class Pusher:
             return self.skip(NOTHING_TO_DRAW)
         if not self._has_room(payload.nbytes, deadline):
             return self.skip(WINDOW_FULL)
+        samples = self._session.parameters.cache_size
         self._enqueue(
-            payload, lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed)
+            payload,
+            samples,
+            lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),
         )
         return True
 
     def _build(self, memory: Memory) -> Payload:
-        session = self._session
+        session, began = self._session, self._waiting.now()
         version = session.parameters_version
-        payload = pack.build(memory, parameters_version=version, now=self._clock(), compression=self._codec())
+        payload = pack.build(memory, parameters_version=version, now=self._clock(), compression=self.codec())
+        self._spend(began)
         if payload.nbytes > session.most_bytes:
             fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
             expected = f"such that a cache of {payload.nbytes} bytes {fitting}"
@@ -197,15 +204,17 @@ class Pusher:
 
     def pack(self, *episode: Any) -> Payload:
         """The container of an episode, as of this moment; see `episodes.OpenEpisodes`."""
-        *columns, final = episode
-        return pack.pack_episode(
+        began, (*columns, final) = self._waiting.now(), episode
+        payload = pack.pack_episode(
             self._session.schema,
             *columns,
             final=final,
             now=self._clock(),
             parameters_version=self._session.parameters_version,
-            compression=self._codec(),
+            compression=self.codec(),
         )
+        self._spend(began)
+        return payload
 
     def ship(self, shipment: Shipment) -> None:
         """Push an episode that a writer closed, or count it as skipped."""
@@ -231,7 +240,7 @@ class Pusher:
             self._settle(shipment.entries, 0)
             return self.skip(WINDOW_FULL if is_granted else HELD_BACK)
         self._settle(shipment.entries, shipment.entries)
-        self._enqueue(shipment.payload, shipment.message)
+        self._enqueue(shipment.payload, shipment.entries, shipment.message)
         return True
 
     # Both
@@ -254,9 +263,17 @@ class Pusher:
                 self._waiting.wake()
         return False
 
-    def _codec(self) -> str:
+    def codec(self) -> str:
+        """How frames are packed now, by what the parameters say and the home can undo."""
         wanted = self._session.parameters.compression
+        if wanted == "auto":
+            wanted = "lz4" if self._choice.packs else "none"
         return wanted if wanted in (*self._session.told.codecs, "none") else "none"
+
+    def _spend(self, began: float, waited: float = 0.0) -> None:
+        """Packing, and waiting, has taken the time since then."""
+        with self._waiting.changed:
+            self._choice.spend(self._waiting.now() - began, waited)
 
     def _has_room(self, size: int, deadline: float) -> bool:
         """Wait until a message of so many payload bytes fits the window; False at the deadline."""
@@ -273,17 +290,26 @@ class Pusher:
             try:
                 fits = waiting.until(has_room, deadline, waiting.check_shipping)
                 session.counts.skipped += not fits
+                if not fits and self._shut_since is None:
+                    self._shut_since = waiting.now()
                 return fits
             finally:
                 session.schedule.pressed -= 1
-                self.waited += waiting.now() - began
+                kept = waiting.now() - began
+                self.waited += kept
+                self._choice.spend(kept, kept)
 
-    def _enqueue(self, payload: Payload, message: Callable[[int, int, int], messages.Body]) -> None:
+    def _enqueue(self, payload: Payload, samples: int, message: Callable[[int, int, int], messages.Body]) -> None:
         # In the caller's thread: the one with the sockets has other things to do.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self._session
         with self._waiting.changed:
             self._last_size = size
-            session.window.pushed(size, self._waiting.now())
+            now = self._waiting.now()
+            session.window.pushed(size, now)
+            if self._shut_since is not None:
+                self._choice.spend(now - self._shut_since, now - self._shut_since)
+                self._shut_since = None
+            self._choice.carried(samples)
             frames = encode(
                 message(session.told.since, session.window.pushed_caches, session.window.pushed_bytes),
                 client=session.client,

@@ -44,6 +44,8 @@ class ClientStats:
     """What the writer does with a cache or episode when the window is full."""
     waited: float
     """Seconds that calls waited for room in the window."""
+    compression: str
+    """How frames are packed now: what the parameters say, or what "auto" has chosen, if the home can undo it."""
     passed_steps: int
     """Of the steps, those that were recorded while the home told this client to wait, and that count for no pushes."""
     held_back: str
@@ -138,6 +140,7 @@ def _held_back(session: Session, pusher: Pusher) -> dict[str, Any]:
         "held_back": session.inserts.held_back,
         "held_back_for": session.inserts.waited,
         "waited": pusher.waited,
+        "compression": pusher.codec(),
         "when_full": pusher.when_full,
         "not_pushed": dict(pusher.not_pushed),
     }

@@ -25,6 +25,7 @@ from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.wire import messages, unpack
+from memoire.wire.compression_choice import CompressionChoice
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import ContainerKind
@@ -53,6 +54,9 @@ class DrawRequest:
     stock: ServerStock
     number: int
     body: messages.Sums | messages.Draw
+
+    samples: int = 0
+    """That it takes."""
 
     @property
     def server(self) -> RemoteServer:
@@ -132,7 +136,7 @@ class Rounds:
         """Rounds that were given up because of what a server sent, by code."""
         self._directory, self._prefetch, self._partition = directory, prefetch, partition
         self._limits, self._numbers, self._rng = limits, numbers, rng
-        self._annealing = Annealing()
+        self._annealing, self._choice = Annealing(), CompressionChoice()
         self._stocks: dict[RemoteServer, ServerStock] = {}
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._drawn = 0  # samples that all servers were asked for
@@ -287,6 +291,7 @@ class Rounds:
             part=sums.part,
             of=sums.of,
             band=sums.band,
+            packed=self._choice.packs,
         )
         return self._ask(stock, request, now, counts)
 
@@ -308,15 +313,18 @@ class Rounds:
     ) -> DrawRequest:
         number = next(self._numbers)
         stock.ask(number, counts, now)
-        return DrawRequest(stock, number, body)
+        return DrawRequest(stock, number, body, int(counts["count"].sum()))
 
     # What came of it
 
     def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
         """A request has ended by a reply or an error. Batches may be whole by it, and others may be begun."""
-        ask.stock.answered(ask.number, now)
+        took = ask.stock.answered(ask.number, now)
         ask.server.is_away = False
         said = answer.body if isinstance(answer, Message) else None
+        if isinstance(said, messages.Drawn) and isinstance(ask.body, messages.Draw):
+            self._choice.spend(took, 0.0 if len(self._prefetch) else took)
+            self._choice.carried(ask.samples)
         if isinstance(said, (messages.Summed, messages.Drawn)):
             self._take_sums(ask.stock, said, now)
         else:

@@ -64,10 +64,11 @@ class ServerStock:
             self._asked_at = now
         self._open[number] = counts
 
-    def answered(self, number: int, now: float) -> None:
-        """A request has ended; those that are open are awaited from now on."""
+    def answered(self, number: int, now: float) -> float:
+        """A request has ended; those that are open are awaited from now on. Returns for how long this one was."""
         self._open.pop(number, None)
-        self._asked_at = now
+        waited, self._asked_at = now - self._asked_at, now
+        return waited
 
     def report(self, table: NDArray[np.void], now: float) -> int:
         """The server says what it has, [C] rows of CLIENT_SUMS; returns its entries.

@@ -20,12 +20,12 @@ from memoire.suggestions import checked_fields, one_of, refuse_unknown
 
 Start = Literal["skip", "repeat", "zero"]
 Normalize = Literal["batch", "global"]
-Compression = Literal["none", "zlib", "lz4"]
+Compression = Literal["none", "zlib", "lz4", "auto"]
 Prioritization = Literal["proportional", "rank", "greedy"]
 
 STARTS = ("skip", "repeat", "zero")
 NORMALIZATIONS = ("batch", "global")
-COMPRESSIONS = ("none", "zlib", "lz4")
+COMPRESSIONS = ("none", "zlib", "lz4", "auto")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
 MAX_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
@@ -126,7 +126,7 @@ class Parameters:
     normalize: Normalize = "batch"
     """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
     compression: Compression = "none"
-    """How caches pack their state columns on the wire."""
+    """How caches pack their state columns on the wire; "auto": by lz4 while that brings them there sooner."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -404,6 +404,7 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     of: Parts = 1
     wanted: Small = 0
     band: ClusterRate | None = None
+    packed: bool = False  # where compression is "auto": this reader has found that packed frames come sooner
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)

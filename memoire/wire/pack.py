@@ -109,8 +109,8 @@ def build(
         memory: Where to draw: a `Memory`, or an object that draws and writes caches as it does.
         samples: How many; None is the parameters' cache_size.
         now: Unix seconds, for the cache's age.
-        compression: "none", "zlib" or "lz4" (which the home must have); None is the parameters'. A column that does not
-            get smaller is stored as it is.
+        compression: "none", "zlib" or "lz4" (which the home must have); None is the parameters', without what "auto"
+            would choose. A column that does not get smaller is stored as it is.
 
     Raises:
         EmptyMemory: nothing has a positive weight.
@@ -121,7 +121,8 @@ def build(
     with memory.held():
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters)
-        codec = codec_of(parameters.compression if compression is None else compression)
+        wanted = parameters.compression if compression is None else compression
+        codec = codec_of("none" if wanted == "auto" else wanted)
         cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
         sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
         head = ContainerHead(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)

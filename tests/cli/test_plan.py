@@ -105,6 +105,7 @@ def test_batches_travel_packed_by_lz4_alone():
 
     assert sent("lz4").outward < 0.9 * sent("zlib").outward
     assert sent("lz4").inward == sent("zlib").inward
+    assert sent("auto").outward == sent("lz4").outward
 
 
 def test_caches_held_at_a_server_are_within_what_it_is_said_to_hold():

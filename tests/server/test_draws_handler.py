@@ -38,7 +38,7 @@ def draw(handler, count, client=ME, **facts):
     return ask(handler.draw, messages.Draw(counts=counts.tobytes(), reserve=64, **facts), READER)
 
 
-def codec_of(asked, codecs, here=None):
+def codec_of(asked, codecs, here=None, **facts):
     """By what a drawn batch's frames are compressed, at a server that has `here`."""
     state, seen = state_with_cache(), []
     table = state.tables.first
@@ -50,7 +50,7 @@ def codec_of(asked, codecs, here=None):
     table.pool.draw_counts = draw_counts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "codecs", lambda: here)
-        draw(handler_of(state, codecs), 3)
+        draw(handler_of(state, codecs), 3, **facts)
     return seen[0]
 
 
@@ -119,3 +119,10 @@ def test_a_reader_that_waits_is_waited_for():
 )
 def test_frames_are_compressed_as_both_can(asked, codecs, here, used):
     assert codec_of(asked, codecs, here) == used
+
+
+def test_a_reader_chooses_where_the_table_leaves_it_to_it():
+    both = ("zlib", "lz4")
+    assert codec_of("auto", both, both) == "none" and codec_of("auto", both, both, packed=True) == "lz4"
+    assert codec_of("auto", (), both, packed=True) == "none"
+    assert codec_of("none", both, both, packed=True) == "none"

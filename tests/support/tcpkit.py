@@ -4,19 +4,24 @@ import selectors
 import socket
 import struct
 import threading
+import time
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, and what is on the way is gone
 
 
 class CutWay:
-    """Connections to one address are handed on to another, until `reset` or `close`."""
+    """Connections to one address are handed on to another, until `reset` or `close`.
 
-    def __init__(self, target, host="127.0.0.1"):
-        self.target = target
+    Args:
+        rate: Bytes a second of all connections together; None: as fast as they come.
+    """
+
+    def __init__(self, target, host="127.0.0.1", rate=None):
+        self.target, self.rate, self._free_at = target, rate, 0.0
         self.listening = socket.create_server((host, 0))
         self.listening.setblocking(False)
         self.endpoint = f"tcp://{host}:{self.listening.getsockname()[1]}"
-        self.resets = 0
+        self.resets = self.carried = 0
         self._ends = {}  # each socket's other end
         self._unsent = {}
         self._lock = threading.Lock()  # the two above, and the selector
@@ -70,9 +75,14 @@ class CutWay:
 
     def _read(self, made):
         other = self._ends[made]
+        if self.rate is not None and time.monotonic() < self._free_at:
+            time.sleep(self._free_at - time.monotonic())  # as a line of that speed takes
         data = made.recv(1 << 16)
         if not data:
             raise ConnectionResetError
+        self.carried += len(data)
+        if self.rate is not None:
+            self._free_at = max(self._free_at, time.monotonic()) + len(data) / self.rate
         self._unsent[other] += data
         self._write(other)
 

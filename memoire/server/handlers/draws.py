@@ -46,7 +46,9 @@ class DrawsHandler:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
         table, reader = self._table_of(header), header.client
         counts = counts_of(body.counts)
-        payload = table.pool.draw_counts(reader, counts, now=now, compression=self._compression(table, reader))
+        payload = table.pool.draw_counts(
+            reader, counts, now=now, compression=self._compression(table, reader, body.packed)
+        )
         rows = table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of))
         if payload is not None:
             table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
@@ -58,11 +60,12 @@ class DrawsHandler:
         )
         return Reply(drawn, payload)
 
-    def _compression(self, table: OpenTable, reader: bytes) -> str:
-        """How frames travel to a reader: by lz4 if the parameters say so and both have it. zlib is for actors:
-        a server that packed every batch by it would do little else.
+    def _compression(self, table: OpenTable, reader: bytes, is_chosen: bool) -> str:
+        """How frames travel to a reader: by lz4 if the parameters say so, or leave it to the reader, and both have it.
+        zlib is for actors: a server that packed every batch by it would do little else.
         """
-        if table.parameters.compression != "lz4" or "lz4" not in compression.codecs():
+        wanted = table.parameters.compression
+        if not (wanted == "lz4" or (wanted == "auto" and is_chosen)) or "lz4" not in compression.codecs():
             return "none"
         return "lz4" if self._can_undo(reader, "lz4") else "none"
 
