@@ -392,6 +392,7 @@ class EpisodeRow:
     time: float
     length: int
     returned: float
+    is_test: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,10 @@ class Cluster:
         if answer.clients is not None:
             self._actors.take_facts(answer.url, answer.clients)
         for page in answer.episodes:
-            rows = [EpisodeRow(row["client"], row["time"], row["length"], row["return"]) for row in page["rows"]]
+            rows = [
+                EpisodeRow(row["client"], row["time"], row["length"], row["return"], row.get("kind") == "test")
+                for row in page["rows"]
+            ]
             self._fresh_episodes.append((page["run"], rows))
 
     def kept(self, run: str) -> KeptRun:
@@ -177,16 +180,16 @@ class Cluster:
             self.episodes.clear()
 
     def _episode_figures(self) -> dict[str, HistoryPoint]:
-        """Returns and lengths of the episodes that ended since the last look."""
+        """Returns and lengths of the episodes that ended since the last look; those of tests by themselves."""
         fresh = [row for run, rows in self._fresh_episodes if run == self.run for row in rows]
         self._fresh_episodes.clear()
         self.episodes.extend(fresh)
-        self._actors.take_episodes(fresh)
-        if not fresh:
-            return {}
-        lengths = [float(row.length) for row in fresh]
-        figures = {"return": HistoryPoint.of([row.returned for row in fresh]), "length": HistoryPoint.of(lengths)}
-        return figures | self._actors.return_quantiles()
+        trained = [row for row in fresh if not row.is_test]
+        self._actors.take_episodes(trained)
+        found = _points("return", "length", trained) | _points("test_return", "test_length", [
+            row for row in fresh if row.is_test
+        ])
+        return found | self._actors.return_quantiles() if trained else found
 
     def counted(self) -> dict[str, float]:
         """What all servers counted in all of their lives since this dashboard met them."""
@@ -205,3 +208,11 @@ class Cluster:
     def facts_of(self, client: str) -> dict[str, Any]:
         """What its newest home says of an actor beside its account."""
         return self._actors.facts_of(client)
+
+
+def _points(returns: str, lengths: str, rows: list[EpisodeRow]) -> dict[str, HistoryPoint]:
+    """Two figures of episodes, by these names; {} of none."""
+    if not rows:
+        return {}
+    found = [float(row.length) for row in rows]
+    return {returns: HistoryPoint.of([row.returned for row in rows]), lengths: HistoryPoint.of(found)}

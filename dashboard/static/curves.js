@@ -1,6 +1,6 @@
 // Curves of one or several runs on one x: time, time since the beginning, steps, or versions of a model. Gaps stay gaps.
 
-const IS_SPARSE = /^(return|length)(_p\d+)?$/; // there only when an episode ended: without one the line goes on
+const IS_SPARSE = /^(test_)?(return|length)(_p\d+)?$/; // there only when an episode ended: without one the line goes on
 const KINDS = {node_down: "bad", node_back: "good", node_restarted: "notice", run_began: "run", run_finished: "run"};
 const MOST_MARKS = 60;
 

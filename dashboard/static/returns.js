@@ -7,6 +7,7 @@ import {figure} from "./format.js";
 import {choice, every} from "./parts.js";
 
 const QUANTILES = [10, 25, 50, 75, 90].map((part) => `return_p${part}`);
+const TESTED = "test_return";
 const POINTS = 400;
 const MOST_BESIDE = 5;
 const MOST_RUNS = 20; // in the menu
@@ -31,7 +32,7 @@ export function makeReturns({state, change, stream, signal, height}) {
   const refresh = every(3, signal, stream, async () => {
     const overview = stream.newest;
     const topics = Object.keys(overview?.models ?? {});
-    const names = ["return", ...QUANTILES, "nodes_up", ...topics.map((topic) => `model.${topic}`)];
+    const names = ["return", TESTED, ...QUANTILES, "nodes_up", ...topics.map((topic) => `model.${topic}`)];
     const [runs, events] = await Promise.all([get("runs", {}, signal), get("events", {}, signal)]);
     const current = runs.find((run) => run.is_current);
     const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean).slice(0, MOST_BESIDE);
@@ -61,6 +62,9 @@ export function makeReturns({state, change, stream, signal, height}) {
       return lineOf(kind, name, mine, isOne, at);
     });
     const answer = answers[0];
+    if (isOne && answer?.mean[TESTED]?.some((value) => value !== null)) {
+      lines.push({name: "test episodes", shade: 1, values: columns[first - 1]});
+    }
     const extras = {axis, goal};
     if (answer) {
       const xs = sources[0].xs;
@@ -103,7 +107,8 @@ function sourceOf(answer, axis, topic, began, width) {
   const isOfActors = answer.mean.return_p50?.some((value) => value !== null);
   const columns = isOfActors ? QUANTILES.map((name) => columnsOf(answer, name, width)[0]) : columnsOf(answer, "return", width);
   const ordered = isOfActors ? [columns[2], columns[0], columns[4], columns[1], columns[3]] : columns;
-  return {kind: isOfActors ? "actors" : "episodes", xs, time: answer.time, away: answer.away, columns: ordered};
+  const tested = columnsOf(answer, TESTED, width)[0];
+  return {kind: isOfActors ? "actors" : "episodes", xs, time: answer.time, away: answer.away, columns: [...ordered, tested]};
 }
 
 function lineOf(kind, name, columns, isOne, shade) {

@@ -2,11 +2,12 @@
 import {figure, share, words} from "./format.js";
 
 const IS_SCALAR = /^(client|learner)\./;
-const HIDDEN = new Set(["recent_return", "learner_steps", "model_version", "lag_mean", "lag_max"]); // other charts show them
+const HIDDEN = new Set(["recent_return", "learner_steps", "model_version", "lag_mean", "lag_max", "trainer_waits"]); // other charts show them
 
 /** {title, unit, term?, format?} of scalars that are known by name; others are called as they are. */
 const KNOWN = {
   test_return: {title: "Test return", unit: "episodes that are not learned from", term: "test_return"},
+  test_length: {title: "Length of test episodes", unit: "steps", term: "length"},
   policy_loss: {title: "Policy loss", term: "policy_loss"},
   entropy: {title: "Entropy", unit: "of the actions' distribution", term: "entropy"},
   approx_kl: {title: "KL divergence", unit: "between the policy before an update and after it", term: "kl"},
@@ -22,7 +23,7 @@ const SAME = {
   kl: "approx_kl", mean_kl: "approx_kl", ratio_mean: "ratio", clipfrac: "clip_fraction", gradient_norm: "grad_norm", explained_var: "explained_variance",
 };
 const GROUPS = {
-  Episodes: ["length", "test_return"],
+  Episodes: ["length", "test_return", "test_length"],
   "The policy": ["policy_loss", "entropy", "approx_kl", "clip_fraction", "ratio"],
   "The value function": ["value_loss", "explained_variance"],
   "The optimizer": ["loss", "grad_norm"],
@@ -36,7 +37,7 @@ const known = (name) => SAME[rest(name)] ?? rest(name);
 export const isHidden = (name) => HIDDEN.has(name);
 
 /** Names of figures that the page Learning draws, out of all that there are. */
-export const drawn = (names) => ["length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !isHidden(rest(name))))];
+export const drawn = (names) => ["length", "test_return", "test_length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !isHidden(rest(name))))];
 
 /** [[heading, names]] in their order; only those that there are. */
 export function grouped(names) {

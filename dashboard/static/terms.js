@@ -58,7 +58,9 @@ export const TERMS = {
   max_model_lag: {title: "Limit (max_model_lag)", text: "Entries whose model is more versions behind than this are not learned from. Without a limit all are.", docs: "on-policy.md"},
   stale_share: {title: "Skipped as too old", text: "The share of the entries that left the table in the last minute without being learned from, because their model was too old.", formula: "too old ÷ (taken + too old)", docs: "on-policy.md"},
   // what a learner says of itself
-  test_return: {title: "Test return", text: "Return of episodes that are played to measure the policy and are not learned from, as the program reports it under the name test_return.", docs: "on-policy.md"},
+  trainer_waits: {title: "Trainer", text: "What a trainer does now. It pauses until start_training samples have come, and while it has made max_training_steps_per_env_step steps for each sample.", docs: "trainers.md"},
+  trainer_ratio: {title: "Steps per sample", text: "Training steps that the trainer made for each sample that came since it was started.", formula: "training steps ÷ samples", docs: "trainers.md"},
+  test_return: {title: "Test return", text: "Return of episodes that are played to measure the policy and are not learned from, by workers (client.report with kind=\"test\"), or as the program reports it under the name test_return.", docs: "on-policy.md"},
   policy_loss: {title: "Policy loss", text: "What the optimizer lowers so that good actions become more likely. Its size says little; it need not fall while returns rise.", formula: "−mean of min(ratio × advantage, clipped ratio × advantage)", docs: "on-policy.md"},
   value_loss: {title: "Value loss", text: "How far the value function is from the returns that were seen. It rises with the size of returns.", formula: "½ mean of (value − return)²", docs: "on-policy.md"},
   entropy: {title: "Entropy", text: "How undecided the policy is. It falls while the policy learns; near 0 it explores no more.", formula: "−Σ p log p", docs: "on-policy.md"},

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.wire.messages import Ended, Update
+from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
 from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, Totals, counts_of, counts_something
@@ -252,8 +252,9 @@ class Ledger:
         for ended in update.ended:
             if ended.number > account.ended_through:
                 account.ended_through = ended.number
-                account.returns_count += 1
-                account.returns_sum += ended.returned
+                if ended.kind == TRAIN:
+                    account.returns_count += 1
+                    account.returns_sum += ended.returned
                 self.ended_count += 1
                 self.ended.append((account.client, ended))
 

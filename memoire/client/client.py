@@ -38,6 +38,7 @@ from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
+from memoire.wire.messages import TEST, TRAIN
 
 from . import former_clients, io
 from .episodes import OpenEpisodes
@@ -163,6 +164,8 @@ class Client(Node):
             raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
         self.endpoint = request
         self.name = process_name(name)
+        self.program: Callable[[], Any] | None = None
+        """Tells how the program around it stands, for its pages: set by a worker or trainer of `memoire.rl`."""
         """What people call it; "" if nobody gave it a name."""
         self.client_id = secrets.token_bytes(16)
         """128 random bits: who this client is; new for each one made."""
@@ -348,6 +351,21 @@ class Client(Node):
         """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
         self._check_open()
         self._pusher.count_episode(length, returned)
+
+    def report(self, length: int, returned: float, *, kind: str = "train") -> None:
+        """Tell of an episode that was run: how many steps it had, and the sum of its rewards.
+
+        Args:
+            kind: "train" counts it, as a writer does by itself; "test" only shows it, beside those of training.
+
+        Raises:
+            ParameterError: `kind` is something else, or the length is negative.
+        """
+        if kind not in ("train", "test"):
+            raise ParameterError("kind", kind, "train or test")
+        steps = whole("length", length, 0)
+        self._check_open()
+        self._pusher.count_episode(steps, float(returned), TEST if kind == "test" else TRAIN)
 
     def push_cache(self, timeout: float | None = None) -> bool:
         """Draw a cache from the memory and push it. False, with `push_reason`, when that was not possible; counted in

@@ -94,13 +94,14 @@ class RunCounts:
         self.steps += entries
         self.generated_bytes += entries * entry_bytes
 
-    def close_episode(self, length: int, returned: float, now: float) -> None:
-        """An episode of `length` entries was closed at `now`, in seconds since 1970."""
-        self.episodes += 1
+    def close_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> None:
+        """An episode of `length` entries was closed at `now`, in seconds since 1970. One of a test is only told."""
+        self.episodes += kind == messages.TRAIN
         self._ended_number += 1
         if abs(returned) <= MAX_RETURN:  # and no NaN
             self.dropped_returns += len(self._ended) == MAX_ENDED
-            self._ended.append(messages.Ended(number=self._ended_number, time=now, length=length, returned=returned))
+            row = messages.Ended(number=self._ended_number, time=now, length=length, returned=returned, kind=kind)
+            self._ended.append(row)
         else:
             self.dropped_returns += 1
 

@@ -89,11 +89,11 @@ class Pusher:
         with self._waiting.changed:
             self._session.record(entries)
 
-    def count_episode(self, length: int, returned: Any) -> None:
-        """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
+    def count_episode(self, length: int, returned: Any, kind: int = messages.TRAIN) -> None:
+        """Count a closed episode, or tell of a test; `returned` is the sum of its rewards, [*R] or a number."""
         total = float(np.sum(returned))
         with self._waiting.changed:
-            self._session.close_episode(length, total, self._clock())
+            self._session.close_episode(length, total, self._clock(), kind)
 
     def insert(self, entries: int, patience: float) -> int:
         """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""

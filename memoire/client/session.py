@@ -173,9 +173,9 @@ class Session:
         self.counts.record(entries, self.schema.entry_bytes)
         self.schedule.is_dirty = True
 
-    def close_episode(self, length: int, returned: float, now: float) -> None:
+    def close_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> None:
         """An episode was closed at `now`, in seconds since 1970."""
-        self.counts.close_episode(length, returned, now)
+        self.counts.close_episode(length, returned, now, kind)
         self.schedule.is_dirty = True
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from memoire.net.context import library_version
 from memoire.net.curve_server import REASONS as PEERS
 from memoire.version import VERSION
 
-from .metrics import CATALOGUE, NODE
+from .metrics import CATALOGUE, NODE, PROGRAMS
 
 REASONS = ("http_guessing", "http_name", "http_token", *PEERS)
 """Why a request is refused (too many wrong tokens, a name that is not this machine's, a wrong token), or a peer."""
@@ -32,6 +32,8 @@ class ScrapedNode(NamedTuple):
     open: Sequence[str]
     refused: Mapping[str, int]
     hung_up: int
+    program: Any = None
+    """How the program around it stands; its `role` is one of `PROGRAMS`."""
 
 
 class NodeCollector(Collector):
@@ -42,7 +44,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the values of this moment."""
-        role, stats, stuck, reasons, found_open, refused, hung_up = self._look()
+        role, stats, stuck, reasons, found_open, refused, hung_up, program = self._look()
         yield build_info(role, str(getattr(stats, "name", "")))
         yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
         yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
@@ -51,6 +53,8 @@ class NodeCollector(Collector):
         yield CounterMetricFamily(HUNG_UP, NODE[f"{HUNG_UP}_total"], value=float(hung_up))
         for entry in CATALOGUE.get(role, ()) if stats is not None else ():
             yield entry.family(stats)
+        for entry in PROGRAMS.get(getattr(program, "role", ""), ()):
+            yield entry.family(program)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: what there is depends on the role, and is known at a scrape."""

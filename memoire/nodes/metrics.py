@@ -48,8 +48,9 @@ class MetricEntry:
         labels = [self.label] if self.label else []
         if self.kind == "histogram":
             histogram = HistogramMetricFamily(name, self.help, labels=labels)
-            for label, timing in _pairs(value):
-                histogram.add_metric([label], _buckets(timing), timing.seconds)
+            timings: list[tuple[str, Any]] = _pairs(value) if labels else [] if value is None else [("", value)]
+            for label, timing in timings:
+                histogram.add_metric([label] * len(labels), _buckets(timing), timing.seconds)
             return histogram
         family: Any = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
             name, self.help, labels=labels
@@ -216,6 +217,8 @@ SERVER = (
     _gauge("episode_return_min", "Least return of the newest episodes.", "recent.return_min"),
     _gauge("episode_return_max", "Greatest return of the newest episodes.", "recent.return_max"),
     _gauge("episode_length_mean_steps", "Mean length of the newest episodes.", "recent.length_mean"),
+    _gauge("test_episode_return_mean", "Mean return of the newest test episodes (at most 100).", "tested.return_mean"),
+    _gauge("test_episode_length_mean_steps", "Mean length of the newest test episodes.", "tested.length_mean"),
     _gauge(
         "client_scalar",
         "Mean over this server's active clients of what they report by client.scalars, by name.",
@@ -443,6 +446,32 @@ INFERENCE = (
     _of_origins("gauge", "starts_best_cost", "Cost of the best start state that was ever there.", "best"),
 )
 
+WORKER = (
+    _counter("worker_episodes", "Training episodes that ended.", "episodes"),
+    _counter("worker_test_episodes", "Test episodes.", "tests"),
+    _counter("worker_steps", "Steps of training episodes.", "steps"),
+    _gauge("worker_model_version", "Version of the model that acts; 0 is none.", "version"),
+    MetricEntry(
+        "client_step_seconds",
+        "histogram",
+        "Seconds of a time step of a real-time environment, from control to control.",
+        lambda s: s.step_times,
+    ),
+    _counter("client_late_steps", "Time steps that were late, by what made them so.", "late", "cause"),
+)
+TRAINER = (
+    _counter("trainer_updates", "Training steps, those of former processes included.", "updates"),
+    _counter("trainer_samples", "Samples that came, those of former processes included.", "samples"),
+    _gauge("trainer_epoch", "Epochs that are over.", "epoch"),
+    _gauge("trainer_ratio", "Training steps for each sample that came to this process.", "ratio"),
+    _counter("trainer_idle_seconds", "Seconds of pauses, by what they waited for.", "idle", "reason"),
+    _gauge("trainer_waits", "1 while training pauses for this reason, else 0.", "waits", "reason"),
+    _counter("crc_passed", "Transitions that were rebuilt as their worker had recorded them.", "crc_passed"),
+    _counter("crc_failed", "Transitions that were rebuilt as something else.", "crc_failed"),
+)
+PROGRAMS: Mapping[str, tuple[MetricEntry, ...]] = {"worker": WORKER, "trainer": TRAINER}
+"""Metrics of programs around a client or reader, beside those of its role."""
+
 CATALOGUE: Mapping[str, tuple[MetricEntry, ...]] = {
     "server": EVERY + SERVER,
     "proxy": EVERY + PROXY,
@@ -457,6 +486,10 @@ TITLES = {
     "actor": "Actors",
     "learner": "Learners far away",
     "inference": "Inference nodes",
+}
+PROGRAM_TITLES = {
+    "worker": "Rollout workers, beside those of actors",
+    "trainer": "Trainers, beside those of learners far away",
 }
 NODE = {
     "memoire_build_info": "1, with what this process is made of.",
@@ -488,6 +521,10 @@ def tables() -> str:
     for role, entries in CATALOGUE.items():
         parts += [f"## {TITLES[role]}", "", "| metric | type | label | meaning |", "|---|---|---|---|"]
         parts += [f"| `{name}` | {_kind(name)} | {_label(name)} | {help_} |" for name, help_ in NODE.items()]
+        parts += [f"| `{entry.full_name}` | {entry.kind} | {entry.label} | {entry.help} |" for entry in entries]
+        parts.append("")
+    for program, entries in PROGRAMS.items():
+        parts += [f"## {PROGRAM_TITLES[program]}", "", "| metric | type | label | meaning |", "|---|---|---|---|"]
         parts += [f"| `{entry.full_name}` | {entry.kind} | {entry.label} | {entry.help} |" for entry in entries]
         parts.append("")
     return "\n".join(parts)

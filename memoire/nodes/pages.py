@@ -30,6 +30,7 @@ from memoire.security.exposure import Security
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.version import SOFTWARE
+from memoire.wire.messages import TEST
 
 PAGE_ROWS = 100
 """Rows on a page that does not say how many it wants."""
@@ -45,10 +46,10 @@ Query: TypeAlias = Mapping[str, str]
 
 
 class Embedding(Protocol):
-    """What has a node within, such as `rl.Agent`: its pages are those of the node."""
+    """What has a node within, such as `rl.Agent` or `rl.RolloutWorker`: its pages are those of the node."""
 
     @property
-    def node(self) -> Inference:
+    def node(self) -> Inference | Client | Reader:
         """The node."""
 
 
@@ -165,9 +166,8 @@ def metrics(node: Node | None, request: PageRequest) -> Page:
     def look() -> ScrapedNode:
         stats = None if node is None else node.stats()
         known = security(stats, request.open, request.refused)
-        return ScrapedNode(
-            role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused, known.hung_up
-        )
+        told, program = (role_of(node), stats, _stuck(node), reasons_of(node)), getattr(node, "program", None)
+        return ScrapedNode(*told, known.open, known.refused, known.hung_up, None if program is None else program())
 
     exposition = Exposition(NodeCollector(look))
     body, kind = exposition.text(request.headers.get("accept", ""))
@@ -217,6 +217,7 @@ def episodes(node: Node | None, request: PageRequest) -> Page:
             "time": ended.time,
             "length": ended.length,
             "return": ended.returned,
+            "kind": "test" if ended.kind == TEST else "train",
         }
         for place, (client, ended) in enumerate(found)
     ]

@@ -23,6 +23,7 @@ from memoire.security.keyfolder import Given, Keys
 from memoire.security.tokens import Tokens
 from memoire.server.server import Server
 from memoire.suggestions import refuse_unknown
+from memoire.wire.messages import TRAIN
 
 from . import snapshots
 from .gym_environments import env_schema
@@ -331,5 +332,7 @@ def _server_report(server: Server) -> dict[str, Any]:
             client.client: {"episodes": client.episodes, "steps": client.steps, "caches": client.accepted_caches}
             for client in server.clients()
         },
-        "recent": [[ended.time, ended.returned, ended.length] for _, ended in server.episodes(RECENT)],
+        "recent": [
+            [ended.time, ended.returned, ended.length] for _, ended in server.episodes(RECENT) if ended.kind == TRAIN
+        ],
     }

@@ -24,7 +24,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -120,6 +120,8 @@ class Reader(Node, ClusterOrders):
         self.urls = _addresses(urls)
         self.reader_id = secrets.token_bytes(16)
         self.name = process_name(name)  # that people see; "" if nobody gave it one
+        self.program: Callable[[], Any] | None = None
+        """Tells how the program around it stands, for its pages: set by a worker or trainer of `memoire.rl`."""
         self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}

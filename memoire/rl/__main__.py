@@ -24,6 +24,7 @@ from memoire.nodes.supervision import LauncherLine
 from memoire.server.server import Server
 
 from .pipeline import TABLE, Pipeline, read_pipeline
+from .resuming import begin_fresh
 from .trainer import Trainer
 from .up import ACCIDENTS, Run, folder_of, keys_of
 from .worker import EpisodeResult, RolloutWorker, try_policy
@@ -54,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     up = _verb(verbs, "up", _up, "run a pipeline on this machine")
     up.add_argument("--seconds", type=float, help="give up after so many seconds")
     up.add_argument("--accidents", action="store_true", help="kill a worker and the trainer once, on purpose")
+    up.add_argument("--fresh", action="store_true", help="put the run's files aside and begin anew; asks before")
+    up.add_argument("--yes", action="store_true", help="do not ask")
     up.add_argument("--no-dashboard", action="store_true", help="start none")
     serve = _verb(verbs, "serve", _serve, "run its server")
     serve.add_argument("--endpoint", default="tcp://127.0.0.1:5560", help="address (tcp://127.0.0.1:5560)")
@@ -83,6 +86,8 @@ def _verb(verbs: Any, name: str, run: Any, text: str, *, with_url: bool = False)
 
 def _up(given: argparse.Namespace) -> int:
     accidents = ACCIDENTS if given.accidents else ()
+    if given.fresh:
+        begin_fresh([read_pipeline(given.file).path], is_sure=given.yes)
     run = Run(given.file, seconds=given.seconds, accidents=accidents, dashboard=not given.no_dashboard)
     return run.run()
 

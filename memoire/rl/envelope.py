@@ -33,7 +33,11 @@ MAX_DEPTH: Final = 32
 """Containers within each other."""
 KINDS: Final = "biufcSU"
 """Kinds of dtypes that travel: no objects."""
+MAX_HEADS: Final = 4096
+"""Forms of arrays that are remembered: further ones take longer."""
 _ARRAY, _SCALAR, _TUPLE = 1, 2, 3  # numbers of the extensions
+_HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # what arrays of a form begin with
+_READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # the same, from bytes to form
 
 SCHEMA: Final = Schema(
     {
@@ -86,9 +90,9 @@ def columns_of(samples: Sequence[Sample]) -> dict[str, Any]:
     Raises:
         ParameterError: a sample holds a value that does not travel; says where.
     """
-    rows = [np.frombuffer(pack(tuple(each[:6])), np.uint8) for each in samples]
+    rows = [pack(tuple(each[:6])) for each in samples]
     return {
-        "obs": Ragged.of(rows, np.uint8),
+        "obs": Ragged(np.frombuffer(b"".join(rows), np.uint8), list(map(len, rows))),
         "reward": np.nan_to_num(np.array([each.reward for each in samples], np.float32)),
         "is_reset": np.array([each.is_reset for each in samples]),
         "episode": np.array([each.episode for each in samples], np.int64),
@@ -107,10 +111,16 @@ def samples_of(rollouts: Rollouts) -> list[Sample]:
     facts = (
         rollouts[name].tolist() for name in ("is_reset", "episode", "step", "reward", "test_length", "test_return")
     )
-    return [_sample(row.tobytes(), *each) for row, *each in zip(rollouts["obs"], *facts, strict=True)]
+    packed: Ragged = rollouts["obs"]
+    bodies, end = memoryview(packed.values.tobytes()), 0
+    found = []
+    for length, *each in zip(packed.lengths.tolist(), *facts, strict=True):
+        found.append(_sample(bodies[end : end + length], *each))
+        end += length
+    return found
 
 
-def _sample(body: bytes, *facts: Any) -> Sample:
+def _sample(body: memoryview, *facts: Any) -> Sample:
     parts = unpack(body)
     if not isinstance(parts, tuple) or len(parts) != 6:
         raise DataError("a sample", "holds something else than act, obs, rew, terminated, truncated and info")
@@ -207,23 +217,47 @@ def _other(value: Any, where: str, depth: int) -> Any:
 
 def _array_bytes(array: NDArray[Any], where: str) -> bytes:
     """Dtype's length, dtype, dimensions, shape, values."""
+    head = _HEADS.get((array.dtype, array.shape))
+    if head is None:
+        head = _head_of(array, where)
+        if len(_HEADS) < MAX_HEADS:
+            _HEADS[array.dtype, array.shape] = head
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return head + array.tobytes()
+
+
+def _head_of(array: NDArray[Any], where: str) -> bytes:
     dtype = array.dtype.newbyteorder("<")
     if dtype.kind not in KINDS or dtype.names is not None:
         raise ParameterError(where, f"an array of {array.dtype}", "arrays of numbers, booleans or text")
     name = dtype.str.encode()
-    shape = np.array(array.shape, "<u4").tobytes()
-    values = np.ascontiguousarray(array, dtype).tobytes()
-    return b"".join((bytes((len(name),)), name, bytes((array.ndim,)), shape, values))
+    return b"".join((bytes((len(name),)), name, bytes((array.ndim,)), np.array(array.shape, "<u4").tobytes()))
 
 
 def _array(data: memoryview) -> NDArray[Any]:
-    name_end = 1 + data[0]
-    dtype, dimensions = np.dtype(bytes(data[1:name_end]).decode()), data[name_end]
-    begin = name_end + 1 + 4 * dimensions
-    shape = np.frombuffer(data[name_end + 1 : begin], "<u4").tolist()
-    if dtype.kind not in KINDS or not dtype.itemsize or len(data) - begin != math.prod(shape) * dtype.itemsize:
+    dimensions = data[1 + data[0]]
+    begin = 2 + data[0] + 4 * dimensions
+    head = bytes(data[:begin])
+    known = _READ.get(head)
+    if known is None:
+        known = _read_head(head, dimensions)
+        if len(_READ) < MAX_HEADS:
+            _READ[head] = known
+    dtype, shape, size = known
+    if len(data) - begin != size:
         raise ValueError(f"an array of {dtype} and shape {shape} has other bytes")
-    return np.frombuffer(data[begin:], dtype).reshape(shape).copy()
+    return np.ndarray(shape, dtype, bytearray(data[begin:]))
+
+
+def _read_head(head: bytes, dimensions: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Dtype, shape and bytes of the values."""
+    name_end = 1 + head[0]
+    dtype = np.dtype(head[1:name_end].decode())
+    shape = tuple(np.frombuffer(head[name_end + 1 : name_end + 1 + 4 * dimensions], "<u4").tolist())
+    if dtype.kind not in KINDS or not dtype.itemsize:
+        raise ValueError(f"an array of {dtype}")
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def _extension(code: int, data: memoryview) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -29,6 +28,7 @@ from gymnasium import spaces
 from memoire.errors import MemoireTimeout, ParameterError, WrongType
 from memoire.suggestions import refuse_unknown
 
+from .processors import pin
 from .spaces import observation_in
 from .step_clock import ElasticClock, MovingAverages, StepTimes, cause_of
 
@@ -369,21 +369,6 @@ class _Background:
                 self._results.put(job())
             except BaseException as error:  # handed to whoever waits
                 self._results.put(error)
-
-
-def pin(cpus: Collection[int]) -> None:
-    """Have the calling thread run on these processors only.
-
-    Raises:
-        ParameterError: there are no such processors for this process, or the system cannot do so.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        raise ParameterError("cpus", cpus, "None on this system, which cannot bind threads to processors")
-    try:
-        os.sched_setaffinity(0, cpus)
-    except (OSError, ValueError, TypeError) as error:
-        usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise ParameterError("cpus", cpus, f"some of this process's processors ({usable})") from error
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from memoire.client.client import Client
 
 from .codec import Codec
 from .envelope import Sample, columns_of, episodes_of
+from .preprocessors import MARK as PREPROCESSOR
+from .preprocessors import digest
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +134,7 @@ class Packets:
         least: Samples that are collected before they are sent.
         stream: Send within episodes, too, as soon as there are so many.
         marks: Puts into `info` by what a memory sees whether it rebuilds what was recorded; None is off.
+        preprocessor: Of observations, which a memory has to call, too: its digest travels with each reset.
     """
 
     def __init__(
@@ -142,7 +145,9 @@ class Packets:
         *,
         stream: bool = False,
         marks: MarksSamples | None = None,
+        preprocessor: Callable[..., Any] | None = None,
     ) -> None:
+        self._preprocessor = digest(preprocessor)
         self._client, self._compressor, self._least, self._stream, self._marks = (
             client,
             compressor,
@@ -205,6 +210,8 @@ class Packets:
             made = raw._replace(act=act, obs=obs, rew=rew, terminated=done, info=info)
             if sample.is_reset and isinstance(self._compressor, Codec):
                 made = made._replace(info=self._compressor.marked(made.info))
+        if sample.is_reset and self._preprocessor:
+            made = made._replace(info={**made.info, PREPROCESSOR: self._preprocessor})
         if self._marks is not None:
             made = made._replace(info=self._marks.mark(made.info, self._transition(raw), raw.episode, raw.step))
         self._last_obs = raw.obs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,3 +31,29 @@ def put_aside(path: str | Path) -> Path | None:
     while (other := place.with_name(f"{place.name}.former-{number}")).exists():
         number += 1
     return place.rename(other)
+
+
+def begin_fresh(paths: Iterable[str | Path], *, is_sure: bool = False, ask: Callable[[str], str] = input) -> None:
+    """Put a run's files aside, so that it begins anew, after a question.
+
+    Args:
+        paths: Files and folders; those that are not there are passed over.
+        is_sure: Do so without a question.
+        ask: Gets the question, gives the answer.
+
+    Raises:
+        ParameterError: the answer was not yes; nothing was changed.
+    """
+    there = [Path(path) for path in paths if Path(path).exists()]
+    if not there:
+        return
+    names = "\n".join(f"  {path}" for path in there)
+    question = f"These files of a former run are given other names:\n{names}\nGo on? [yes/no] "
+    try:
+        answer = "yes" if is_sure else ask(question)
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ParameterError("--fresh", answer.strip(), "the answer yes at a terminal, or --yes beside it")
+    for path in there:
+        put_aside(path)

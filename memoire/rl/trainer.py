@@ -28,7 +28,8 @@ from .agent import TrainingAgent
 from .agent_state import load_agent, save_agent, unsaved
 from .collector import TOPIC
 from .modelfiles import ModelFiles
-from .training import Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
+from .standing import TrainerStanding
+from .training import REASONS, Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
 from .worker import connected
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ COUNT_INTERVAL: Final = 0.25
 """Seconds between two questions to the servers how many steps were made."""
 FIGURES_INTERVAL: Final = 1.0
 """Seconds between two times that a trainer tells servers how it stands."""
+HEARD_WITHIN: Final = 2.5
+"""Seconds until servers have heard figures: a reader tells them every two seconds."""
 LEAD: Final = 1000
 """Steps that paced workers record ahead of the trainer, and that a trainer which goes on after a restart still counts.
 """
@@ -92,8 +95,9 @@ class DrawnBatches:
         return batch if self._device is None else batch.to(self._device)
 
     def give_priorities(self, batch: Any, priorities: Any) -> None:
-        """Send TD errors [B] to the owners of these samples."""
-        batch.update_priorities(priorities)
+        """Send TD errors [B] to the owners of these samples, if draws depend on them."""
+        if self._reader.parameters.priority_exponent > 0.0:
+            batch.update_priorities(priorities)
 
     def wait(self, timeout: float) -> None:
         """Return when more steps were made."""
@@ -181,6 +185,7 @@ class Trainer:
             self.experience = self._make_experience(plan)
             self.loop = TrainingLoop(agent, self.experience, self._publish, plan, is_over=lambda: self.is_stopping)
             self._resume()
+            self.reader.program = self.standing
         except BaseException:
             self.close()
             raise
@@ -269,6 +274,7 @@ class Trainer:
         finally:
             is_over.set()
             thread.join()
+            self._tell_last()
 
     def _tell(self, is_over: threading.Event) -> None:
         said = 0.0
@@ -280,15 +286,45 @@ class Trainer:
                 said = time.monotonic()
                 _log.info("%s", reason)
 
+    @property
+    def node(self) -> Reader:
+        """What pages are about: the reader."""
+        reader: Reader = self.reader
+        return reader
+
+    @property
+    def _checks(self) -> Any:
+        """What compares transitions with what workers recorded; None where nothing does."""
+        return getattr(getattr(self.experience, "memory", None), "checks", None)
+
+    def standing(self) -> TrainerStanding:
+        """How training goes, and what it waits for."""
+        loop, checks = self.loop, self._checks
+        return TrainerStanding(
+            loop.state.updates, loop.samples, loop.state.epoch, loop.gate.ratio(self.experience.received),
+            dict(loop.idle), {reason: float(loop.reason == reason) for reason in REASONS},
+            getattr(checks, "passed", 0), getattr(checks, "failed", 0),
+        )  # fmt: skip
+
+    def _tell_last(self) -> None:
+        """Have servers hear of a transition that was wrong: this process ends by it, and nobody can ask it later."""
+        if self._checks is not None and self._checks.failed:
+            with contextlib.suppress(MemoireError):
+                self.reader.scalars(self.figures())
+                time.sleep(HEARD_WITHIN)
+
     def figures(self) -> dict[str, float]:
         """How training stands, by name."""
         loop = self.loop
         idle = {f"trainer_idle_{name}_seconds": value for name, value in loop.idle.items()}
+        if self._checks is not None and self._checks.every:
+            idle |= {"trainer_crc_passed": self._checks.passed, "trainer_crc_failed": self._checks.failed}
         return idle | {
             "trainer_updates": float(loop.state.updates),
             "trainer_samples": float(loop.samples),
             "trainer_ratio": loop.gate.ratio(self.experience.received),
             "trainer_epoch": float(loop.state.epoch),
+            "trainer_waits": float(("", *REASONS).index(loop.reason)),
         }
 
     def _publish(self) -> None:

@@ -10,11 +10,12 @@ Nothing in the loop of steps waits for a socket or a disk.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-import math
+import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,8 +30,10 @@ from .actors import Acts, Learns, actor_of, rest, shaped_action
 from .collector import TOPIC
 from .follower import ModelFollower, PreparedModel
 from .modelfiles import ModelFiles, read_model
+from .processors import pin
 from .recording import Columns, Nowhere, Recorder, Step, limit_of
 from .spaces import default_action
+from .standing import WorkerStanding, times_of, timings_of
 from .stopping import StopSignals
 
 _log = logging.getLogger(__name__)
@@ -67,7 +70,8 @@ class RolloutWorker:
         policy: What acts: an object with `act(obs, test=False)`; or a class or function that makes one of
             `observation_space` and `action_space`. With `load(body, version)`, and as a torch module, it follows the
             newest model.
-        url: Address of a server or proxy; None is a worker that connects to nobody.
+        url: Address of a server or proxy; None is a worker that connects to nobody. Of several addresses it takes the
+            first one that answers, beginning with any.
         table, keys, name: As of `memoire.connect`.
         topic: Of the models.
         recording: Makes what takes the samples; by default a writer of the table's columns.
@@ -78,6 +82,7 @@ class RolloutWorker:
         model_history: Each so many models one is kept there; 0 keeps none.
         obs_preprocessor: Called with each observation before the policy sees it.
         is_paced: Whether to wait between episodes while learners are behind (`samples_per_insert_tolerance`).
+        cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
         timeout: Seconds to wait for the server; a line each ten seconds says so meanwhile.
 
     Raises:
@@ -90,7 +95,7 @@ class RolloutWorker:
         self,
         env: Any,
         policy: Any,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         table: str = "",
         topic: str = TOPIC,
@@ -104,6 +109,7 @@ class RolloutWorker:
         model_history: int = 0,
         obs_preprocessor: Callable[[Any], Any] | None = None,
         is_paced: bool = False,
+        cpus: Collection[int] | None = None,
         timeout: float = 60.0,
     ) -> None:
         if not max_samples_per_episode >= 1:
@@ -112,14 +118,15 @@ class RolloutWorker:
         self.actor = self._actor_of(policy, device)
         self.version = 0
         """Of the model that acts; 0 is none, or that of the file."""
-        self.episodes = self.steps = 0
-        """Training episodes that ended, and steps of training episodes."""
+        self.episodes = self.steps = self.tests = 0
+        """Training episodes that ended, steps of training episodes, and test episodes."""
         self.results: dict[str, deque[EpisodeResult]] = {kind: deque(maxlen=KEPT_RESULTS) for kind in ("train", "test")}
         """The newest episodes of each kind."""
         self.is_verbose = True
         """Whether each episode is logged."""
         self.limit, self._preprocessor = limit_of(max_samples_per_episode), obs_preprocessor
         self._signals = StopSignals()
+        self._cpus = cpus
         self._is_stopped, self._is_resting, self._is_paced, self._is_expert = False, True, is_paced, False
         kept = (None, None) if url is None else (model_path, model_path_history)
         self._files = ModelFiles(*kept, model_history, role="worker")  # one that is alone only reads
@@ -131,6 +138,7 @@ class RolloutWorker:
             self._follower: ModelFollower | None = None
             if url is not None:
                 self._connect(url, table, topic, keys, name, timeout, recording)
+                self.node.program = self.standing
         except BaseException:
             self._files.close()
             raise
@@ -152,11 +160,22 @@ class RolloutWorker:
             raise ParameterError("model_path", str(path), expected)
 
     def _connect(
-        self, url: str, table: str, topic: str, keys: Given, name: str | None, timeout: float, recording: Recording
+        self,
+        url: str | Sequence[str],
+        table: str,
+        topic: str,
+        keys: Given,
+        name: str | None,
+        timeout: float,
+        recording: Recording,
     ) -> None:
         options: dict[str, Any] = {"table": table, "keys": keys, "name": name}
         options["when_full"] = "block" if self._is_paced else "skip"
-        self.client = connected(lambda patience: connect(url, timeout=patience, **options), url, timeout)
+        urls = [url] if isinstance(url, str) else random.sample(url, len(url))
+        turns, interval = itertools.cycle(urls), min(CONNECT_INTERVAL, timeout / len(urls))
+        self.client = connected(
+            lambda patience: connect(next(turns), timeout=patience, **options), " or ".join(urls), timeout, interval
+        )
         try:
             self._recorder = recording(self.client)
             if isinstance(self.actor, Learns):
@@ -164,6 +183,18 @@ class RolloutWorker:
         except BaseException:
             self.client.close(0.0)
             raise
+
+    @property
+    def node(self) -> Client:
+        """What pages are about: the client."""
+        assert self.client is not None, "a worker without a server has no pages"
+        return self.client
+
+    def standing(self) -> WorkerStanding:
+        """What was done, and how the clock went."""
+        times = times_of(self.env)
+        late = {} if times is None else dict(times.late)
+        return WorkerStanding(self.episodes, self.steps, self.tests, self.version, timings_of(times), late)
 
     # ---------------------------------------------------------------------------------------------- one episode
 
@@ -222,11 +253,10 @@ class RolloutWorker:
         if self.is_verbose:
             facts = (kind, result.returned, result.length, result.version)
             _log.info("%s episode: return %.2f in %d steps, by model %d", *facts)
+        self.tests += kind == "test"
         if self.client is not None and kind == "test":
             self._recorder.tested(result.length, result.returned)
-            figures = {"test_return": result.returned, "test_length": float(result.length)}
-            if math.isfinite(result.returned):
-                self.client.scalars(figures)
+            self.client.report(result.length, result.returned, kind="test")
 
     def follow(self) -> None:
         """Act by the newest model, if it is ready."""
@@ -302,6 +332,8 @@ class RolloutWorker:
     @contextlib.contextmanager
     def until_stopped(self) -> Iterator[None]:
         """Around a loop: signals end it in order, and whatever ends it, samples are sent and the device rests."""
+        if self._cpus is not None:
+            pin(self._cpus)
         with self._signals.caught():
             try:
                 yield
@@ -341,8 +373,10 @@ class RolloutWorker:
         self.close()
 
 
-def connected(connect_once: Callable[[float], Any], url: str, timeout: float) -> Any:
-    """What `connect_once(seconds)` makes, tried until it answers; says so each ten seconds.
+def connected(
+    connect_once: Callable[[float], Any], url: str, timeout: float, interval: float = CONNECT_INTERVAL
+) -> Any:
+    """What `connect_once(seconds)` makes, tried until it answers; says so each `interval` seconds.
 
     Raises:
         MemoireTimeout: nobody answered in `timeout` seconds.
@@ -351,11 +385,11 @@ def connected(connect_once: Callable[[float], Any], url: str, timeout: float) ->
     while True:
         left = deadline - time.monotonic()
         try:
-            return connect_once(max(0.01, min(CONNECT_INTERVAL, left)))
+            return connect_once(max(0.01, min(interval, left)))
         except MemoireTimeout:
-            if left <= CONNECT_INTERVAL:
+            if left <= interval:
                 raise
-            _log.warning("waiting for the server at %s; %.0f s more", url, left - CONNECT_INTERVAL)
+            _log.warning("waiting for the server at %s; %.0f s more", url, left - interval)
 
 
 def _pair(returned: Any) -> tuple[Any, dict[str, Any]]:

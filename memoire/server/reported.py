@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from memoire.wire.messages import Ended
+from memoire.wire.messages import TRAIN, Ended
 
 NEWEST = 100
 """Episodes that `recent` speaks of."""
@@ -23,9 +23,9 @@ class RecentEpisodes:
     length_mean: float | None = None
 
 
-def recent(ended: Iterable[Ended]) -> RecentEpisodes:
-    """What these episodes show."""
-    newest = list(ended)[-NEWEST:]
+def recent(ended: Iterable[Ended], kind: int = TRAIN) -> RecentEpisodes:
+    """What the episodes of a kind show."""
+    newest = [each for each in ended if each.kind == kind][-NEWEST:]
     if not newest:
         return RecentEpisodes()
     returns, lengths = [each.returned for each in newest], [each.length for each in newest]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,11 @@ from memoire.pool.freshness import Freshness
 from memoire.pool.tables import OpenTable, Storage
 from memoire.replay.limiter import RateStats
 from memoire.security.exposure import Security
+from memoire.wire.messages import TEST, TRAIN
 
 from .dispatch import Dispatcher
 from .learners import LearnerStats, merged
-from .reported import NEWEST, FigureSpread, RecentEpisodes, recent, spread
+from .reported import FigureSpread, RecentEpisodes, recent, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,9 @@ class ServerStats:
     presence: dict[str, int]
     """Clients, guests among them: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
     recent: RecentEpisodes
+    """The newest episodes of training."""
+    tested: RecentEpisodes
+    """The newest test episodes."""
     """The newest closed episodes."""
     scalars: dict[str, FigureSpread]
     """What active clients report by `Client.scalars`, by name."""
@@ -305,7 +308,7 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
         ledger, totals = dispatcher.ledger, dispatcher.ledger.totals()
         active = ledger.active(now - dispatcher.limits.client_timeout)
         guests, learners = len(ledger.guests), dispatcher.learners.now(now)
-        ended = [ended for _, ended in itertools.islice(reversed(ledger.ended), NEWEST)]
+        ended = [ended for _, ended in ledger.ended]
         counted = {
             "totals": totals,
             "refused": dict(dispatcher.refused),
@@ -321,7 +324,8 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
     silent = max(0, totals.clients + guests - totals.gone - len(active))
     return counted | {
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
-        "recent": recent(ended),
+        "recent": recent(ended, TRAIN),
+        "tested": recent(ended, TEST),
         "scalars": spread((account.report.scalars for account in active), MAX_SCALARS),
         "learner_scalars": merged(learners, scalars),
     }

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from memoire.errors import CrcFailed, MemoireError, ParameterError
+from memoire.rl.resuming import begin_fresh
 
 MODULES: Final = (
     "actor", "config", "config.config_constants", "config.config_objects", "envs", "memory", "memory_dataloading",
@@ -100,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     for role in ("server", "worker", "trainer", "test", "expert", "benchmark"):
         roles.add_argument(f"--{role}", dest="role", action="store_const", const=role)
     parser.add_argument("--wandb", action="store_true", help="log the trainer's figures to wandb")
+    parser.add_argument("--fresh", action="store_true", help="put the trainer's files aside, begin anew; asks before")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--keys", help="keys folder of this role")
     parser.add_argument("--insecure", action="store_true", help="do without keys on a network that you trust")
     return parser
@@ -116,6 +119,8 @@ def _run_role(given: argparse.Namespace) -> None:
             while not server.wait(60.0):
                 pass
     elif given.role == "trainer":
+        if given.fresh:
+            begin_fresh((cfg.CHECKPOINT_PATH, cfg.MODEL_PATH_TRAINER), is_sure=given.yes)
         with networking.Trainer(**options) as trainer:
             trainer.run_with_wandb(key=cfg.WANDB_KEY or None) if given.wandb else trainer.run()
     else:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import memoire.tmrl.config.config_constants as cfg
 from memoire.errors import ParameterError
 from memoire.security.exposure import is_loopback
 from memoire.security.keyfolder import Keys
+
+
+def urls_of(server_ip: str | Sequence[str] | None, default: str, **options: Any) -> list[str]:
+    """The addresses of one server or several; see `url_of`."""
+    given = server_ip if server_ip is not None and not isinstance(server_ip, str) else [server_ip]
+    if not given:
+        raise ParameterError("server_ip", given, "an address, or a list of at least one")
+    return [url_of(each, default, **options) for each in given]
 
 
 def url_of(server_ip: str | None, default: str, *, role: str, keys: Any, port: int | None, insecure: bool) -> str:

@@ -14,6 +14,7 @@ from memoire.errors import DataError, NotEnoughSamples
 from memoire.rl.batches import on_device
 from memoire.rl.crc import Checks
 from memoire.rl.memory import stacked
+from memoire.rl.preprocessors import PreprocessorCheck
 
 PICKLES: Final = (".pkl", ".pickle")
 
@@ -56,6 +57,7 @@ class MemoryDataloading(ABC):
         self.obs_preprocessor, self.sample_preprocessor = obs_preprocessor, sample_preprocessor
         self.memory_size, self.batch_size = int(memory_size), int(batch_size)
         self.crc_debug = crc_debug
+        self._preprocessors = PreprocessorCheck(obs_preprocessor)
         self.checks = Checks(crc_debug, type(self).__name__)
         """Counts transitions that were compared."""
         self.data: list[Any] = _columns_in(dataset_path)
@@ -84,7 +86,9 @@ class MemoryDataloading(ABC):
             CrcOneSided: only the worker or only this memory has crc_debug.
         """
         if len(buffer.memory):
-            self.checks.take([sample[-1] for sample in buffer.memory])
+            infos = [sample[-1] for sample in buffer.memory]
+            self.checks.take(infos)
+            self._preprocessors.look(infos, getattr(buffer, "starts", [False] * len(infos)))
             self.append_buffer(buffer)
 
     def __iter__(self) -> Iterator[Any]:

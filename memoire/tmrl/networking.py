@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from memoire.rl.worker import RolloutWorker as NativeWorker
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server as NativeServer
 
-from .addresses import url_of
+from .addresses import urls_of
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +168,8 @@ class RolloutWorker(NativeWorker):
         actor_module_cls: Class of what acts, or a partial of one; called with both spaces.
         sample_compressor: Called as f(act, obs, rew, done, info) with each sample; returns what travels.
         device: Where the actor acts.
-        server_ip: Of the server: a name, an address or a URL. None takes the configured one.
+        server_ip: Of the server: a name, an address or a URL; of several in a list the first one that answers. None
+            takes the configured one.
         min_samples_per_worker_packet: Samples that are sent together, at an episode's end.
         max_samples_per_episode: Steps after which an episode is given up: `done` stays False, and `info` has
             "__no_done".
@@ -181,6 +182,7 @@ class RolloutWorker(NativeWorker):
         port, insecure: Of the server; see `Server`.
         stream: Send within episodes, too, as soon as there are enough samples.
         name: That pages show.
+        cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
         connect_timeout: Seconds to wait for the server.
 
     Raises:
@@ -194,7 +196,7 @@ class RolloutWorker(NativeWorker):
         actor_module_cls: Any = None,
         sample_compressor: Callable[..., Any] | None = None,
         device: str | None = "cpu",
-        server_ip: str | None = None,
+        server_ip: str | Sequence[str] | None = None,
         min_samples_per_worker_packet: int = 1,
         max_samples_per_episode: float = np.inf,
         model_path: str | Path | None = cfg.MODEL_PATH_WORKER,
@@ -209,21 +211,22 @@ class RolloutWorker(NativeWorker):
         insecure: bool = False,
         stream: bool = False,
         name: str | None = None,
+        cpus: Collection[int] | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         for what, given in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
             if given is None:
                 raise ParameterError(what, None, "a class, or a partial of one")
-        where = url_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
+        where = urls_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
         super().__init__(
             env_cls, actor_module_cls, None if standalone else where, table=TABLE, topic=topic(),
             recording=lambda client: Packets(
-                client, sample_compressor, min_samples_per_worker_packet, stream=stream,
+                client, sample_compressor, min_samples_per_worker_packet, stream=stream, preprocessor=obs_preprocessor,
                 marks=Marks(crc_debug, client.name or client.client_id.hex()[:8]) if crc_debug else None,
             ),
             keys=keys, name=name, device=device, max_samples_per_episode=max_samples_per_episode,
             model_path=model_path, model_path_history=model_path_history, model_history=model_history,
-            obs_preprocessor=obs_preprocessor, timeout=connect_timeout,
+            obs_preprocessor=obs_preprocessor, cpus=cpus, timeout=connect_timeout,
         )  # fmt: skip
         self.crc_debug = crc_debug
 
@@ -287,7 +290,7 @@ class Trainer(NativeTrainer):
 
     Args:
         training_cls: A `TrainingOffline`, or a partial of it.
-        server_ip: Of the server: a name, an address or a URL.
+        server_ip: Of the server: a name, an address or a URL; or of several in a list, of which it takes all samples.
         model_path: File of the newest model. Not a worker's.
         checkpoint_path: Folder of the state; with one that is there, training goes on. None saves nothing.
         dump_run_instance_fn: Called as f(training, checkpoint_path) in place of saving.
@@ -310,7 +313,7 @@ class Trainer(NativeTrainer):
     def __init__(
         self,
         training_cls: Any = cfg_obj.TRAINER,
-        server_ip: str | None = cfg.SERVER_IP_FOR_TRAINER,
+        server_ip: str | Sequence[str] | None = cfg.SERVER_IP_FOR_TRAINER,
         model_path: str | Path | None = cfg.MODEL_PATH_TRAINER,
         checkpoint_path: str | Path | None = cfg.CHECKPOINT_PATH,
         dump_run_instance_fn: Callable[..., Any] | None = None,
@@ -324,7 +327,7 @@ class Trainer(NativeTrainer):
         connect_timeout: float = CONNECT_TIMEOUT,
         resume: str | None = None,
     ) -> None:
-        where = url_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
+        where = urls_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
         self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every
         self._loaded = False
         self._journal: SampleJournal | None = None

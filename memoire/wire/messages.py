@@ -193,6 +193,11 @@ class Line(TailRow, frozen=True, array_like=True):
     text: Text
 
 
+TRAIN: Final = 0
+TEST: Final = 1
+"""Kinds of episodes."""
+
+
 class Ended(TailRow, frozen=True, array_like=True):
     """One closed episode of a client, numbered from 1."""
 
@@ -200,6 +205,7 @@ class Ended(TailRow, frozen=True, array_like=True):
     time: Seconds  # unix
     length: Count
     returned: float  # sum of its rewards (first reward dimension first, all added up)
+    kind: Small = 0  # 0 of training, 1 a test; only those of training count
 
 
 class Update(Body, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from memoire.accounting.kept_accounts import MemoryAccounts
 from memoire.accounting.ledger import Ledger
 from memoire.errors import ProtocolError
 from memoire.security.throttle import TokenBuckets
-from memoire.wire.messages import Ended, Line, Update
+from memoire.wire.messages import TEST, TRAIN, Ended, Line, Update
 from memoire.wire.rows import MAX_RETURN
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
@@ -65,6 +65,16 @@ def test_an_ended_episode_is_taken_once():
     account = ledger.report(CLIENTS[0], 2, Update(ended=[first, second], lines=[Line(1, 0.0, 0, "a")]), now=1.0)
     assert (account.ended_through, account.returns_count, account.returns_sum) == (2, 2, 3.0)
     assert [ended.number for _, ended in ledger.ended] == [1, 2]
+    ledger.check_invariants()
+
+
+def test_a_test_episode_is_shown_and_counts_for_nothing():
+    ledger = Ledger()
+    rows = [Ended(1, 1.0, 10, 2.0), Ended(2, 1.0, 10, 50.0, TEST), Ended(3, 1.0, 10, 4.0)]
+    account = ledger.report(CLIENTS[0], 1, Update(episodes=2, steps=20, ended=rows), now=1.0)
+    assert (account.ended_through, account.returns_count, account.returns_sum) == (3, 2, 6.0)
+    assert [each.kind for _, each in ledger.ended] == [TRAIN, TEST, TRAIN]
+    assert ledger.episodes == 2
     ledger.check_invariants()
 
 

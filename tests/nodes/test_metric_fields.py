@@ -80,6 +80,7 @@ FIELDS = {
                              "stale": ("tables.stale",)},
         "episode_return_mean": "recent.return_mean", "episode_return_min": "recent.return_min",
         "episode_return_max": "recent.return_max", "episode_length_mean_steps": "recent.length_mean",
+        "test_episode_return_mean": "tested.return_mean", "test_episode_length_mean_steps": "tested.length_mean",
         "client_scalar": "scalars.mean", "learner_scalar": "learner_scalars", "learners": 2,
         "state_bytes": "folder.bytes", "state_disk_free_bytes": "folder.free_bytes",
         "state_disk_bytes": "folder.disk_bytes",

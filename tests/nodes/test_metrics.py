@@ -16,7 +16,7 @@ from memoire.nodes.http import NodePages
 from memoire.pool.freshness import FreshnessMonitor
 from memoire.replay.batch import GatheredSamples
 from memoire.server.reported import recent, spread
-from memoire.wire.messages import Ended
+from memoire.wire.messages import TEST, Ended
 from netkit import SCHEMA, record, until
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
@@ -212,6 +212,12 @@ def test_recent_episodes_are_the_newest_hundred():
     newest = recent(ended)
     assert (newest.count, newest.return_min, newest.return_max, newest.length_mean) == (100, 201.0, 300.0, 250.5)
     assert recent([]).return_mean is None
+
+
+def test_recent_episodes_are_of_one_kind():
+    ended = [Ended(number=n, time=0.0, length=1, returned=float(n), kind=n % 2) for n in range(1, 7)]
+    assert (recent(ended).count, recent(ended).return_max) == (3, 6.0)
+    assert (recent(ended, TEST).count, recent(ended, TEST).return_max) == (3, 5.0)
 
 
 def test_a_spread_is_over_those_who_report_and_bounded_in_names():

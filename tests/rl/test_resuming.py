@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.rl.resuming import RESUMES, checked_resume, put_aside
+from memoire.rl.resuming import RESUMES, begin_fresh, checked_resume, put_aside
 
 
 def test_a_folder_is_put_aside_under_the_next_free_name(tmp_path):
@@ -19,3 +19,31 @@ def test_what_to_go_on_with_is_one_of_four():
     assert [checked_resume(each) for each in RESUMES] == ["all", "memory", "weights", "none"]
     with pytest.raises(ParameterError, match="resume must be one of 'all', 'memory', 'weights', 'none'"):
         checked_resume("everything")
+
+
+def test_a_run_begins_anew_only_after_a_yes(tmp_path):
+    files = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"]
+    for path in files[:2]:
+        path.write_text("former")
+    asked = []
+    with pytest.raises(
+        ParameterError, match="--fresh must be the answer yes at a terminal, or --yes beside it, got 'n'"
+    ):
+        begin_fresh(files, ask=lambda text: asked.append(text) or "n")
+    assert len(asked) == 1 and "run.cpt" in asked[0] and "absent" not in asked[0]
+    assert all(path.exists() for path in files[:2]), "nothing was changed"
+    begin_fresh(files, ask=lambda text: "yes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.cpt.former-1", "run.pth.former-1"]
+    begin_fresh(files, ask=lambda text: pytest.fail("there is nothing to ask for"))
+
+
+def test_without_a_terminal_nobody_says_yes(tmp_path):
+    (tmp_path / "run").write_text("former")
+
+    def ask(text):
+        raise EOFError
+
+    with pytest.raises(ParameterError, match="--yes"):
+        begin_fresh([tmp_path / "run"], ask=ask)
+    begin_fresh([tmp_path / "run"], is_sure=True, ask=ask)
+    assert not (tmp_path / "run").exists()

@@ -1,10 +1,14 @@
 """How a trainer's time goes, under a clock of the test's."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from memoire.errors import ParameterError
+from memoire import Prioritized, Reader, Uniform
+from memoire.errors import Closed, ParameterError
+from memoire.replay.parameters import Parameters
+from memoire.rl.trainer import DrawnBatches
 from memoire.rl.training import RatioGate, Training, TrainingLoop
 
 
@@ -129,3 +133,16 @@ def test_models_are_published_by_time_too() -> None:
 def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Training(**wrong)
+
+
+@pytest.mark.parametrize(("sampler", "sent"), [(Uniform(), []), (Prioritized(0.6), [[2.0, 3.0]])])
+def test_priorities_are_sent_only_if_draws_depend_on_them(sampler: Any, sent: list[list[float]]) -> None:
+    def totals() -> Any:
+        raise Closed("this reader")
+
+    parameters = Parameters().replace(**sampler.fields())
+    experience = DrawnBatches(cast(Reader, SimpleNamespace(parameters=parameters, totals=totals)), 2)
+    found: list[list[float]] = []
+    experience.give_priorities(SimpleNamespace(update_priorities=found.append), [2.0, 3.0])
+    experience.close()
+    assert found == sent

@@ -12,13 +12,17 @@ import gymnasium
 import numpy as np
 import pytest
 
+from history.ports import held
 from memoire import Reader, Schema, Server, Table
 from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.rl import RolloutWorker, weights
 from memoire.rl.codec import MARK, Codec
 from memoire.rl.envelope import TABLE, samples_of, samples_table
+from memoire.rl.preprocessors import MARK as PREPROCESSOR
+from memoire.rl.preprocessors import digest
 from memoire.rl.recording import Packets
 from memoire.rl.synchronous import run_synchronous, step_seconds
+from memoire.wire.messages import TEST, TRAIN
 from netkit import until
 
 
@@ -89,7 +93,11 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
         assert kinds == ["test", "train", "train", "test", "train"]
         assert worker.steps == 15 and worker.episodes == 3
         assert policy.tests.count(True) == 10
-        assert until(lambda: [each.scalars.get("test_return") for each in queue.clients()] == [5.0])
+        told = [(TEST, 5, 5.0), (TRAIN, 5, 5.0), (TRAIN, 5, 5.0), (TEST, 5, 5.0), (TRAIN, 5, 5.0)]
+        assert until(lambda: [(each.kind, each.length, each.returned) for _, each in queue.episodes()] == told)
+        stats = queue.stats()
+        assert (stats.recent.count, stats.tested.count, stats.tested.return_mean) == (3, 2, 5.0)
+        assert worker.standing().tests == 2
     samples = taken(queue, 18)
     assert [each.is_reset for each in samples] == ([True] + [False] * 5) * 3
     assert [each.test_length for each in samples if each.is_reset] == [5, 0, 5]
@@ -284,3 +292,32 @@ def test_a_writer_of_columns_fills_a_table_of_episodes() -> None:
 def test_nobody_there_is_said_with_the_address() -> None:
     with pytest.raises(MemoireTimeout, match="127.0.0.1"):
         RolloutWorker(Device(), Constant(), "tcp://127.0.0.1:9", timeout=0.2)
+
+
+def test_the_digest_of_the_preprocessor_travels_with_each_reset(queue: Server) -> None:
+    def same(obs: Any) -> Any:
+        return obs
+
+    recording = lambda client: Packets(client, preprocessor=same)  # noqa: E731
+    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=recording, obs_preprocessor=same) as worker:
+        worker.run(0, 2)
+    samples = taken(queue, 12)
+    assert [each.info.get(PREPROCESSOR) for each in samples] == ([digest(same)] + [None] * 5) * 2
+
+
+def test_a_worker_takes_the_first_of_several_servers_that_answers(queue: Server) -> None:
+    with held(1) as nobody:
+        urls = [f"tcp://127.0.0.1:{nobody}", queue.endpoint]
+        with RolloutWorker(Device(), Constant(), urls, recording=packets(), timeout=6.0) as worker:
+            worker.run(0, 1)
+    assert len(taken(queue, 6)) == 6
+
+
+def test_a_worker_runs_episodes_on_the_processors_that_it_is_given(queue: Server) -> None:
+    mine, seen = sorted(os.sched_getaffinity(0)), list[set[int]]()
+    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets(), cpus=mine[:1]) as worker:
+        run = lambda: (worker.run(0, 1), seen.append(os.sched_getaffinity(0)))  # noqa: E731
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(20.0)
+    assert seen == [set(mine[:1])] and sorted(os.sched_getaffinity(0)) == mine

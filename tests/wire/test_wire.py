@@ -182,9 +182,18 @@ def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
     assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == "tail"
 
 
+def test_an_episode_of_a_node_that_knows_no_kinds_is_one_of_training() -> None:
+    tail = msgspec.msgpack.encode({"ended": [[2, 1.0, 35, -1.5], [3, 1.0, 35, -1.5, messages.TEST, "later"]]})
+    told = parse(with_tail("update", tail)).body
+    assert isinstance(told, messages.Update)
+    assert [each.kind for each in told.ended] == [messages.TRAIN, messages.TEST]
+
+
 def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
     assert refused(golden("cache"), Limits(message_bytes=1000)) == "too_large"
     assert refused(golden("chunk"), Limits(request_bytes=4)) == "too_large"
+    assert refused(golden("rollouts"), Limits(request_bytes=4)) == ""  # what a learner takes is larger than a request
+    assert refused(golden("rollouts"), Limits(message_bytes=4)) == "too_large"
     assert refused(golden("update"), Limits(tail_bytes=100)) == "too_large"
 
 

@@ -108,7 +108,7 @@ FIELDS = {
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
     "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
-    "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch",
+    "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
     "count": "HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "

@@ -14,6 +14,8 @@ import {called, drawn, grouped} from "../scalars.js";
 const SMOOTH = {off: 1, some: 5, much: 20};
 const HEIGHT = 340;
 const WAITS = "waiting_share";
+/** What a trainer says of itself by `trainer_waits`. */
+const TRAINER = ["trains", "waits for its first samples", "waits for samples: its ratio is reached"];
 /** Findings about who waits for whom, and what stands above their sentence. */
 const FLOW = {
   no_inserts: "Nothing comes in", no_caches: "Nothing arrives", inserts_limited: "Actors wait for the learner", waits_for_inference: "It waits for inference",
@@ -68,6 +70,7 @@ function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
   const found = verdicts.find(({code}) => FLOW[code]);
   const rollouts = tables.filter(({storage}) => storage === "rollouts");
   const taken = rollouts.reduce((sum, each) => sum + each.samples, 0);
+  const trainer = learners.find(({scalars}) => scalars.trainer_ratio !== undefined)?.scalars;
   const stale = rollouts.reduce((sum, each) => sum + each.passed_over_samples, 0);
   return [
     h("h2", "What does the learner wait for?"),
@@ -78,6 +81,8 @@ function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
       [term("drawn", "Samples drawn"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
       [term("age", "Age of samples"), duration(freshness.age_median)],
       [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+      ...(trainer ? [[term("trainer_waits", "Trainer"), TRAINER[trainer.trainer_waits] ?? TRAINER[0]],
+        [term("trainer_ratio", "Steps per sample"), figure(trainer.trainer_ratio)]] : []),
       ...(rollouts.length ? [[term("taken", "Entries taken"), count(taken)], [term("passed_over", "Entries too old"), count(stale)]] : []),
     ]),
   ];

@@ -1,0 +1,57 @@
+"""Whether workers and a memory preprocess observations alike: digests of both functions are compared.
+
+The same function on two machines cannot be proved to be the same, so a difference is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from .codec import digest_of
+
+_log = logging.getLogger(__name__)
+
+MARK: Final = "__memoire_obs_preprocessor"
+"""Key in `info` of a reset's sample: digest of the function that its worker calls; without one there is none."""
+
+
+def digest(function: Callable[..., Any] | None) -> str:
+    """Of a function; "" of none."""
+    return "" if function is None else digest_of(function)
+
+
+class PreprocessorCheck:
+    """Compares a memory's function with those of workers.
+
+    Args:
+        function: The memory's; None is none.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self._digest = digest(function)
+        self.has_warned = False
+
+    def look(self, infos: Sequence[Mapping[str, Any]], starts: Sequence[bool]) -> None:
+        """Look at samples that come; warns once.
+
+        Args:
+            starts: For each, whether a reset gave it.
+        """
+        if self.has_warned:
+            return
+        for info, is_reset in zip(infos, starts, strict=True):
+            told = info.get(MARK, "")
+            if is_reset and told != self._digest and _are_comparable(told, self._digest):
+                self.has_warned = True
+                _log.warning(
+                    "a worker calls obs_preprocessor %s, and this memory %s: give both the same function",
+                    told or "not at all", self._digest or "not at all",
+                )  # fmt: skip
+                return
+
+
+def _are_comparable(one: str, other: str) -> bool:
+    """Whether digests are of the same kind: of source, of one Python's byte code, or there is none."""
+    return not one or not other or one.partition(":")[0] == other.partition(":")[0]
