@@ -213,6 +213,7 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
 	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
+	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
 instructions: setup-dev

@@ -326,7 +326,7 @@ def arguments(description: str, *, peers: bool = False, whole: str = "") -> argp
     if whole:
         parser.add_argument("--whole", action="store_true", help=whole)
     if peers:
-        known = "cpprb,torchrl,sb3,reverb,ray"
+        known = "cpprb,torchrl,sb3,reverb,ray,tlspyo"
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
     return parser.parse_args()
 

@@ -15,7 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = Path(os.environ.get("MEMOIRE_PEERS", HERE.parent.parent / "build" / "peers"))
-NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb", "ray": "Ray"}
+NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb", "ray": "Ray",
+         "tlspyo": "tlspyo"}  # fmt: skip
 """By the side what a reader calls it."""
 
 

@@ -1,0 +1,230 @@
+"""How fast do samples get from a worker to a trainer, and models back, beside TMRL's transport (tlspyo)?"""
+
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from measure import Report, Result, arguments, clock, in_turns, results
+from peers import Company
+from peers.transferred import columns, model, packets
+
+import memoire
+from memoire.errors import MemoireTimeout
+from memoire.limits import Limits
+from memoire.rl.envelope import TABLE, Sample, columns_of, samples_table
+from memoire.rl.memory_experience import SampleTaker
+from memoire.security import key_writer
+
+WORKERS: Final = 8
+"""That a model goes to."""
+LENGTHS: Final = 100, 1000
+"""Samples that are sent together."""
+SENT: Final = 20_000
+"""Samples of a turn."""
+MODELS: Final = 4
+"""Models of a turn."""
+CAPACITY: Final = 1_000_000
+TIMEOUT: Final = 60.0
+SCHEMA: Final = memoire.Schema(
+    {
+        "obs": memoire.Column(np.float32, (4,), "state"),
+        "action": memoire.Column(np.float32, (2,)),
+        "reward": np.float32,
+        "terminated": np.bool_,
+    }
+)
+FACTS: Final = f"""A worker, a server and a trainer are processes of their own. A *sample* is a drone's: an action
+of two numbers, an observation of four, a reward, and whether it is the last of those that are sent together. A turn is
+timed from the order to the worker until the trainer has all of them. An episode of TMRL's tutorial has 100 samples, one
+of its games 1000. *Columns* is what `memoire.rl` sends: arrays for each packet. *Objects* is what `memoire.tmrl` sends,
+as TMRL does: tuples of small arrays, each of which is packed by the worker and made anew by the trainer. tlspyo is
+asked for all packets of a turn at once, which is its fastest use: TMRL's trainer asks again and again. Its wire is TLS
+in *encrypted* rows, memoire's is CURVE.
+
+A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. By default
+workers begin to fetch a model of that size at random moments within 31 ms (`limits.model_spread`), so that hundreds of
+them do not ask at once. Those of *at once* do not."""
+
+
+def keys_of(folder: str | None, role: str) -> Path | None:
+    return None if folder is None else Path(folder) / role
+
+
+def serve(pipe: Connection, folder: str | None) -> None:
+    """A server of both tables."""
+    tables = {
+        "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, full="oldest"),
+        TABLE: samples_table(CAPACITY),
+    }
+    with memoire.Server("tcp://127.0.0.1:0", tables=tables, keys=keys_of(folder, "server")) as server:
+        pipe.send(server.endpoint)
+        pipe.recv()
+
+
+def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length: int) -> None:
+    """A worker that sends as many packets as it is told."""
+    with memoire.connect(endpoint, table=table, keys=keys_of(folder, "actor")) as client:
+        as_columns = [dict(each) for each in columns(length)]
+        as_samples = [[Sample(act, obs, rew, done, False, info, reward=rew) for act, obs, rew, done, info in packet]
+                      for packet in packets(length)]  # fmt: skip
+        pipe.send("ready")
+        while (count := pipe.recv()) is not None:
+            for number in range(count):
+                place = number % len(as_columns)
+                packet = as_columns[place] if table == "columns" else columns_of(as_samples[place])
+                assert client.push_episode(packet, timeout=TIMEOUT)
+
+
+def follow(pipe: Connection, endpoint: str, folder: str | None, limits: Limits) -> None:
+    """A worker that says which models it has got."""
+    with memoire.connect(endpoint, table="columns", keys=keys_of(folder, "actor"), limits=limits) as client:
+        handle, seen = client.model("actor"), 0
+        pipe.send(0)
+        while True:
+            try:
+                seen = handle.wait(1.0, after=seen).version
+            except MemoireTimeout:
+                continue
+            pipe.send(seen)
+
+
+class Place:
+    """A server, and who sends to it and follows it, until `close`."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder, self._spawn = folder, multiprocessing.get_context("spawn")
+        self._processes: list[Any] = []
+        self._server = self.start(serve, folder)
+        self.endpoint = self._server.recv()
+
+    def start(self, target: Any, *given: object) -> Connection:
+        here, there = self._spawn.Pipe()
+        process = self._spawn.Process(target=target, args=(there, *given), daemon=True)
+        process.start()
+        self._processes.append(process)
+        return here
+
+    def reader(self, table: str) -> memoire.Reader:
+        return memoire.Reader(self.endpoint, table=table, keys=keys_of(self.folder, "learner"))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+class Columns:
+    """Packets as columns, from one worker."""
+
+    def __init__(self, place: Place, length: int) -> None:
+        self._length = length
+        self._worker = place.start(send, place.endpoint, place.folder, "columns", length)
+        self._worker.recv()
+        self._reader = place.reader("columns")
+
+    def clock(self, count: int) -> float:
+        began, missing = time.perf_counter(), count * self._length
+        self._worker.send(count)
+        while missing:
+            missing -= len(self._reader.take(min(missing, 1000), TIMEOUT))
+        return time.perf_counter() - began
+
+
+class Objects:
+    """Packets of samples of any form, from one worker."""
+
+    def __init__(self, place: Place, length: int) -> None:
+        self._length = length
+        self._worker = place.start(send, place.endpoint, place.folder, TABLE, length)
+        self._worker.recv()
+        self._taker = SampleTaker(place.reader(TABLE))
+
+    def clock(self, count: int) -> float:
+        began, missing = time.perf_counter(), count * self._length
+        self._worker.send(count)
+        while missing:
+            self._taker.wait(TIMEOUT)
+            missing -= sum(len(samples) for samples in self._taker.taken())
+        return time.perf_counter() - began
+
+
+class Models:
+    """A model to all workers, until each has it."""
+
+    def __init__(self, place: Place, limits: Limits) -> None:
+        self._followers = [place.start(follow, place.endpoint, place.folder, limits) for _ in range(WORKERS)]
+        for each in self._followers:
+            each.recv()
+        self._reader, self._body = place.reader("columns"), model()
+
+    def clock(self, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            version = self._reader.publish("actor", self._body)
+            for each in self._followers:
+                while each.recv() < version:
+                    pass
+        return time.perf_counter() - began
+
+
+def compared(what: str, unit: str, per_call: int, count: int, sides: list[Any], names: list[str], rounds: int,
+             aim: str = "") -> list[Result]:  # fmt: skip
+    """A row in which the sides take turns of `count` calls."""
+    takes = [lambda side=side: count * per_call / clock(side, count) for side in sides]
+    for take in takes:
+        take()  # connections are there
+    return results(what, in_turns(takes, rounds), names, unit=unit, aims=dict.fromkeys(names, aim))
+
+
+def samples(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
+    """Rows for two lengths of packets, and two forms of samples."""
+    found: list[Result] = []
+    for length in LENGTHS:
+        place = Place(keys)
+        theirs = company.sides({"tlspyo": ("Samples", security, length)})
+        try:
+            for form, side in (("columns", Columns), ("objects", Objects)):
+                aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
+                name, sides = f"{form}, {length} together{what}", [side(place, length), *theirs.values()]
+                found += compared(name, " samples/s", length, SENT // length, sides, list(theirs), rounds, aim)
+        finally:
+            company.part()
+            place.close()
+    return found
+
+
+def models(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
+    """Rows of a model: as workers are by default, and at once."""
+    place = Place(keys)
+    try:
+        theirs = company.sides({"tlspyo": ("Models", security, WORKERS)})
+        found: list[Result] = []
+        for name, limits, aim in (("", Limits(), "transfer-models"), (", at once", Limits(model_spread=0.0), "")):
+            title, sides = f"1 MB to {WORKERS} workers{name}{what}", [Models(place, limits), *theirs.values()]
+            found += compared(title, " models/s", 1, MODELS, sides, list(theirs), rounds, "" if what else aim)
+        return found
+    finally:
+        company.part()
+        place.close()
+
+
+def main() -> None:
+    chosen = arguments(__doc__, peers=True)
+    report = Report(__doc__, [FACTS])
+    report.heading()
+    rounds, company = 3 if chosen.quick else 5, Company(chosen.peers)
+    with tempfile.TemporaryDirectory() as folder:
+        key_writer.write_cluster(Path(folder))
+        for what, keys, security in (("", None, None), (", encrypted", folder, "TLS")):
+            report.add(*samples(what, keys, security, company, rounds))
+            report.add(*models(what, keys, security, company, rounds))
+    report.facts += company.facts()
+    report.finish(chosen.write, "transfer")
+
+
+if __name__ == "__main__":
+    main()
