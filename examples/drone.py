@@ -8,6 +8,7 @@ are in this process, the trainer is in one of its own: training would disturb th
 """
 
 import multiprocessing
+import os
 import statistics
 import sys
 import threading
@@ -65,7 +66,9 @@ CONFIG = {
     "interface": Flight, "time_step_duration": STEP, "start_obs_capture": STEP, "ep_max_length": EPISODE,
     "act_buf_len": ACTIONS, "reset_act_buf": False,
 }  # fmt: skip
-make_env = partial(RealTimeEnv, CONFIG)
+CPUS = sorted(os.sched_getaffinity(0))
+"""The first one is the device's, where there are others for training."""
+make_env = partial(RealTimeEnv, CONFIG, cpus=CPUS[:1] if len(CPUS) > 1 else None)
 codec = Codec(history=ActionHistory(ACTIONS, start="skip"))
 training = partial(
     TrainingOffline,
@@ -103,6 +106,7 @@ def train(port: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, CPUS[1:] or CPUS)
     Trainer(training, port=port, model_path=None, checkpoint_path=None).run()
 
 

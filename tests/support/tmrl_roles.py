@@ -1,6 +1,8 @@
 """A role of a pipeline without torch, as a process: python tmrl_roles.py server|worker|trainer URL FILE [KEYS]
 
-Observations say which process, and which observation of it. The trainer writes each into FILE as it arrives.
+Observations say which process, and which observation of it. The trainer writes each into FILE as it arrives, and into a
+file of its own process with where it came from: "Buffer" is from workers, "KeptBuffer" from its journal. With TMRL_STEPS,
+a worker writes a byte there for each step.
 """
 
 import logging
@@ -38,6 +40,9 @@ class Numbered(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count += 1
+        if "TMRL_STEPS" in os.environ:
+            with open(f"{os.environ['TMRL_STEPS']}.{self.number}", "ab") as file:
+                file.write(b".")
         if int(os.environ.get("TMRL_SLEEP_US", "0")):
             import time
 
@@ -63,8 +68,11 @@ class Written:
         self.nb_steps, self.path, self.count = nb_steps, path, 0
 
     def append_buffer(self, buffer: Buffer) -> None:
+        rows = [f"{int(obs[0])} {int(obs[1])}\n" for _, obs, *_ in buffer.memory]
         with open(self.path, "a") as file:
-            file.write("".join(f"{int(obs[0])} {int(obs[1])}\n" for _, obs, *_ in buffer.memory))
+            file.write("".join(rows))
+        with open(f"{self.path}.{os.getpid()}", "a") as file:
+            file.write("".join(f"{type(buffer).__name__} {row}" for row in rows))
         self.count += len(buffer)
 
     def __len__(self) -> int:
