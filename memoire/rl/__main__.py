@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--http", default="127.0.0.1:0", help="address of its pages (a free port)")
     for verb, run, text in (("work", _work, "run a worker"), ("train", _train, "run its trainer")):
         each = _verb(verbs, verb, run, text, with_url=True)
+        each.add_argument("--http", help="address of its pages, such as 127.0.0.1:8080 (none)")
         if verb == "work":
             each.add_argument("--rank", type=int, default=0, help="which worker this is: names its files and seed")
     tried = _verb(verbs, "try", _try, "test episodes by a model in a file")
@@ -140,7 +141,7 @@ def _work(given: argparse.Namespace) -> int:
                 tests.append(result.returned)
                 line.report(tests=len(tests), test_returns=tests[-REPORTED:], pid=os.getpid())
 
-        with worker:
+        with worker, contextlib.closing(NodePages(given.http, worker)):
             _seed(pipeline, worker, given.rank)
             line.ready()
             threading.Thread(target=_stop_with, args=(line, worker.stop), daemon=True).start()
@@ -175,7 +176,7 @@ def _train(given: argparse.Namespace) -> int:
             keys=keys_of(given.keys, pipeline, "learner"), name="trainer", model_path=folder / "model.safetensors",
             checkpoint_path=folder / "checkpoint", profile_folder=folder / "profiles",
         )  # fmt: skip
-        with trainer:
+        with trainer, contextlib.closing(NodePages(given.http, trainer)):
             line.ready()
             threading.Thread(target=_stop_with, args=(line, trainer.stop), daemon=True).start()
             threading.Thread(target=_report, args=(line, trainer), daemon=True).start()

@@ -430,6 +430,19 @@ def test_episodes_are_those_of_the_run_and_are_drawn_once():
     assert not cluster.episodes
 
 
+def test_test_episodes_are_a_curve_of_their_own_and_in_no_actors_returns():
+    row = {"client": "c", "time": 1.0, "length": 2}
+    rows = [row | {"return": 1.0, "kind": "train"}, row | {"return": 9.0, "length": 7, "kind": "test"}]
+    cluster = cluster_of(A)
+    asked(cluster, episodes=[{"run": "r", "rows": rows}])
+    figures = cluster.look(1.0)[1]
+    assert (figures["return"].mean, figures["length"].mean) == (1.0, 2.0)
+    assert (figures["test_return"].mean, figures["test_length"].mean) == (9.0, 7.0)
+    assert figures["return_p50"].mean == 1.0 and [each.is_test for each in cluster.episodes] == [False, True]
+    asked(cluster, episodes=[{"run": "r", "rows": rows[1:]}])
+    assert {"test_return", "return"} & set(cluster.look(2.0)[1]) == {"test_return"}
+
+
 def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     cluster = cluster_of(A)
     asked(cluster, rows=[rows_of(1, 2, steps=5)])
