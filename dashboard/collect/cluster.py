@@ -186,9 +186,9 @@ class Cluster:
         self.episodes.extend(fresh)
         trained = [row for row in fresh if not row.is_test]
         self._actors.take_episodes(trained)
-        found = _points("return", "length", trained) | _points("test_return", "test_length", [
-            row for row in fresh if row.is_test
-        ])
+        found = _points("return", "length", trained) | _points(
+            "test_return", "test_length", [row for row in fresh if row.is_test]
+        )
         return found | self._actors.return_quantiles() if trained else found
 
     def counted(self) -> dict[str, float]:
