@@ -438,7 +438,7 @@ def test_test_episodes_are_a_curve_of_their_own_and_in_no_actors_returns():
     figures = cluster.look(1.0)[1]
     assert (figures["return"].mean, figures["length"].mean) == (1.0, 2.0)
     assert (figures["test_return"].mean, figures["test_length"].mean) == (9.0, 7.0)
-    assert figures["return_p50"].mean == 1.0 and [each.is_test for each in cluster.episodes] == [False, True]
+    assert [each.is_test for each in cluster.episodes] == [False, True]
     asked(cluster, episodes=[{"run": "r", "rows": rows[1:]}])
     assert {"test_return", "return"} & set(cluster.look(2.0)[1]) == {"test_return"}
 
