@@ -195,6 +195,8 @@ class InferenceThread:
             request = self.admission.receive_request(self._router, frames)
             if request is not None:
                 self._serve(request, descriptor)
+            if not sockets.has_message(self._router):
+                return
 
     def _serve(self, request: EnvelopedRequest, descriptor: int) -> None:
         self.counts.requests += 1

@@ -6,17 +6,16 @@ observer ──WORK, INFER, RESULT──▶ its agent by rendezvous hash    down
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net.channel import Channel
 from memoire.net.context import Context
-from memoire.net.thread import Worker
+from memoire.net.turns import LentWorker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer
@@ -37,7 +36,6 @@ class _Call:
     number: int = 0
     is_watched: bool = False
     """Whether there was a connection when it was sent: the request ends with it."""
-    done: threading.Event = field(default_factory=threading.Event)
     answer: Answer | None = None
 
 
@@ -65,7 +63,7 @@ class ObserverThread:
         self, urls: Sequence[str], *, client: bytes, limits: Limits, keys: Keys | None, context: Context
     ) -> None:
         self.choice = NodeChoice(client, urls)
-        self.worker = Worker("memoire-observer", self._turn, self._next_time, self._at_end)
+        self.worker = LentWorker("memoire-observer", self._turn, self._next_time, self._at_end)
         self._open: set[_Call] = set()
         self._held: set[HeldJob] = set()
         self._channels: dict[str, Channel] = {}
@@ -115,8 +113,8 @@ class ObserverThread:
             self._open.add(call)
             call.number = channel.ask(body, lambda answer: self._end(call, answer), began + seconds, **facts)
 
-        self.worker.post(begin)
-        call.done.wait(seconds + GRACE)
+        self.worker.run(begin)
+        self.worker.wait_for(lambda: call.answer is not None, began + seconds + GRACE)
         took = time.monotonic() - began
         return call.answer or MemoireTimeout("answer", url, took, self._channels[url].trouble(probe=False))
 
@@ -170,7 +168,6 @@ class ObserverThread:
     def _end(self, call: _Call, answer: Answer) -> None:
         self._open.discard(call)
         call.answer = answer
-        call.done.set()
 
     def _at_end(self) -> None:
         for call in list(self._open):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, 
 from memoire.limits import Limits
 from memoire.net.channel import Channel
 from memoire.net.context import Context
-from memoire.net.thread import Worker
+from memoire.net.turns import LentWorker
 from memoire.replay.row_schema import RowSchema
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -29,14 +28,14 @@ MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 
 @dataclass(eq=False)
 class AskedRows:
-    """One question until it is answered. `done` is set after everything else."""
+    """One question until it is answered. `has_ended` is set after everything else."""
 
     payload: Any
     rows: int
     deadline: float
     min_version: int
     number: int = 0
-    done: threading.Event = field(default_factory=threading.Event)
+    has_ended: bool = False
     error: MemoireError | None = None
     columns: Rows | None = None
     version: int = 0
@@ -75,7 +74,7 @@ class PolicyThread:
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._open: set[AskedRows] = set()
         self._numbers = itertools.count(1)
-        self.worker = Worker("memoire-policy", self._turn, self._next_time, self._at_end)
+        self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end)
         self._channels: dict[str, Channel] = {}
         rng = random.Random(client)
         try:
@@ -91,7 +90,11 @@ class PolicyThread:
 
     def ask(self, asked: AskedRows) -> None:
         """Have it asked."""
-        self.worker.post(lambda: self._begin(asked))
+        self.worker.run(lambda: self._begin(asked))
+
+    def wait_for(self, asked: AskedRows, deadline: float) -> bool:
+        """Wait until it has ended; False if it has not at `deadline`, by time.monotonic()."""
+        return self.worker.wait_for(lambda: asked.has_ended, deadline)
 
     def drop(self, asked: AskedRows) -> None:
         """Its answer is not needed any more."""
@@ -110,8 +113,9 @@ class PolicyThread:
     # ------------------------------------------------------------------------- from here on: inside of the thread
 
     def _next_time(self) -> float:
-        channels = (channel.next_time() for channel in self._channels.values())
-        return min(self.choice.next_time(), *channels, *(asked.move_at for asked in self._open))
+        times = [channel.next_time() for channel in self._channels.values()]
+        times += [asked.move_at for asked in self._open]
+        return min(self.choice.next_time(), *times)
 
     def _turn(self, ready: dict[object, int]) -> None:
         now = time.monotonic()
@@ -119,9 +123,10 @@ class PolicyThread:
             channel.turn(ready)
         for url in self.choice.probes(now):
             self._probe(url, now)
-        down = self._down()
-        for asked in list(self._open):
-            self._look_after(asked, down, now)
+        if self._open:
+            down = self._down()
+            for asked in list(self._open):
+                self._look_after(asked, down, now)
 
     def _look_after(self, asked: AskedRows, down: set[str], now: float) -> None:
         if now >= asked.deadline:
@@ -150,7 +155,7 @@ class PolicyThread:
         self._channels[url].ask(messages.Hello(role="actor"), heard, now + PROBE_INTERVAL)
 
     def _begin(self, asked: AskedRows) -> None:
-        if asked.done.is_set():
+        if asked.has_ended:
             return
         asked.number = next(self._numbers)
         self._open.add(asked)
@@ -207,7 +212,7 @@ class PolicyThread:
         if asked.url:
             self._channels[asked.url].drop(asked.number)
         asked.error = error
-        asked.done.set()
+        asked.has_ended = True
 
     def _drop(self, asked: AskedRows) -> None:
         if asked in self._open:

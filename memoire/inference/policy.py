@@ -28,6 +28,8 @@ from .io_policy import AskedRows, PolicyThread
 
 GRACE = 0.25
 """Seconds after a deadline in which its thread still says how a request has ended."""
+NOW = 0.0
+"""A deadline that has passed."""
 
 
 class Policy(Protocol):
@@ -54,7 +56,7 @@ class Pending:
     @property
     def done(self) -> bool:
         """Whether `result` returns or raises without waiting."""
-        return self._asked.done.is_set()
+        return self._thread.wait_for(self._asked, NOW)
 
     @property
     def version(self) -> int:
@@ -74,7 +76,7 @@ class Pending:
         """
         asked = self._asked
         left = max(0.0, asked.deadline - time.monotonic()) + GRACE
-        has_ended = asked.done.wait(min(left, seconds(timeout)))
+        has_ended = self._thread.wait_for(asked, time.monotonic() + min(left, seconds(timeout)))
         if asked.error is not None:
             raise asked.error
         if asked.columns is not None:

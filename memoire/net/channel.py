@@ -249,6 +249,8 @@ class Channel:
                 if frames is None:
                     break
                 self._take(frames)
+                if not len(self._calls):
+                    break  # whatever else came is a second answer, and has time
         self.pump()
 
     def close(self, error: MemoireError) -> None:

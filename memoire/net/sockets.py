@@ -397,6 +397,11 @@ def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambd
     return topics
 
 
+def has_message(made: Socket) -> bool:
+    """Whether `receive` has something: cheaper than one that has nothing."""
+    return bool(int(made.getsockopt(zmq.EVENTS)) & _READABLE)
+
+
 def receive(made: Socket, most: int = 8, *, wait: bool = False) -> list[zmq.Frame] | None:
     """The next whole message, frames as they arrived; None when there is none (`wait`: within the socket's RCVTIMEO).
 
@@ -415,10 +420,15 @@ def receive(made: Socket, most: int = 8, *, wait: bool = False) -> list[zmq.Fram
     return frames
 
 
+_READABLE, _LAST, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
 def send(made: Socket, frames: Sequence[Any]) -> bool:
     """Send a whole message without waiting, large frames without copying them; False when there is no room for it."""
+    last = len(frames) - 1
     try:
-        made.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        for place, frame in enumerate(frames):  # twice as fast as `send_multipart`
+            made.send(frame, _MORE if place < last else _LAST, copy=False)
     except zmq.Again:
         return False
     except zmq.ZMQError as error:

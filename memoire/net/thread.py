@@ -182,7 +182,7 @@ class Worker:
     def post(self, function: Callable[[], None]) -> None:
         """Have the thread call this soon. From any thread; nothing happens when the worker has ended."""
         self._posted.append(function)
-        self.doors.waker.wake()
+        self.wake()
 
     def wake(self) -> None:
         """Have the thread take a turn now. From any thread."""
@@ -222,7 +222,7 @@ class Worker:
                     self._finish()
                 return True
             self._linger = linger
-        self.doors.waker.wake()
+        self.wake()
         if not self.is_here:
             self._thread.join(max(0.0, timeout))
         return not self._thread.is_alive()
@@ -234,12 +234,12 @@ class Worker:
         finally:
             self._finish()
 
-    def _step(self) -> None:
+    def _step(self, until: float = float("inf")) -> None:
         self._turned = time.monotonic()
         try:
             while self._posted:
                 self._posted.popleft()()
-            ready = self.doors.wait(min(self._next_time(), time.monotonic() + IDLE_INTERVAL))
+            ready = self.doors.wait(min(until, self._next_time(), time.monotonic() + IDLE_INTERVAL))
             if not self._stopping:
                 self._turn(ready)
         except Exception:

@@ -7,6 +7,7 @@ row 1   obs [0.3 0.4]   points (none)                 block PREV of points   [1 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,11 +24,13 @@ from . import unpack
 from .layout import ContainerLayout, layout_of
 from .pack import Container, ContainerHead
 from .parts import LENGTH, ContainerKind, Part, Payload
+from .row_form import FORMS, MAX_BYTES, RowForm
 
 Rows = dict[str, Any]
 """Each column of n rows [n, *F], a ragged one as `Ragged`."""
 _DEFAULTS: Final = Limits()
 _PARAMETERS: Final = Parameters()
+_ROWS: Final = struct.Struct("<I")  # the first field of the head
 
 
 def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
@@ -41,6 +44,14 @@ def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
 
 def pack_rows(schema: Schema, columns: Rows, rows: int) -> Payload:
     """The container of kind ROWS of columns that `exact_rows` made."""
+    if (form := FORMS.of(schema, rows)) is not None:
+        return form.pack(columns)
+    made = _packed(schema, columns, rows)
+    _learn(schema, rows, made.nbytes)
+    return made
+
+
+def _packed(schema: Schema, columns: Rows, rows: int) -> Payload:
     layout = _layout(schema)
     ragged = {name: columns[name] for name in schema.ragged}
     elements = {block: len(ragged[layout.schema.names[layout.blocks[block].column]].values) for block in layout.ragged}
@@ -63,12 +74,28 @@ def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tup
     Raises:
         ProtocolError: and nothing else, whatever the bytes.
     """
-    held = unpack.check(payload, _layout(schema), limits)
-    columns, _ = unpack.read_columns(held, _layout(schema))
+    view = memoryview(payload)
+    rows = _ROWS.unpack_from(view)[0] if view.nbytes >= _ROWS.size else 0
+    form = FORMS.of(schema, rows)
+    columns = None if form is None or view.nbytes > limits.message_bytes else form.unpack(view)
+    if columns is None:
+        held = unpack.check(payload, _layout(schema), limits)
+        columns, _ = unpack.read_columns(held, _layout(schema))
+        rows = int(held.samples)
+        if form is None:
+            _learn(schema, rows, view.nbytes)
     for name in schema.finite:
         if not is_finite(columns[name]):
             raise ProtocolError("value", f"column {name!r} is not finite; declare it with nan='allow' where it may be")
-    return columns, int(held.samples)
+    return columns, rows
+
+
+def _learn(schema: Schema, rows: int, size: int) -> None:
+    """Keep the form of so many rows, which have these bytes, unless they are many or ragged."""
+    if rows and size <= MAX_BYTES and not schema.ragged:
+        empty = {name: np.zeros((rows, *column.shape), column.dtype) for name, column in schema.items()}
+        blocks = {block: name for block, _, name in _layout(schema).columns}
+        FORMS.learn(schema, rows, RowForm(schema, rows, _packed(schema, empty, rows), blocks))
 
 
 def _layout(schema: Schema) -> ContainerLayout:

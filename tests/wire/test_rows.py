@@ -12,6 +12,7 @@ from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.replay.schema import Schema
 from memoire.wire.parts import ALIGNMENT
 from memoire.wire.row_container import cut, exact_rows, joined, pack_rows, unpack_rows
+from memoire.wire.row_form import FORMS, MAX_FORMS
 
 GRAPH = RowSchema(
     {
@@ -110,3 +111,56 @@ def test_a_schema_of_a_server_can_be_given_for_rows():
         row_schema_from("inputs", np.float32)
     with pytest.raises(SchemaError, match="no column"):
         RowSchema({})
+
+
+PLAIN = RowSchema({"obs": (np.float32, (3,)), "flag": np.bool_, "nothing": (np.float32, (0,)), "value": np.float64})
+
+
+def plain_rows(rows, seed):
+    rng = np.random.default_rng(seed)
+    return {
+        "obs": rng.normal(size=(rows, 3)).astype(np.float32),
+        "flag": rng.integers(0, 2, rows).astype(np.bool_),
+        "nothing": np.zeros((rows, 0), np.float32),
+        "value": rng.normal(size=rows),
+    }
+
+
+@given(st.integers(1, 40), st.integers(0, 9))
+def test_a_container_of_a_known_form_has_the_bytes_of_one_that_is_made_block_by_block(rows, seed):
+    columns = plain_rows(rows, seed)
+    FORMS.forget()
+    first, again = (pack_rows(PLAIN, columns, rows).tobytes() for _ in range(2))
+    assert FORMS.of(PLAIN, rows) is not None and first == again
+    for payload in (first, b"\0" + first):  # the second lies at an odd address
+        found, count = unpack_rows(memoryview(payload)[len(payload) - len(first) :], PLAIN)
+        assert count == rows
+        equal(found, columns)
+        assert all(values.flags.aligned for values in found.values())
+
+
+@given(st.integers(0, 10**6), st.integers(1, 255), st.integers(1, 5))
+def test_one_wrong_byte_is_treated_alike_whether_the_form_is_known_or_not(place, change, rows):
+    payload = bytearray(pack_rows(PLAIN, plain_rows(rows, 0), rows).tobytes())
+    payload[place % len(payload)] ^= change
+
+    def outcome():
+        try:
+            found, count = unpack_rows(bytes(payload), PLAIN)
+        except ProtocolError as error:
+            return error.code, error.detail
+        return count, {name: values.tobytes() for name, values in found.items()}
+
+    known = outcome()
+    FORMS.forget()
+    assert outcome() == known
+
+
+def test_few_forms_are_kept_and_none_of_large_or_ragged_rows():
+    FORMS.forget()
+    for rows in range(1, MAX_FORMS + 3):
+        pack_rows(PLAIN, plain_rows(rows, 0), rows)
+    assert FORMS.of(PLAIN, 2) is None and FORMS.of(PLAIN, 3) is not None
+    pack_rows(PLAIN, plain_rows(5000, 0), 5000)
+    pack_rows(GRAPH, exact_rows(GRAPH, rows_of([1]), 1), 1)
+    assert FORMS.of(PLAIN, 5000) is None and FORMS.of(GRAPH, 1) is None
