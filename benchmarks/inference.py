@@ -1,6 +1,7 @@
 """How fast do processes get actions of a small network from a node, beside Ray Serve, TorchRL and plain ZeroMQ?"""
 
 import multiprocessing
+import os
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -8,18 +9,23 @@ from typing import Any
 import numpy as np
 import zmq
 from measure import Report, Result, arguments, clock, in_turns, results
-from peers import Company
+from peers import Company, RemoteSide
 from peers.network import INPUTS, OUTPUTS, computed
 
 import memoire
 
-CLIENTS, WINDOW = 8, 2000
-"""Processes that ask, and rows that all of them ask for in a turn."""
+CLIENTS = 8
+"""Processes that ask."""
+WINDOWS = {"memoire": 4000, "ray": 400, "torchrl": 400}
+"""Rows that all of them ask for in a turn: about a second of each."""
+PEER_PATIENCE = 90.0
+"""Seconds in which a peer has to start, or to take a turn; one that does not is left out."""
 FACTS = f"""The network has {INPUTS} inputs, two layers of 64, and {OUTPUTS} outputs. All compute it in NumPy,
 TorchRL in torch. {CLIENTS} processes ask for one row each, again and again, as actors with one
 environment do. *Rows* counts those that all of them got, *latency* is the median time of one of them.
-The *round trip* has one client, and an empty node beside plain sockets: a DEALER and a ROUTER that echo
-as many bytes."""
+The *round trip* has one client, and an idle node beside plain sockets: a DEALER and a ROUTER that echo
+as many bytes. Either side has a core of its own, as on two machines. In the row *wherever the system
+puts them*, plain sockets take a half of the time or all of it: all four threads may share a core."""
 COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
     {"obs": (np.float32, (INPUTS,))},
     {"logits": (np.float32, (OUTPUTS,))},
@@ -75,23 +81,31 @@ def answer_orders(pipe: Connection, ask: Any) -> None:
         pipe.send(took)
 
 
+def on_cores(cores: set[int], target: Any, *given: object) -> None:
+    """Call this on some of the machine's cores."""
+    os.sched_setaffinity(0, cores)
+    target(*given)
+
+
 class Asking:
     """A node and its clients, as processes; a call asks for one row."""
 
-    def __init__(self, serve: Any, ask: Any, clients: int) -> None:
+    def __init__(self, serve: Any, ask: Any, clients: int, *, is_pinned: bool = False) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._processes, self._pipes = [], []
+        cores = sorted(os.sched_getaffinity(0))
 
-        def start(target: Any, *given: object) -> Connection:
+        def start(core: int, target: Any, *given: object) -> Connection:
             here, there = spawn.Pipe()
-            process = spawn.Process(target=target, args=(there, *given), daemon=True)
+            chosen = {cores[core % len(cores)]} if is_pinned else set(cores)
+            process = spawn.Process(target=on_cores, args=(chosen, target, there, *given), daemon=True)
             process.start()
             self._processes.append(process)
             return here
 
-        self._node = start(serve)
+        self._node = start(0, serve)
         endpoint = self._node.recv()
-        self._pipes = [start(ask, endpoint) for _ in range(clients)]
+        self._pipes = [start(1, ask, endpoint) for _ in range(clients)]
         for pipe in self._pipes:
             pipe.recv()
         self.latencies: list[float] = []
@@ -119,12 +133,13 @@ class Asking:
 
 def rates_of(asking: Any) -> tuple[float, float]:
     """Rows a second, and answers a second at the median latency, of one turn."""
-    seconds = asking.clock(WINDOW)
-    return WINDOW / seconds, 1.0 / float(np.median(asking.latencies))
+    seconds = asking.clock(WINDOWS["memoire"])
+    return WINDOWS["memoire"] / seconds, 1.0 / float(np.median(asking.latencies))
 
 
-def peer_rates_of(rows: Any, latency: Any) -> tuple[float, float]:
-    return WINDOW / clock(rows, WINDOW), 1.0 / clock(latency, 1)
+def peer_rates_of(rows: RemoteSide, latency: RemoteSide) -> tuple[float, float]:
+    window = WINDOWS[rows.peer.name]
+    return window / clock(rows, window), 1.0 / clock(latency, 1)
 
 
 def eight(company: Company, rounds: int) -> list[Result]:
@@ -148,26 +163,32 @@ def eight(company: Company, rounds: int) -> list[Result]:
 
 
 def idle(rounds: int) -> list[Result]:
-    """The row with one client."""
-    ours, theirs = Asking(node, client, 1), Asking(echo, plain, 1)
+    """The rows with one client."""
+    return [round_trip("a core each", rounds, is_pinned=True), round_trip("wherever the system puts them", rounds)]
+
+
+def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> Result:
+    sides = [Asking(node, client, 1, is_pinned=is_pinned), Asking(echo, plain, 1, is_pinned=is_pinned)]
 
     def take(asking: Asking) -> float:
         asking.clock(300)
         return float(np.median(asking.latencies))
 
-    for asking in (ours, theirs):
+    for asking in sides:
         take(asking)
-    spent = in_turns([lambda: take(ours), lambda: take(theirs)], rounds)
-    ours.close(), theirs.close()
-    name = "plain DEALER and ROUTER, echo"
-    return results("round trip, idle, 1 client: its time", spent, [name], unit="s", aims={name: "inference-roundtrip"})
+    spent = in_turns([lambda: take(sides[0]), lambda: take(sides[1])], rounds)
+    for asking in sides:
+        asking.close()
+    name, aims = "plain DEALER and ROUTER, echo", {"plain DEALER and ROUTER, echo": "inference-roundtrip"}
+    what = f"round trip, idle, 1 client, {where}: its time"
+    return results(what, spent, [name], unit="s", aims=aims if is_pinned else None)[0]
 
 
 def main() -> None:
     chosen = arguments(__doc__, peers=True)
     report = Report(__doc__, [FACTS])
     report.heading()
-    company, rounds = Company(chosen.peers), 3 if chosen.quick else 9
+    company, rounds = Company(chosen.peers, PEER_PATIENCE), 3 if chosen.quick else 9
     report.add(*idle(rounds))
     report.add(*eight(company, rounds))
     company.part()

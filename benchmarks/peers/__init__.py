@@ -35,8 +35,8 @@ class PeerUnavailable(RuntimeError):
 class Peer:
     """A process in a peer's environment: it makes sides by name and takes their turns."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, patience: float = PATIENCE) -> None:
+        self.name, self._patience = name, patience
         environment, self.version = environment_of(name)
         self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
         self.process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Peer:
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
-        answered, *_ = select.select([self.process.stdout], [], [], PATIENCE)
+        answered, *_ = select.select([self.process.stdout], [], [], self._patience)
         if answered and (line := self.process.stdout.readline()):
             return json.loads(line)
         if not answered:
@@ -69,7 +69,7 @@ class Peer:
         self.log.seek(0)
         said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
         self.close()
-        ended = "it ended" if answered else f"no answer within {PATIENCE:g} s"
+        ended = "it ended" if answered else f"no answer within {self._patience:g} s"
         raise PeerUnavailable(self.name, "\n".join([f"{ended}; its last lines:", *said]))
 
     def close(self) -> None:
@@ -133,7 +133,8 @@ def environment_of(name: str) -> tuple[Path, str]:
 class Company:
     """The peers that a benchmark asks for, each started when it is first needed; those that cannot be are told of."""
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, wanted: str, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self.names = [] if wanted == "none" else wanted.split(",")
         if unknown := set(self.names) - set(NAMES):
             sys.exit(f"there is no peer {', '.join(sorted(unknown))}: --peers takes {', '.join(NAMES)}, or none")
@@ -153,7 +154,7 @@ class Company:
                 continue
             try:
                 if name not in self.running:
-                    self.running[name] = Peer(name)
+                    self.running[name] = Peer(name, self._patience)
                 found[str(self.running[name])] = self.running[name].side(make, *arguments, most=most)
             except PeerUnavailable as error:
                 self.leave_out(error)

@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from functools import cache
 
+import numpy as np
 import reverb
 import tensorflow as tf
 from reverb import structured_writer as patterns
@@ -208,3 +209,61 @@ class FarEndToEnd(Acting):
 
 
 far_end_to_end = FarEndToEnd
+
+
+QUEUE, TAKEN = "fragments", 8
+"""Its table of fragments, and how many of them the learner takes at a time."""
+
+
+def row_of(task: Task, place: int) -> dict:
+    """A step as actors of an on-policy learner record it."""
+    return {
+        "obs": task.frames[place],
+        "action": task.actions[place],
+        "reward": task.rewards[place],
+        "logp": task.rewards[place],
+        "done": task.is_end[place],
+    }
+
+
+def write_fragments(pipe, name: str, length: int, port: int) -> None:
+    task = TASK(name, EPISODE)
+    rows = [row_of(task, place) for place in range(EPISODE)]
+    with reverb.Client(f"127.0.0.1:{port}").trajectory_writer(num_keep_alive_refs=length) as writer:
+        pipe.send("ready")
+        steps = itertools.cycle(rows)
+        while (count := pipe.recv()) is not None:
+            for _ in range(count * TAKEN):
+                for row in itertools.islice(steps, length):
+                    writer.append(row)
+                trajectory = {name: writer.history[name][-length:] for name in rows[0]}
+                writer.create_item(QUEUE, 1.0, trajectory)
+                writer.flush(block_until_num_items=TAKEN)
+            writer.flush()
+
+
+class Fragments(Acting):
+    """A queue in the learner's process, of fragments that actors write step by step; each is drawn once."""
+
+    def __init__(self, name: str, length: int, actors: int) -> None:
+        row = row_of(TASK(name, EPISODE), 0)
+        signature = {
+            name: tf.TensorSpec((length, *np.shape(value)), tf.as_dtype(np.asarray(value).dtype))
+            for name, value in row.items()
+        }
+        table = reverb.Table.queue(QUEUE, 8 * TAKEN, signature=signature)
+        self.server = reverb.Server([table], port=None)
+        context = multiprocessing.get_context("spawn")
+        self.start(context, actors, write_fragments, name, length, self.server.port)
+        for pipe in self.pipes:
+            pipe.recv()
+        data = reverb.TrajectoryDataset.from_table_signature(
+            f"localhost:{self.server.port}", QUEUE, max_in_flight_samples_per_worker=2 * TAKEN
+        )
+        self.data = iter(data.batch(TAKEN, drop_remainder=True).prefetch(2))
+
+    def draw(self) -> None:
+        next(self.data)
+
+
+fragments = Fragments

@@ -1,0 +1,92 @@
+"""How many entries a second go from actors to an on-policy learner, each once, beside Reverb's queue?
+
+Actors, in processes of their own, record steps one by one as fast as they may, in fragments of 128. The learner takes
+1024 entries at a time, in order of arrival. Either server is in the learner's process.
+"""
+
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from measure import Report, contest
+from measure import arguments as flags
+from peers import Company
+from peers.tasks import EPISODE, Task, from_the_first
+
+import memoire
+import wire
+
+LENGTH, TAKEN = 128, 1024
+"""Entries of a fragment, and of a take."""
+COUNT, SLOW = 400, 24
+"""Takes of a turn: memoire's, and Reverb's, whose turns would take most of the time."""
+PEER_PATIENCE = 90.0
+"""Seconds in which the peer has to start, or to take a turn."""
+FACTS = f"""Entries have an observation of 64 float32, an action of 8, a reward, the action's log probability, and
+how the episode ended. Each actor has one environment, which is made up. Reverb has a trajectory writer,
+an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
+
+
+def record(pipe: Connection, endpoint: str) -> None:
+    """An actor: so many takes of entries, as often as it is told."""
+    task = Task("W1", EPISODE)
+    rows = list(zip(task.frames, task.actions, task.rewards, task.is_end, task.frames[1:], strict=False))[:EPISODE]
+    place = 0
+    with memoire.connect(endpoint, table="rollouts", timeout=60) as client, client.writer() as writer:
+        pipe.send("ready")
+        while (count := pipe.recv()) is not None:
+            for _ in range(count * TAKEN):
+                obs, action, reward, is_end, next_obs = rows[place]
+                writer.step(obs, action, reward, False, is_end, next_obs, logp=reward)
+                place = (place + 1) % EPISODE
+
+
+class Ours:
+    """A server in this process, its actors in others."""
+
+    most = COUNT
+
+    def __init__(self, actors: int) -> None:
+        columns: dict[str, Any] = {"obs": (np.float32, (64,)), "action": (np.float32, (8,))}
+        schema = memoire.Schema(columns | {"reward": np.float32, "logp": np.float32})
+        table = memoire.Table(schema, storage="rollouts", length=LENGTH, capacity=64 * TAKEN)
+        self.server = memoire.Server("tcp://127.0.0.1:*", tables={"rollouts": table})
+        self.table = self.server.table("rollouts")
+        self.children = [wire.Child(record, self.server.endpoint) for _ in range(actors)]
+
+    def __call__(self) -> None:
+        self.clock(len(self.children))
+
+    def clock(self, count: int) -> float:
+        """Seconds for so many takes, from the first on."""
+        for child in self.children:
+            child.tell(count // len(self.children))
+        return from_the_first(partial(self.table.take, TAKEN, timeout=60.0), count)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.server.close()
+
+
+def main() -> None:
+    chosen = flags(__doc__, peers=True)
+    company, report = Company(chosen.peers, PEER_PATIENCE), Report(__doc__, [FACTS])
+    report.heading()
+    for actors in (1, 4):
+        ours = Ours(actors)
+        theirs = company.sides({"reverb": ("fragments", "W1", LENGTH, actors)}, most=SLOW)
+        for side in (ours, *theirs.values()):
+            side.clock(SLOW)
+        aims = dict.fromkeys(theirs, f"rollouts-{actors}-reverb")
+        settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if chosen.quick else 7}
+        report.add(*contest(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings))
+        company.part()
+        ours.close()
+    report.facts += company.facts()
+    report.finish(chosen.write, "onpolicy")
+
+
+if __name__ == "__main__":
+    main()
