@@ -211,6 +211,8 @@ curves: setup-torch
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
+	$(BIN)/python benchmarks/inference.py --write docs/benchmarks
+	$(BIN)/python benchmarks/onpolicy.py --write docs/benchmarks
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
 	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
 	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks

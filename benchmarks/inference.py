@@ -16,7 +16,7 @@ import memoire
 
 CLIENTS = 8
 """Processes that ask."""
-WINDOWS = {"memoire": 4000, "ray": 400, "torchrl": 400}
+WINDOWS = {"memoire": 4000, "ray": 400, "torchrl": 2000}
 """Rows that all of them ask for in a turn: about a second of each."""
 PEER_PATIENCE = 90.0
 """Seconds in which a peer has to start, or to take a turn; one that does not is left out."""

@@ -9,10 +9,7 @@ import torch
 from network import INPUTS, LAYERS, OUTPUTS
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torchrl.modules.inference_server import InferenceServer
-
-MAX_BATCH, MAX_WAIT = 256, 0.005
-"""As of memoire's node."""
+from torchrl.modules.inference_server import ProcessInferenceServer, ProcessSlotTransport
 
 
 def policy():
@@ -43,21 +40,20 @@ def ask(pipe, client):
 def pipes_of(count):
     context = multiprocessing.get_context("spawn")
     request, response = TensorDict({"obs": torch.zeros(INPUTS)}), TensorDict({"logits": torch.zeros(OUTPUTS)})
-    server = InferenceServer(
+    server = ProcessInferenceServer(
         policy_factory=policy,
-        service_backend="process",
-        transport="auto",
+        transport=ProcessSlotTransport(request, response, num_slots=count, ctx=context),
         request_spec=request,
-        response_spec=response,
-        num_clients=count,
-        max_batch_size=MAX_BATCH,
-        timeout=MAX_WAIT,
+        max_batch_size=count,  # it waits for no others: a batch is what has come
+        policy_device="cpu",
+        output_device="cpu",
         policy_version_key=None,
+        mp_context=context,
     ).start()
     pipes = []
-    for _ in range(count):
+    for client in server.clients(count):
         here, there = context.Pipe()
-        context.Process(target=ask, args=(there, server.client()), daemon=True).start()
+        context.Process(target=ask, args=(there, client), daemon=True).start()
         pipes.append(here)
     for pipe in pipes:
         pipe.recv()
@@ -78,6 +74,11 @@ class Rows:
             pipe.send(max(1, count // len(self.pipes)))
         Rows.taken = [each for pipe in self.pipes for each in pipe.recv()]
         return time.perf_counter() - began
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        self.server.shutdown()
 
 
 class Latency:
