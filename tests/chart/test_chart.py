@@ -33,6 +33,7 @@ from memoire.cli import main
 from memoire.nodes import settings
 from memoire.nodes.roles import read_parameters, schema_of
 from memoire.nodes.tables_file import read_tables
+from memoire.rl.addresses import beside
 
 FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
     CHART / "ci" / f"{name}-values.yaml"
@@ -670,10 +671,11 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
         *((server, server, port) for port in (5560, 5561, 5562) if server == "server"),  # to drain one from another
         *(("drain", server, port) for port in (5560, 5561, 5562) if server == "server"),
         *(("dashboard", to, 8080) for to in (server, "proxy", "learner", "actor")),
+        *((source, "learner", 5563) for source in ("actor", "learner", "test") if server == "learner"),  # for actions
     }
     for source in labels:
         for target in labels:
-            for port in (5560, 5561, 5562, 8080, 8081, 8265, 22):
+            for port in (5560, 5561, 5562, 5563, 8080, 8081, 8265, 22):
                 if (target, port) != ("dashboard", 8265):
                     open_ = connects(objects, labels[source], labels[target], port)
                     assert open_ == ((source, target, port) in needed), (source, target, port)
@@ -685,6 +687,17 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
         )
     assert connects([*objects, OPEN], client, labels["proxy"], 5560)
     assert not connects([*objects, OPEN], client, labels[server], 5560)
+    assert connects([*objects, OPEN], client, labels[server], 5563) == (server == "learner")
+
+
+def test_a_learner_with_a_server_has_the_port_of_its_inference_node_by_name():
+    objects = render(values=EMBEDDED)
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    (port,) = (each for each in learner["ports"] if each["name"] == "inference")
+    assert f"tcp://*:{port['containerPort']}" == beside("tcp://*:5560")
+    served = of(objects, "Service", "memoire-learner")["spec"]["ports"]
+    assert {"name": "inference", "port": 5563, "targetPort": "inference", "appProtocol": "tcp"} in served
+    assert "5563" not in json.dumps(render(values=FULL))
 
 
 DATA = {"TCP/5560", "TCP/5561", "TCP/5562"}
@@ -713,10 +726,13 @@ POLICIES = {
         "dashboard": BOARD,
     },
     EMBEDDED: {
-        "actor": (SEEN, to("proxy", *DNS)),
-        "learner": (SEEN | to("proxy", "learner"), to("proxy", *DNS)),
+        "actor": (SEEN, to("proxy", "learner TCP/5563", *DNS)),
+        "learner": (
+            SEEN | to("proxy", "learner", f"{CLIENT} TCP/5563"),
+            to("proxy", "learner TCP/5563", *DNS),
+        ),
         "proxy": (SEEN | to(CLIENT), to("learner", *DNS)),
-        "test": (set(), to("proxy", *DNS)),
+        "test": (set(), to("proxy", "learner TCP/5563", *DNS)),
         "dashboard": BOARD,
     },
     OUTSIDE: {
