@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
-from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
@@ -43,8 +40,8 @@ from memoire.wire.refusals import PASSING
 from memoire.wire.row_container import unpack_rows
 
 from .computation import packed_row
+from .io_asking import Asker, checked_urls
 from .io_observer import HeldJob, ObserverThread
-from .policy import checked_urls
 from .recording import fragment_of
 
 _log = logging.getLogger(__name__)
@@ -124,7 +121,7 @@ class Ask:
         return self._job.is_over
 
 
-class Observer(Node):
+class Observer(Asker):
     """Runs episodes for an agent: for one of several, the first in an order of its own that answers.
 
     Args:
@@ -144,7 +141,6 @@ class Observer(Node):
     """
 
     CALLED = "this observer"
-    CLOSED_AT_EXIT = 0
 
     @checked_names()
     def __init__(
@@ -160,31 +156,26 @@ class Observer(Node):
     ) -> None:
         if not callable(run_episode):
             raise WrongType("run_episode", "a function", type(run_episode).__name__)
-        given = checked_urls([urls] if isinstance(urls, str) else list(urls))
+        super().__init__(limits)
         self._run_episode, self._timeout = run_episode, seconds(timeout)
-        self._limits, self._client = limits or Limits(), secrets.token_bytes(16)
         self.name = process_name(name)
         self.done = self.failed = self.cancelled = 0
         """Episodes that were returned, whose function raised an error, and that the agent did not want any more."""
-        self._pid = os.getpid()
-        self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._thread = ObserverThread(
-            given, client=self._client, limits=self._limits, keys=Keys.of(keys, "actor"),
+            checked_urls(urls), client=self._client, limits=self._limits, keys=Keys.of(keys, "actor"),
             context=context or shared_context(),
         )  # fmt: skip
-        self._thread.worker.start()
-        close_at_exit(self)
+        self._start()
+
+    @property
+    def _asking(self) -> ObserverThread:
+        return self._thread
 
     @property
     def id(self) -> str:
         """By which `Agent.run_episode` may choose this observer, too."""
         return self._client.hex()
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The agents, in the order in which this observer asks them."""
-        return tuple(self._thread.choice.order)
 
     def run(self, episodes: int | None = None, timeout: float | None = None) -> int:
         """Do jobs until so many episodes were returned, the time is over, or somebody calls `close`.
@@ -302,19 +293,6 @@ class Observer(Node):
             text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:_MAX_TEXT].rstrip(".")
             return messages.Result(job=job.number, status="failed", text=text), None
         return messages.Result(job=job.number, fragments=rows_of), payload
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
-
-    def close(self, timeout: float | None = None) -> None:
-        """End the thread within `timeout` seconds: `run` returns soon, and gives up the episode that it is at."""
-        patience = seconds(timeout, self._limits.close_timeout)
-        self._closing.set()
-        with self._closer(time.monotonic() + patience) as is_mine:
-            if is_mine:
-                self._thread.worker.stop(max(END_TIMEOUT, patience))
 
     def __repr__(self) -> str:
         return f"<rl.Observer {self.name or self.id[:8]} of {', '.join(self.urls)}>"

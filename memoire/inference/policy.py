@@ -6,24 +6,20 @@ RemotePolicy ──INFER──▶ its node by rendezvous hash      down or silen
 from __future__ import annotations
 
 import functools
-import os
-import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from memoire.arguments import seconds, whole
-from memoire.errors import Closed, EndpointError, MemoireTimeout
+from memoire.errors import Closed, MemoireTimeout
 from memoire.limits import Limits
-from memoire.net import addresses
 from memoire.net.context import Context, shared_context
-from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
 from .computation import packed_rows, padded
+from .io_asking import Asker, checked_urls
 from .io_policy import AskedRows, PolicyThread
 
 GRACE = 0.25
@@ -95,7 +91,7 @@ class Pending:
         self._thread.drop(self._asked)
 
 
-class RemotePolicy(Node):
+class RemotePolicy(Asker):
     """Asks inference nodes for the outputs of rows. Any thread may; several requests may be on their way.
 
     Args:
@@ -111,7 +107,6 @@ class RemotePolicy(Node):
     """
 
     CALLED = "this policy"
-    CLOSED_AT_EXIT = 0
 
     @checked_names()
     def __init__(
@@ -128,27 +123,22 @@ class RemotePolicy(Node):
     ) -> None:
         self._timeout, self._fallback = seconds(timeout), fallback
         self._inputs, self._outputs = row_schema_from("inputs", inputs), row_schema_from("outputs", outputs)
-        given = checked_urls([urls] if isinstance(urls, str) else list(urls))
-        self._limits, client = limits or Limits(), secrets.token_bytes(16)
-        self._pid = os.getpid()
-        self._closing, self._close_lock = threading.Event(), threading.Lock()
+        super().__init__(limits)
         self._thread = PolicyThread(
-            given,
+            checked_urls(urls),
             self._inputs,
             self._outputs,
-            client=client,
+            client=self._client,
             silence=min(1.0, max(0.05, self._timeout / 4.0)),
             limits=self._limits,
             keys=Keys.of(keys, "actor"),
             context=context or shared_context(),
         )
-        self._thread.worker.start()
-        close_at_exit(self)
+        self._start()
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """The nodes, in the order in which this client asks them."""
-        return tuple(self._thread.choice.order)
+    def _asking(self) -> PolicyThread:
+        return self._thread
 
     @property
     def moves(self) -> int:
@@ -180,27 +170,5 @@ class RemotePolicy(Node):
         """Send rows and wait for their outputs: `ask(columns).result()`."""
         return self.ask(columns, min_version).result()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
-
-    def close(self, timeout: float | None = None) -> None:
-        """End the thread within `timeout` seconds: requests that are open raise Closed. May be called again."""
-        patience = seconds(timeout, self._limits.close_timeout)
-        self._closing.set()
-        with self._closer(time.monotonic() + patience) as is_mine:
-            if is_mine:
-                self._thread.worker.stop(max(END_TIMEOUT, patience))
-
     def __repr__(self) -> str:
         return f"<memoire.RemotePolicy of {', '.join(self.urls)}>"
-
-
-def checked_urls(urls: Sequence[str]) -> list[str]:
-    """Addresses of nodes to connect to. Raises EndpointError: there is none, or one is malformed."""
-    if not urls:
-        raise EndpointError("[]", "connect to", "a policy needs the address of an inference node", "tcp://host:5570")
-    for url in urls:
-        addresses.check(url, "connect to")
-    return list(urls)
