@@ -30,7 +30,7 @@ class RoomLimiter(Limiter):
         tolerance = float(capacity) if capacity else None
         super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance))
         self._begun = True
-        self._news_at = -math.inf  # when a client reported more than before
+        self._news_at = -math.inf  # when a client reported more than before, or was granted more
 
     def configure(self, parameters: Parameters) -> None:
         """Nothing: the capacity does not change."""
@@ -46,6 +46,14 @@ class RoomLimiter(Limiter):
             self._news_at = now
         return is_news
 
+    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
+        """`Limiter.grant`. A client that has just been granted room may use it: nobody is stalled meanwhile."""
+        outstanding = self._outstanding
+        found = super().grant(client, sharers, entries, now)
+        if self._outstanding > outstanding:
+            self._news_at = now
+        return found
+
     def _settle(self, entries: int, now: float) -> None:
         """Forgive what is beyond the capacity while a learner waits for entries that nobody has."""
         capacity = self.parameters.samples_per_insert_tolerance
@@ -59,7 +67,10 @@ class RoomLimiter(Limiter):
 
     def _missing(self, entries: int, now: float) -> int:
         """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""
-        return max(0, self._starving(now) - entries) if now - self._news_at >= STALLED_TIMEOUT else 0
+        if now - self._news_at < STALLED_TIMEOUT:
+            return 0
+        wanted = self._starving(now) - self.parameters.cache_size  # nothing comes in caches here
+        return max(0, wanted - entries)
 
     def _why_not_record(self) -> str:
         capacity = self.parameters.samples_per_insert_tolerance or 0.0
