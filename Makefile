@@ -7,6 +7,7 @@ RELEASE ?=
 ENGINE ?= docker
 SOAK ?=
 DEMO_ARGS ?=
+CURVES_ARGS ?=
 ENV ?= LunarLander-v3
 LEARNERS ?= 1
 MUTANTS_ARGS ?=
@@ -45,7 +46,7 @@ help:
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
-	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks"
+	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
@@ -205,7 +206,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks
 
 curves: setup-torch
-	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks
+	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks $(CURVES_ARGS)
 
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev

@@ -95,35 +95,53 @@ PAGE = """# benchmarks/curves.py
 
 {table}
 
+The machine is that of the newest rows: `--only NAME` measures one example, and leaves other rows as they are.
+
 A curve is the mean return of the last episodes, {window}, a line for each seed. The dashed line is the goal.
 
-![curves](curves.svg)
+{pictures}
 """
 
 
-def draw(found: dict[Example, list[Run]], path: Path) -> None:
-    """A plot for each example, with a line for each seed."""
+def draw(example: Example, runs: list[Run], path: Path) -> None:
+    """A plot with a line for each seed."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    figure, plots = pyplot.subplots(1, len(found), figsize=(4 * len(found), 3.2), layout="constrained", squeeze=False)
-    for axes, (example, runs) in zip(plots[0], found.items(), strict=True):
-        for each in runs:
-            thinned = each.curve[:: max(1, len(each.curve) // 150)]
-            axes.plot(*zip(*thinned, each.curve[-1], strict=True), linewidth=1.2)
-        axes.axhline(example.goal, color="gray", linestyle="--", linewidth=0.8)
-        axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
+    figure, axes = pyplot.subplots(figsize=(4, 3.2), layout="constrained")
+    for each in runs:
+        thinned = each.curve[:: max(1, len(each.curve) // 150)]
+        axes.plot(*zip(*thinned, each.curve[-1], strict=True), linewidth=1.2)
+    axes.axhline(example.goal, color="gray", linestyle="--", linewidth=0.8)
+    axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def write(folder: Path, found: dict[Example, list[Run]]) -> None:
+    """Write the page and the plots; what the page says of examples that were not run stays."""
+    page = folder / "curves.md"
+    former = page.read_text(encoding="utf-8") if page.exists() else ""
+    lines = {line[2]: line[1] for line in re.finditer(r"(?m)^(\| \[(\w+)\.py\].*)$", former)}
+    for example, runs in found.items():
+        lines[example.name] = row(example, runs)
+        draw(example, runs, folder / f"curves_{example.name}.svg")
+    table = "\n".join([HEAD, *(lines[each.name] for each in TASKS if each.name in lines)])
+    pictures = "\n".join(f"![curves]({path.name})" for path in sorted(folder.glob("curves*.svg")))
+    question, window = __doc__.partition("\n")[0], "20 of them, 40 of R2D2, or 50 of PPO"
+    facts = {"question": question, "machine": machine(), "table": table, "window": window, "pictures": pictures}
+    page.write_text(PAGE.format(**facts), encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="also write curves.md and curves.svg there")
-    parser.add_argument("--only", default="", metavar="NAME", help="this example alone")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="this example alone; what the page says of others stays"
+    )
     given = parser.parse_args()
     found: dict[Example, list[Run]] = {}
     print(HEAD, flush=True)
@@ -132,11 +150,7 @@ def main() -> int:
             found[example] = [run(example, seed) for seed in SEEDS]
             print(row(example, found[example]), flush=True)
     if given.write:
-        question, window = __doc__.partition("\n")[0], "20 of them, 40 of R2D2, or 50 of PPO"
-        table = "\n".join([HEAD, *(row(*each) for each in found.items())])
-        page = PAGE.format(question=question, machine=machine(), table=table, window=window)
-        (given.write / "curves.md").write_text(page, encoding="utf-8")
-        draw(found, given.write / "curves.svg")
+        write(given.write, found)
     return 0 if all(each.mean >= example.goal for example, runs in found.items() for each in runs) else 1
 
 
