@@ -35,7 +35,7 @@ RETURNED = re.compile(r"return(?:ed)? (-?[0-9.]+)")
 
 def run(side: str, seed: int) -> dict[str, float]:
     """Seconds until a run lands, its last mean return, and its steps a second."""
-    folder = os.environ["MEMOIRE_TORCH"]
+    folder = os.environ.get("MEMOIRE_TORCH", str(HERE.parent / "build" / "torch"))
     command = [sys.executable, *(word.format(seed=seed) for word in SIDES[side])]
     path = str(HERE.parent) if side == "memoire" else os.pathsep.join([folder, str(HERE.parent)])
     began, mean, steps, landed = time.monotonic(), float("-inf"), 0, SECONDS

@@ -19,6 +19,8 @@ import wire
 
 LENGTH, TAKEN = 128, 1024
 """Entries of a fragment, and of a take."""
+STEPS = 7 * LENGTH
+"""Of an episode: no fragment waits for the next turn."""
 COUNT, SLOW = 400, 24
 """Takes of a turn: memoire's, and Reverb's, whose turns would take most of the time."""
 PEER_PATIENCE = 90.0
@@ -31,15 +33,15 @@ an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH
 def record(pipe: Connection, endpoint: str) -> None:
     """An actor: so many takes of entries, as often as it is told."""
     task = Task("W1", EPISODE)
-    rows = list(zip(task.frames, task.actions, task.rewards, task.is_end, task.frames[1:], strict=False))[:EPISODE]
+    rows = list(zip(task.frames, task.actions, task.rewards, task.frames[1:], strict=False))[:STEPS]
     place = 0
     with memoire.connect(endpoint, table="rollouts", timeout=60) as client, client.writer() as writer:
         pipe.send("ready")
         while (count := pipe.recv()) is not None:
             for _ in range(count * TAKEN):
-                obs, action, reward, is_end, next_obs = rows[place]
-                writer.step(obs, action, reward, False, is_end, next_obs, logp=reward)
-                place = (place + 1) % EPISODE
+                obs, action, reward, next_obs = rows[place]
+                place = (place + 1) % STEPS
+                writer.step(obs, action, reward, False, not place, next_obs, logp=reward)
 
 
 class Ours:

@@ -18,7 +18,7 @@ from typing import Any
 
 from memoire.rl.addresses import address_of_rank
 
-GROUPS = 2
+GROUPS = 1
 """Vector environments of a collector: one steps while the other one waits for its actions."""
 
 
