@@ -1,7 +1,7 @@
 """How many entries a second go from actors to an on-policy learner, each once, beside Reverb's queue?
 
-Actors, in processes of their own, record steps one by one as fast as they may, in fragments of 128. The learner takes
-1024 entries at a time, in order of arrival. Either server is in the learner's process.
+Actors, in processes of their own, record steps of eight environments as fast as they may, in fragments of 128. The
+learner takes 1024 entries at a time, in order of arrival. Either server is in the learner's process.
 """
 
 from functools import partial
@@ -21,27 +21,36 @@ LENGTH, TAKEN = 128, 1024
 """Entries of a fragment, and of a take."""
 STEPS = 7 * LENGTH
 """Of an episode: no fragment waits for the next turn."""
-COUNT, SLOW = 400, 24
+ENVS = 8
+"""Environments of an actor."""
+COUNT, SLOW = 240, 24
 """Takes of a turn: memoire's, and Reverb's, whose turns would take most of the time."""
-PEER_PATIENCE = 90.0
+PEER_PATIENCE = 60.0
 """Seconds in which the peer has to start, or to take a turn."""
 FACTS = f"""Entries have an observation of 64 float32, an action of 8, a reward, the action's log probability, and
-how the episode ended. Each actor has one environment, which is made up. Reverb has a trajectory writer,
-an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
+how the episode ended. Each actor has {ENVS} environments, which are made up. Reverb has a trajectory writer for each
+of them, an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
 
 
 def record(pipe: Connection, endpoint: str) -> None:
     """An actor: so many takes of entries, as often as it is told."""
     task = Task("W1", EPISODE)
-    rows = list(zip(task.frames, task.actions, task.rewards, task.frames[1:], strict=False))[:STEPS]
-    place = 0
-    with memoire.connect(endpoint, table="rollouts", timeout=60) as client, client.writer() as writer:
+    frames, actions, rewards = (
+        [np.stack([array[place]] * ENVS) for place in range(STEPS + 1)]
+        for array in (task.frames, task.actions, task.rewards)
+    )
+    going, place = np.zeros(ENVS, np.bool_), 0
+    with (
+        memoire.connect(endpoint, table="rollouts", timeout=60) as client,
+        client.writer(num_envs=ENVS, autoreset="disabled") as writer,
+    ):
         pipe.send("ready")
         while (count := pipe.recv()) is not None:
-            for _ in range(count * TAKEN):
-                obs, action, reward, next_obs = rows[place]
-                place = (place + 1) % STEPS
-                writer.step(obs, action, reward, False, not place, next_obs, logp=reward)
+            for _ in range(count * TAKEN // ENVS):
+                obs, following = frames[place], frames[place + 1]
+                action, reward, place = actions[place], rewards[place], (place + 1) % STEPS
+                ended = going if place else ~going
+                writer.step(obs, action, reward, going, ended, following, logp=reward)
 
 
 class Ours:
@@ -78,11 +87,11 @@ def main() -> None:
     report.heading()
     for actors in (1, 4):
         ours = Ours(actors)
-        theirs = company.sides({"reverb": ("fragments", "W1", LENGTH, actors)}, most=SLOW)
+        theirs = company.sides({"reverb": ("fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
         for side in (ours, *theirs.values()):
             side.clock(SLOW)
         aims = dict.fromkeys(theirs, f"rollouts-{actors}-reverb")
-        settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if chosen.quick else 7}
+        settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if chosen.quick else 5}
         report.add(*contest(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings))
         company.part()
         ours.close()

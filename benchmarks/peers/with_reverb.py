@@ -226,26 +226,29 @@ def row_of(task: Task, place: int) -> dict:
     }
 
 
-def write_fragments(pipe, name: str, length: int, port: int) -> None:
+def write_fragments(pipe, name: str, length: int, envs: int, port: int) -> None:
     task = TASK(name, EPISODE)
     rows = [row_of(task, place) for place in range(EPISODE)]
-    with reverb.Client(f"127.0.0.1:{port}").trajectory_writer(num_keep_alive_refs=length) as writer:
-        pipe.send("ready")
-        steps = itertools.cycle(rows)
-        while (count := pipe.recv()) is not None:
-            for _ in range(count * TAKEN):
-                for row in itertools.islice(steps, length):
+    client = reverb.Client(f"127.0.0.1:{port}")
+    writers = [client.trajectory_writer(num_keep_alive_refs=length) for _ in range(envs)]
+    pipe.send("ready")
+    steps = itertools.cycle(rows)
+    while (count := pipe.recv()) is not None:
+        for _ in range(count * TAKEN // envs):
+            for row in itertools.islice(steps, length):
+                for writer in writers:
                     writer.append(row)
-                trajectory = {name: writer.history[name][-length:] for name in rows[0]}
-                writer.create_item(QUEUE, 1.0, trajectory)
+            for writer in writers:
+                writer.create_item(QUEUE, 1.0, {name: writer.history[name][-length:] for name in row})
                 writer.flush(block_until_num_items=TAKEN)
+        for writer in writers:
             writer.flush()
 
 
 class Fragments(Acting):
     """A queue in the learner's process, of fragments that actors write step by step; each is drawn once."""
 
-    def __init__(self, name: str, length: int, actors: int) -> None:
+    def __init__(self, name: str, length: int, envs: int, actors: int) -> None:
         row = row_of(TASK(name, EPISODE), 0)
         signature = {
             name: tf.TensorSpec((length, *np.shape(value)), tf.as_dtype(np.asarray(value).dtype))
@@ -254,7 +257,7 @@ class Fragments(Acting):
         table = reverb.Table.queue(QUEUE, 8 * TAKEN, signature=signature)
         self.server = reverb.Server([table], port=None)
         context = multiprocessing.get_context("spawn")
-        self.start(context, actors, write_fragments, name, length, self.server.port)
+        self.start(context, actors, write_fragments, name, length, envs, self.server.port)
         for pipe in self.pipes:
             pipe.recv()
         data = reverb.TrajectoryDataset.from_table_signature(

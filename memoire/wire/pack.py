@@ -38,6 +38,10 @@ class ContainerHead:
     made_at: float = 0.0
 
 
+_DEFAULTS: Final = Parameters()
+"""Containers of whole episodes are the same whatever the parameters are; making them costs more than packing one."""
+
+
 class Container:
     """A payload while it is made: allocated once, its blocks handed out to be filled in place.
 
@@ -259,7 +263,7 @@ def pack_episode(
         final: The state in which it ended, each state column [*F].
         compression: For state columns; one that does not get smaller is stored as it is.
     """
-    layout = layout_of(schema, Parameters(), ContainerKind.EPISODE, final=final is not None)
+    layout = layout_of(schema, _DEFAULTS, ContainerKind.EPISODE, final=final is not None)
     codec, entries = codec_of(compression), len(init_w)
     packed: dict[int, tuple[int, bytes]] = {}
     elements = {
@@ -294,7 +298,7 @@ def samples_of(payload: Payload) -> int:
 
 def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
     """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
-    layout = layout_of(schema, Parameters(), ContainerKind.FEEDBACK)
+    layout = layout_of(schema, _DEFAULTS, ContainerKind.FEEDBACK)
     owners, owner = np.unique(ids["client"], axis=0, return_inverse=True)
     made = Container(layout, ContainerHead(made_at=now), len(ids), owners=len(owners))
     facts = {Part.NUMBER: ids["number"], Part.OWNER: owner.reshape(-1), Part.OWNERS: owners, Part.TD_ERROR: td_errors}
