@@ -122,6 +122,20 @@ class NotCopied(MemoireError, TypeError):
         return f"a {self.kind} can neither be copied nor pickled. {self.instead}"
 
 
+class NotPlain(MemoireError, TypeError):
+    """A value was to be stored that no other process could read without running code of whoever wrote it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return (
+            f"a value of type {self.kind} cannot be stored: tensors, arrays, numbers, texts, bytes, None, and lists, "
+            f"tuples, sets and dicts of them can. Nothing is pickled: turn it into these."
+        )
+
+
 class NotSettable(MemoireError, AttributeError):
     """An attribute was set that nobody would read: what was meant is changed in another way."""
 

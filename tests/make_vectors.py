@@ -15,6 +15,7 @@ import numpy as np
 from memoire.replay.columns import Column
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
+from memoire.wire import keyed
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
@@ -245,6 +246,18 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             ),
             made["episode"],
         ),
+        "find_rows": (wire.FindRows(call="values", partition="train", fields=["responses"], after=2), keyed.pack(["p7", "p8", "p9"])),
+        "find_rows_tags": (wire.FindRows(call="tags", is_everywhere=True), b""),
+        "change_rows": (
+            wire.ChangeRows(call="put", partition="train", upload=3),
+            keyed.pack([keyed.PutRow("p7", {"status": b"\xa7running"}, {"score": b"\xcb?\xe0" + bytes(6)}, [keyed.StagedValue("responses", 0, 4)])]),
+        ),
+        "change_rows_stage": (wire.ChangeRows(call="stage", upload=3, offset=0), b"\x93\x01\x02\x03"),
+        "keyed_rows": (
+            wire.KeyedRows(epoch=5, rows=1, bytes=600, partitions=["train"]),
+            keyed.pack([keyed.RowFacts("train", "p7", 1, {"status": b"\xa7running"}, ["score", "responses"])]),
+        ),
+        "keyed_rows_values": (wire.KeyedRows(epoch=5, after=1, is_whole=False, rows=1, bytes=600), keyed.pack([keyed.RowValues(True, ["score"], {"score": b"\x01"})])),
         "infer": (wire.Infer(patience=2.0, min_version=9), made["rows"]),
         "infer_for_job": (wire.Infer(patience=2.0, job=40), made["rows"]),
         "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), made["rows"]),

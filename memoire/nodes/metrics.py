@@ -131,6 +131,8 @@ REQUESTS = {
         messages.Control,
         messages.Ledger,
         messages.Inherit,
+        messages.FindRows,
+        messages.ChangeRows,
     )
 }
 """Types of message that are answered."""

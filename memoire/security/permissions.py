@@ -20,15 +20,16 @@ ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
-_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER}
+_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER, Type.FIND_ROWS}
 _PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER, Type.WORK, Type.RESULT}
+_ROWS = {Type.FIND_ROWS, Type.CHANGE_ROWS}
 _LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
 MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
     {
-        "actor": frozenset(_PUSH),
+        "actor": frozenset(_PUSH | _ROWS),
         "reader": frozenset(_READ),
-        "learner": frozenset(_READ | _PUSH | _LEAD),
-        "server": frozenset(_READ | _PUSH | _LEAD),
+        "learner": frozenset(_READ | _PUSH | _ROWS | _LEAD),
+        "server": frozenset(_READ | _PUSH | _ROWS | _LEAD),
         "proxy": frozenset({Type.HELLO, Type.FETCH}),
         "inference": frozenset({Type.HELLO, Type.FETCH}),
     }

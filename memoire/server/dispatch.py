@@ -27,6 +27,7 @@ from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import Model
+from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
@@ -45,6 +46,7 @@ from .handlers.draws import DrawsHandler
 from .handlers.feedback import FeedbackHandler, by_client
 from .handlers.folding import AccountFolder
 from .handlers.intake import IntakeHandler, Pushed
+from .handlers.keyed import KeyedHandler
 from .handlers.models import ModelsHandler, made
 from .handlers.takes import TakesHandler
 from .once import GivenReplies
@@ -60,6 +62,7 @@ ONCE: Mapping[type[messages.Body], int] = {
     messages.Draw: messages.DRAWS_IN_FLIGHT,  # batches: only as many as can be on their way
     messages.Take: 1,  # one at a time: the next one says that this one's reply came
     messages.Feedback: MAX_KEPT_REPLIES,
+    messages.ChangeRows: MAX_KEPT_REPLIES,
     messages.Control: MAX_KEPT_REPLIES,  # one sent again must not undo a later one
 }
 """Requests that are granted once, and how many replies to each client's are kept for those that come again."""
@@ -132,10 +135,15 @@ class Dispatcher:
         self._clients = ClientsHandler(
             state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
         )
+        self.keyed_rows = KeyedStore(limits.held_bytes)
+        """What `memoire.tq` keeps here."""
+        keyed = KeyedHandler(state, self.keyed_rows)
         self._unlocked: dict[type[messages.Body], Handler] = {
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
             messages.Take: TakesHandler(state).take,
+            messages.FindRows: keyed.find,
+            messages.ChangeRows: keyed.change,
         }
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,

@@ -64,7 +64,9 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
 _TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
 _PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
-_LARGE: Final = frozenset({Type.CACHE, Type.EPISODE, Type.FEEDBACK, Type.UPDATED, Type.DRAWN, Type.ROLLOUTS})
+_LARGE: Final = frozenset(
+    {Type.CACHE, Type.EPISODE, Type.FEEDBACK, Type.UPDATED, Type.DRAWN, Type.ROLLOUTS, Type.KEYED_ROWS}
+)
 _DEFAULTS: Final = Limits()
 
 

@@ -57,6 +57,9 @@ class Type(enum.IntEnum):
     RESULT = 30
     TAKE = 31
     ROLLOUTS = 32
+    FIND_ROWS = 40
+    CHANGE_ROWS = 41
+    KEYED_ROWS = 42
 
 
 class PayloadRule(enum.Enum):
@@ -467,6 +470,42 @@ class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False
 
 
+class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for keyed rows, or for their tags: the payload names the keys. Answered by KEYED_ROWS."""
+
+    type: ClassVar = Type.FIND_ROWS
+    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
+    call: Literal["tags", "facts", "values"]
+    partition: Name = ""
+    is_everywhere: bool = False  # tags of all partitions
+    after: Word = 0  # tags: number of the last row that is known; values: how many of the keys are known
+    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
+
+
+class ChangeRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Writes keyed rows, or takes them away: the payload has them. Answered by KEYED_ROWS."""
+
+    type: ClassVar = Type.CHANGE_ROWS
+    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
+    call: Literal["put", "stage", "clear", "reset"]
+    partition: Name = ""
+    upload: Word = 0  # staged bytes that values of this request refer to, or that this piece belongs to
+    offset: Count = 0  # of the piece
+
+
+class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Answers FIND_ROWS and CHANGE_ROWS; the payload has the rows that were asked for."""
+
+    type: ClassVar = Type.KEYED_ROWS
+    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
+    epoch: Word = 0  # of the server: its rows are new if it is
+    after: Word = 0  # what to ask with next
+    is_whole: bool = True  # whether nothing is left to ask for
+    partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # that exist, also those without rows
+    rows: Count = 0  # that this server holds now
+    bytes: Count = 0
+
+
 class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks an inference node for its function's value of some rows: a container of kind ROWS. Answered by INFERRED."""
 
@@ -617,6 +656,7 @@ BODIES: Final[dict[int, type[Body]]] = {
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
         Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
         TakeSnapshot, Snapshot, Infer, Inferred, Work, Job, Result, Take, Rollouts,
+        FindRows, ChangeRows, KeyedRows,
     )
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
     "replay", "wire", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
-    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "dashboard", "cli",
+    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "tq", "dashboard", "cli",
 ]  # fmt: skip
 ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
 
@@ -52,7 +52,7 @@ WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
 KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
-HEAVY = {"minari", "torch", "sb3", "nodes", "cli", "rl", "tmrl", "dashboard"}  # may need extras at import time
+HEAVY = {"minari", "torch", "sb3", "nodes", "cli", "rl", "tmrl", "tq", "dashboard"}  # may need extras at import time
 
 
 def sources() -> list[Path]:

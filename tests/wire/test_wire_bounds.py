@@ -102,14 +102,21 @@ KINDS = {
 KINDS["bool or nothing"] = ([True, False, None], [0, "no"])
 KINDS["parameters or nothing"] = [*KINDS["parameters"][0], None], [each for each in KINDS["parameters"][1] if each]
 
+KINDS["65536 names"] = several(65536, "a", "x" * 257)
+KINDS["call that finds"] = (["tags", "facts", "values"], ["", "put", 1, None])
+KINDS["call that changes"] = (["put", "stage", "clear", "reset"], ["", "tags", 1, None])
+
 FIELDS = {
+    "65536 names": "KEYED_ROWS.partitions",
+    "call that finds": "FIND_ROWS.call",
+    "call that changes": "CHANGE_ROWS.call",
     "word of 16": "HELLO.role WELCOME.storage SNAPSHOT.state TAKE.release",
-    "name": "HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
+    "name": "FIND_ROWS.partition CHANGE_ROWS.partition HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
     "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
-    "count": "HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
+    "count": "CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
     "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
@@ -126,16 +133,16 @@ FIELDS = {
     "schema": "WELCOME.schema WELCOME.outputs WELCOME.starts WELCOME.entries",
     "parameters": "WELCOME.parameters CONTROL.parameters JOB.options",
     "parameters or nothing": "UPDATED.parameters",
-    "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
+    "word": "FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
     "hash": "CHUNK.home",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",
-    "1024 names": "ACCOUNTS.runs",
+    "1024 names": "FIND_ROWS.fields ACCOUNTS.runs",
     "64 names": "WELCOME.inference",
     "1024 counts": "WELCOME.models UPDATE.models UPDATED.models",
     "32 counts": "WELCOME.limits",
     "64 counts": "UPDATED.rejected",
-    "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
+    "bool": "FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished ServerRate.is_told JOB.cancelled JOB.leaving DRAW.packed",

@@ -1,0 +1,89 @@
+"""TensorDicts as rows, and rows as a TensorDict: one value of each field for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+Parser = Callable[[dict[str, Any]], Any]
+"""Changes columns of a batch before they are stored, such as addresses into what lies there."""
+
+
+def columns_of(fields: TensorDict) -> dict[str, list[Any]]:
+    """The values of each field, one for each row: a tensor [n, ...] gives n tensors, anything else n objects."""
+    return {name: _values(fields.get(name), len(fields)) for name in fields.keys()}  # noqa: SIM118 (a TensorDict)
+
+
+def _values(column: Any, rows: int) -> list[Any]:
+    if isinstance(column, torch.Tensor):
+        return list(column.unbind())
+    if isinstance(column, NonTensorData):
+        return [column.data] * rows
+    values: list[Any] = column.tolist() if isinstance(column, NonTensorStack) else list(column)
+    return values
+
+
+def single_row(fields: TensorDict | Mapping[str, Any]) -> TensorDict:
+    """The fields of one row as a batch of one.
+
+    Raises:
+        ValueError: it is neither, or has a nested tensor, which is a batch.
+    """
+    if isinstance(fields, TensorDict):
+        return fields
+    if not isinstance(fields, Mapping):
+        raise ValueError("`fields` can only be dict or TensorDict")
+    if any(isinstance(value, torch.Tensor) and value.is_nested for value in fields.values()):
+        raise ValueError("Please use (async)kv_batch_put for batch operation")
+    made = {
+        name: value.unsqueeze(0) if isinstance(value, torch.Tensor) else NonTensorStack(value)
+        for name, value in fields.items()
+    }
+    return TensorDict(made, batch_size=[1])
+
+
+def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
+    """The columns of a batch, as a parser has left them.
+
+    Raises:
+        RuntimeError: it returned something else than a mapping, or other fields or rows.
+    """
+    before = {
+        name: value
+        if isinstance(value := fields.get(name), torch.Tensor) and not value.is_nested
+        else _values(value, 0)
+        for name in fields.keys()  # noqa: SIM118 (a TensorDict)
+    }
+    after = parser(dict(before))
+    if not isinstance(after, Mapping):
+        raise RuntimeError(f"data_parser must return a dict, got {type(after).__name__}")
+    if set(after) != set(before) or any(len(after[name]) != len(fields) for name in before):
+        raise RuntimeError(
+            f"data_parser must keep fields and rows: it got {sorted(before)} of {len(fields)} rows and returned "
+            f"{ {name: len(value) for name, value in after.items()} }"
+        )
+    return {name: list(after[name]) for name in before}
+
+
+def batch_of(columns: Mapping[str, Sequence[Any]], rows: int) -> TensorDict:
+    """A batch of columns: tensors of no dimension are stacked [n], others become a nested tensor, which is jagged if
+    that is possible, and what is no tensor a stack.
+    """
+    made = {name: _column(values) for name, values in sorted(columns.items())}
+    return TensorDict(made, batch_size=[rows if made else 0])
+
+
+def _column(values: Sequence[Any]) -> Any:
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return NonTensorStack(*values)
+    if all(value.dim() == 0 for value in values):
+        return torch.stack(list(values))
+    for layout in (torch.jagged, torch.strided):
+        try:
+            return torch.nested.as_nested_tensor(list(values), layout=layout)
+        except (RuntimeError, TypeError):  # shapes that this layout does not have
+            continue
+    return NonTensorStack(*values)

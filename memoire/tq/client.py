@@ -1,0 +1,318 @@
+"""The client of keyed rows: which server has a key, and requests that are no longer than a message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import uuid
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from memoire.errors import Closed
+from memoire.limits import Limits
+from memoire.net.addresses import check
+from memoire.net.context import shared_context
+from memoire.net.thread import Node, close_at_exit
+from memoire.security.keyfolder import Given, Keys
+from memoire.wire import _bytes, keyed, messages
+
+from . import values
+from .io import KeyedThread
+
+Result = TypeVar("Result")
+REQUEST_PART = 0.75
+"""A request's rows take this part of `limits.request_bytes` at most."""
+KEYS_PER_REQUEST = 8192
+IN_FLIGHT = 4
+"""Requests of one call on their way to one server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row to be written, encoded."""
+
+    key: str
+    tags: Mapping[str, bytes]
+    fields: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A row as it is after it was written, or when it was listed."""
+
+    partition: str
+    key: str
+    number: int
+    tags: dict[str, Any]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a row holds of the fields that were asked for."""
+
+    values: dict[str, Any]
+    names: tuple[str, ...]
+    """All of its fields."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """Rows of one request, and the bytes that come before it in pieces."""
+
+    rows: list[keyed.PutRow] = field(default_factory=list)
+    size: int = 0
+    upload: bytearray = field(default_factory=bytearray)
+
+
+class KeyedClient(Node):
+    """Reads and writes keyed rows. Coroutines run on a loop of the client's own; `wait` and `on_any_loop` call them.
+
+    Args:
+        servers: Addresses for requests. Each key lies at one of them, so all clients have to name the same ones.
+        keys: This process' keys folder; None takes $MEMOIRE_KEYS.
+
+    Raises:
+        EndpointError: an address is malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    CALLED = "this client of keyed rows"
+
+    def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: Given = None) -> None:
+        self.servers = tuple(sorted(set(servers)))
+        """Addresses of the servers."""
+        for address in self.servers:
+            check(address, "connect to")
+        self._limits, self._close_lock, self._pid = limits or Limits(), threading.Lock(), os.getpid()
+        self._uploads = itertools.count(1)
+        self._hashes = {url: _bytes.checksum(url.encode()) for url in self.servers}
+        self._thread = KeyedThread(
+            self.servers,
+            client=uuid.uuid4().bytes,
+            limits=self._limits,
+            keys=Keys.of(keys, "actor"),
+            context=shared_context(),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._runner = threading.Thread(target=self._run, name="memoire-tq-loop", daemon=True)
+        self.closed = False
+        """Whether it was closed."""
+        self._thread.start()
+        self._runner.start()
+        close_at_exit(self)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    # How coroutines are called
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine and wait for its result. From any thread that is not the client's own."""
+        if self.closed:
+            work.close()
+            raise Closed("this client of keyed rows")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def on_any_loop(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the client's loop and await it on the caller's."""
+        if self.closed:
+            work.close()
+            raise Closed("this client of keyed rows")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End; requests that are open fail. False if its threads have not ended in time."""
+        patience = self._limits.close_timeout if timeout is None else timeout
+        with self._close_lock:
+            if self.closed:
+                return True
+            self.closed = True
+            ended = self._thread.stop(patience)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._runner.join(patience)
+            return ended and not self._runner.is_alive()
+
+    # What it does, as coroutines of its own loop
+
+    async def put(self, partition: str, rows: Sequence[Row]) -> list[Stored]:
+        """Write rows; returns them in this order, as they are then."""
+        by_server = self._by_server(partition, [row.key for row in rows])
+        made = await asyncio.gather(
+            *(self._put(url, partition, [rows[place] for place in places]) for url, places in by_server.items())
+        )
+        return _in_order(by_server, made, len(rows))
+
+    async def facts(self, partition: str, names: Sequence[str]) -> list[Stored]:
+        """Rows of these keys that exist, in this order, without values."""
+        by_server = self._by_server(partition, names)
+        made = await asyncio.gather(
+            *(self._facts(url, partition, [names[place] for place in places]) for url, places in by_server.items())
+        )
+        found = {row.key: row for rows in made for row in rows}
+        return [found[name] for name in names if name in found]
+
+    async def values(self, partition: str, names: Sequence[str], fields: Sequence[str]) -> list[Values | None]:
+        """Values of these fields (none: of all), of these keys, in this order. None for a key that does not exist."""
+        by_server = self._by_server(partition, names)
+        made = await asyncio.gather(
+            *(
+                self._values(url, partition, [names[place] for place in places], fields)
+                for url, places in by_server.items()
+            )
+        )
+        return _in_order(by_server, made, len(names))
+
+    async def rows(self, partition: str | None) -> dict[str, list[Stored]]:
+        """Rows without values by partition, of one or of all, in the order in which they were made."""
+        found: dict[str, list[Stored]] = {}
+        for names, rows in await asyncio.gather(*(self._list(url, partition) for url in self.servers)):
+            for name in names:
+                found.setdefault(name, [])
+            for row in rows:
+                found.setdefault(row.partition, []).append(row)
+        return {name: sorted(rows, key=lambda row: row.number) for name, rows in found.items()}
+
+    async def clear(self, partition: str, names: Sequence[str]) -> None:
+        """Take rows away; keys that do not exist are ignored."""
+        for url, places in self._by_server(partition, names).items():
+            for some in _some(places, KEYS_PER_REQUEST):
+                body = messages.ChangeRows(call="clear", partition=partition)
+                await self._ask(url, body, keyed.pack([names[place] for place in some]))
+
+    async def reset(self) -> None:
+        """Take all rows of all servers away."""
+        for url in self.servers:
+            await self._ask(url, messages.ChangeRows(call="reset"))
+
+    async def pages(self) -> str | None:
+        """Where the first server shows its metrics, as HOST:PORT; None if it has no pages."""
+        answer = await asyncio.wrap_future(self._thread.ask(self.servers[0], messages.Hello(role="reader")))
+        said = answer.body
+        return said.pages[0] if isinstance(said, messages.Welcome) and said.pages else None
+
+    # One server
+
+    async def _put(self, url: str, partition: str, rows: Sequence[Row]) -> list[Stored]:
+        room = asyncio.Semaphore(IN_FLIGHT)
+
+        async def send(request: _Request) -> list[Stored]:
+            async with room:
+                upload = await self._stage(url, request.upload)
+                body = messages.ChangeRows(call="put", partition=partition, upload=upload)
+                _, payload = await self._ask(url, body, keyed.pack(request.rows))
+            return [_stored(row) for row in keyed.unpack_facts(payload)]
+
+        made = await asyncio.gather(*(send(request) for request in self._requests(rows)))
+        return list(itertools.chain(*made))
+
+    def _requests(self, rows: Sequence[Row]) -> list[_Request]:
+        """Rows in requests of a message's length. A value that is longer than one comes before it, in pieces."""
+        most, made = int(self._limits.request_bytes * REQUEST_PART), [_Request()]
+        for row in rows:
+            inline, long = dict(row.fields), list[tuple[str, bytes]]()
+            while inline and sum(map(len, inline.values())) > most:
+                name = max(inline, key=lambda each: len(inline[each]))
+                long.append((name, inline.pop(name)))
+            size = sum(map(len, inline.values())) + sum(map(len, row.tags.values())) + len(row.key) + 64
+            if made[-1].rows and made[-1].size + size > most:
+                made.append(_Request())
+            made[-1].rows.append(keyed.PutRow(row.key, dict(row.tags), inline, _staged(made[-1].upload, long)))
+            made[-1].size += size
+        return [request for request in made if request.rows]
+
+    async def _stage(self, url: str, content: bytearray) -> int:
+        if not content:
+            return 0
+        upload, piece = next(self._uploads), int(self._limits.request_bytes * REQUEST_PART)
+        for offset in range(0, len(content), piece):
+            body = messages.ChangeRows(call="stage", upload=upload, offset=offset)
+            await self._ask(url, body, bytes(content[offset : offset + piece]))
+        return upload
+
+    async def _facts(self, url: str, partition: str, names: Sequence[str]) -> list[Stored]:
+        found: list[Stored] = []
+        for some in _some(names, KEYS_PER_REQUEST):
+            _, payload = await self._ask(url, messages.FindRows(call="facts", partition=partition), keyed.pack(some))
+            found += [_stored(row) for row in keyed.unpack_facts(payload)]
+        return found
+
+    async def _values(
+        self, url: str, partition: str, names: Sequence[str], fields: Sequence[str]
+    ) -> list[Values | None]:
+        found: list[Values | None] = []
+        for some in _some(names, KEYS_PER_REQUEST):
+            after, is_whole, content = 0, False, keyed.pack(some)
+            while not is_whole:
+                body = messages.FindRows(call="values", partition=partition, fields=list(fields), after=after)
+                said, payload = await self._ask(url, body, content)
+                rows = keyed.unpack_values(payload)
+                found += [Values(_decoded(row.fields), tuple(row.names)) if row.is_there else None for row in rows]
+                after, is_whole = said.after, said.is_whole
+        return found
+
+    async def _list(self, url: str, partition: str | None) -> tuple[list[str], list[Stored]]:
+        names, found, after, is_whole = list[str](), list[Stored](), 0, False
+        while not is_whole:
+            body = messages.FindRows(
+                call="tags", partition=partition or "", is_everywhere=partition is None, after=after
+            )
+            said, payload = await self._ask(url, body)
+            found += [_stored(row) for row in keyed.unpack_facts(payload)]
+            names, after, is_whole = said.partitions, said.after, said.is_whole
+        return names, found
+
+    async def _ask(self, url: str, body: messages.Body, payload: Any = None) -> tuple[messages.KeyedRows, Any]:
+        answer = await asyncio.wrap_future(self._thread.ask(url, body, payload))
+        said = answer.body
+        assert isinstance(said, messages.KeyedRows)
+        return said, answer.payload
+
+    def _by_server(self, partition: str, names: Sequence[str]) -> dict[str, list[int]]:
+        """Places of the keys in the call, by the server that has them: the one with the highest hash of both."""
+        if len(self.servers) == 1:
+            return {self.servers[0]: list(range(len(names)))}
+        found: dict[str, list[int]] = {}
+        for place, name in enumerate(names):
+            content = f"{partition}\0{name}".encode()
+            best = max(self.servers, key=lambda url: _bytes.checksum(content, self._hashes[url]))
+            found.setdefault(best, []).append(place)
+        return found
+
+
+def _some(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + most] for start in range(0, len(items), most))
+
+
+def encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
+    """Values as a server keeps them. Raises NotPlain."""
+    return {str(name): values.encode(value) for name, value in fields.items()}
+
+
+def _decoded(fields: Mapping[str, bytes]) -> dict[str, Any]:
+    return {name: values.decode(value) for name, value in fields.items()}
+
+
+def _stored(row: keyed.RowFacts) -> Stored:
+    return Stored(row.partition, row.key, row.number, _decoded(row.tags), tuple(row.fields))
+
+
+def _staged(upload: bytearray, long: Sequence[tuple[str, bytes]]) -> list[keyed.StagedValue]:
+    made = []
+    for name, value in long:
+        made.append(keyed.StagedValue(name, len(upload), len(value)))
+        upload += value
+    return made
+
+
+def _in_order(by_server: Mapping[str, list[int]], made: Sequence[Sequence[Any]], count: int) -> list[Any]:
+    found: list[Any] = [None] * count
+    for places, rows in zip(by_server.values(), made, strict=True):
+        for place, row in zip(places, rows, strict=True):
+            found[place] = row
+    return found

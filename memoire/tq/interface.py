@@ -1,0 +1,420 @@
+"""The calls of TransferQueue's key-value interface, for one client of the process.
+
+`init` in one process starts or finds the servers and puts their addresses into $MEMOIRE_TQ, which processes started
+from there inherit; any other process is told by that variable, or by Ray where both use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDict
+
+from memoire.errors import ParameterError
+from memoire.server.server import Server
+
+from . import batches, checkpoint
+from .client import KeyedClient, Row, Stored, encoded
+from .metadata import KVBatchMeta
+
+ADDRESSES = "MEMOIRE_TQ"
+"""Environment variable with the servers' addresses, separated by commas; also their name in Ray's own store."""
+
+
+class _Process:
+    """What this process has: its client, and the server that `init` has started because there was no address."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.client: KeyedClient | None = None
+        self.server: Server | None = None
+
+    def connect(self, addresses: Sequence[str]) -> KeyedClient:
+        """Connect unless it is; with the lock."""
+        if self.client is None:
+            self.client = KeyedClient(addresses)
+        return self.client
+
+
+_here = _Process()
+
+
+_UNUSED = {"obs": "u1"}
+"""Of the table that a server of `init` has: nothing is recorded there."""
+
+# ------------------------------------------------------------------------------------------------ begin and end
+
+
+def init(conf: Any = None) -> Any:
+    """Connect this process to memoire's servers; the first process that finds no address starts one.
+
+    Args:
+        conf: A mapping or an OmegaConf. conf["memoire"]["servers"] has the servers' addresses; what is for
+            TransferQueue alone is ignored. Without them: $MEMOIRE_TQ, then what `init` of another process told Ray.
+
+    Returns:
+        The configuration with "memoire" in it, or `conf` itself if another process has begun before.
+    """
+    with _here.lock:
+        known, given = _known_addresses(), _given_addresses(conf)
+        if _here.client is not None or (known and not given):
+            _here.connect(known)
+            return conf
+        if not given:
+            _here.server = Server("tcp://127.0.0.1:*", _UNUSED)
+            given = [_here.server.endpoint]
+        _tell(given)
+        _here.connect(given)
+        return {**dict(conf or {}), "memoire": {"servers": given}}
+
+
+def close() -> None:
+    """Disconnect this process, and end the server that its `init` has started."""
+    with _here.lock:
+        client, server, _here.client, _here.server = _here.client, _here.server, None, None
+        if client is not None:
+            client.close()
+        if server is not None:
+            server.close()
+            _tell([])
+
+
+def get_client() -> KeyedClient:
+    """The client of this process. Raises AssertionError before `init`."""
+    if _here.client is None:
+        raise AssertionError("Please initialize the TransferQueue first by calling `tq.init()`!")
+    return _here.client
+
+
+def get_metrics_endpoint() -> str | None:
+    """HOST:PORT of the first server's pages, whose /metrics are for Prometheus; None if it has none."""
+    if _here.client is None and not _known_addresses():
+        return None
+    client = _ready()
+    return client.wait(client.pages())
+
+
+def _ready() -> KeyedClient:
+    with _here.lock:
+        if _here.client is None and not (known := _known_addresses()):
+            raise AssertionError("TransferQueueController has not been initialized yet. Please call init() first.")
+        return _here.client or _here.connect(known)
+
+
+def _given_addresses(conf: Any) -> list[str]:
+    ours = (conf or {}).get("memoire") or {}
+    servers = ours.get("servers") or []
+    if not isinstance(servers, str) and not all(isinstance(each, str) for each in servers):
+        raise ParameterError("memoire.servers", servers, "addresses such as tcp://memoire:5560")
+    return [servers] if isinstance(servers, str) else list(servers)
+
+
+def _known_addresses() -> list[str]:
+    said = os.environ.get(ADDRESSES) or _ray_says()
+    return [each for each in said.split(",") if each]
+
+
+def _tell(addresses: Sequence[str]) -> None:
+    """Let processes that begin later know; none: forget."""
+    said = ",".join(addresses)
+    os.environ[ADDRESSES] = said
+    if (store := _ray_store()) is not None:
+        store._internal_kv_put(ADDRESSES.encode(), said.encode(), overwrite=True)
+
+
+def _ray_says() -> str:
+    store = _ray_store()
+    return "" if store is None else (store._internal_kv_get(ADDRESSES.encode()) or b"").decode()
+
+
+def _ray_store() -> Any:
+    """Ray's key-value store, if this process has Ray and is part of a cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return importlib.import_module("ray.experimental.internal_kv")
+
+
+# -------------------------------------------------------------------------------------------------- keys, async
+
+
+async def async_kv_put(
+    key: str,
+    partition_id: str,
+    fields: TensorDict | Mapping[str, Any] | None = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: batches.Parser | None = None,
+) -> KVBatchMeta:
+    """Write one row; see `kv_put`."""
+    client = _ready()
+    return await client.on_any_loop(_put_one(client, key, partition_id, fields, tag, data_parser))
+
+
+async def async_kv_batch_put(
+    keys: list[str],
+    partition_id: str,
+    fields: TensorDict | None = None,
+    tags: list[dict[str, Any]] | None = None,
+    data_parser: batches.Parser | None = None,
+) -> KVBatchMeta:
+    """Write rows; see `kv_batch_put`."""
+    client = _ready()
+    return await client.on_any_loop(_put(client, keys, partition_id, fields, tags, data_parser))
+
+
+async def async_kv_batch_get(
+    keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
+) -> TensorDict:
+    """Read rows; see `kv_batch_get`."""
+    client = _ready()
+    return await client.on_any_loop(_get(client, keys, partition_id, select_fields))
+
+
+async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
+    """Read rows; see `kv_batch_get_by_meta`."""
+    partition, fields = _of_meta(meta, select_fields)
+    return await async_kv_batch_get(meta.keys, partition, fields)
+
+
+async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
+    """Tags by partition and key; see `kv_list`."""
+    client = _ready()
+    return await client.on_any_loop(_list(client, partition_id))
+
+
+async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
+    """Take rows away; see `kv_clear`."""
+    client = _ready()
+    await client.on_any_loop(client.clear(partition_id, _keys(keys)))
+
+
+# --------------------------------------------------------------------------------------------------- keys, sync
+
+
+def kv_put(
+    key: str,
+    partition_id: str,
+    fields: TensorDict | Mapping[str, Any] | None = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: batches.Parser | None = None,
+) -> KVBatchMeta:
+    """Write one row: fields and tags that it has stay, unless they are named here.
+
+    Args:
+        fields: Values by name: tensors, and anything that JSON or NumPy has. A TensorDict has a batch of one.
+        data_parser: Called with the columns as a dict before they are stored; returns it, changed.
+
+    Raises:
+        ValueError: neither fields nor a tag, or a nested tensor, which is a batch.
+        NotPlain: a value could only be pickled.
+        Refused: the server is full.
+    """
+    client = _ready()
+    return client.wait(_put_one(client, key, partition_id, fields, tag, data_parser))
+
+
+def kv_batch_put(
+    keys: list[str],
+    partition_id: str,
+    fields: TensorDict | None = None,
+    tags: list[dict[str, Any]] | None = None,
+    data_parser: batches.Parser | None = None,
+) -> KVBatchMeta:
+    """Write rows: fields and tags that they have stay, unless they are named here.
+
+    Args:
+        fields: Batch of as many rows as there are keys.
+        tags: Of each key.
+        data_parser: See `kv_put`.
+
+    Returns:
+        The keys with all their tags, and the fields that all of them have.
+
+    Raises:
+        ValueError: neither fields nor tags, a key is repeated, or lengths differ.
+        NotPlain: a value could only be pickled.
+        Refused: a server is full; rows of other servers may be written.
+    """
+    client = _ready()
+    return client.wait(_put(client, keys, partition_id, fields, tags, data_parser))
+
+
+def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> TensorDict:
+    """Fields that all of these rows have; keys that do not exist are left out.
+
+    Args:
+        select_fields: These of them; None takes all.
+
+    Returns:
+        A batch of the rows, in the order of the keys. Numbers are stacked [n]; other tensors become a nested tensor,
+        jagged if their shapes allow it; what is no tensor comes as a NonTensorStack.
+
+    Raises:
+        ValueError: none of the keys exists, or the rows have no field in common yet.
+    """
+    client = _ready()
+    return client.wait(_get(client, keys, partition_id, select_fields))
+
+
+def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
+    """The rows that a batch names; see `kv_batch_get`. Raises ValueError too if `select_fields` has others than it."""
+    partition, fields = _of_meta(meta, select_fields)
+    return kv_batch_get(meta.keys, partition, fields)
+
+
+def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
+    """Tags by partition and key, of one partition or of all, in the order in which rows were made."""
+    client = _ready()
+    return client.wait(_list(client, partition_id))
+
+
+def kv_clear(keys: list[str] | str, partition_id: str) -> None:
+    """Take rows away; keys that do not exist are ignored. Raises ValueError for an empty list."""
+    client = _ready()
+    client.wait(client.clear(partition_id, _keys(keys)))
+
+
+# -------------------------------------------------------------------------------------------------- checkpoints
+
+
+def save_checkpoint(
+    checkpoint_dir: str | Path, *, include_storage: bool = True, metadata: dict[str, Any] | None = None
+) -> None:
+    """Write all rows of all servers below a folder, which is replaced as a whole.
+
+    Args:
+        include_storage: Ignored: rows are always written with their values.
+        metadata: Written beside them, as JSON.
+
+    Raises:
+        RuntimeError: `init` was not called.
+        OSError: a file could not be written.
+    """
+    client = _initialized()
+    client.wait(checkpoint.save(client, Path(checkpoint_dir), metadata))
+
+
+def load_checkpoint(checkpoint_dir: str | Path) -> None:
+    """Put the rows of a checkpoint in the place of all rows, at any number of servers.
+
+    Raises:
+        RuntimeError: `init` was not called.
+        FileNotFoundError: there is no checkpoint, or a file of it is missing.
+        ProtocolError: it is damaged.
+    """
+    client = _initialized()
+    client.wait(checkpoint.load(client, Path(checkpoint_dir)))
+
+
+def _initialized() -> KeyedClient:
+    if _here.client is None:
+        raise RuntimeError("TransferQueue is not initialized. Call tq.init() first.")
+    return _here.client
+
+
+# ------------------------------------------------------------------------------- what both forms of a call share
+
+
+def _keys(keys: list[str] | str) -> list[str]:
+    made = [keys] if isinstance(keys, str) else list(keys)
+    if not made:
+        raise ValueError("Received an empty list as keys.")
+    return made
+
+
+def _of_meta(meta: KVBatchMeta, select_fields: list[str] | str | None) -> tuple[str, list[str] | None]:
+    if meta.partition_id is None:
+        raise ValueError("Must provide partition_id in the input KVBatchMeta.")
+    if select_fields is None:
+        return meta.partition_id, meta.fields
+    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
+    if any(name not in (meta.fields or ()) for name in chosen):
+        raise ValueError(
+            f"Some fields assigned in select_fields not found in the metadata. Assigned: {chosen}; "
+            f"Fields in KVBatchMeta: {meta.fields}."
+        )
+    return meta.partition_id, chosen
+
+
+async def _put_one(
+    client: KeyedClient,
+    key: str,
+    partition: str,
+    fields: TensorDict | Mapping[str, Any] | None,
+    tag: dict[str, Any] | None,
+    parser: batches.Parser | None,
+) -> KVBatchMeta:
+    if fields is None and tag is None:
+        raise ValueError("Please provide at least one parameter of fields or tag.")
+    batch = None if fields is None else batches.single_row(fields)
+    return await _put(client, [key], partition, batch, None if tag is None else [tag], parser)
+
+
+async def _put(
+    client: KeyedClient,
+    keys: list[str],
+    partition: str,
+    fields: TensorDict | None,
+    tags: list[dict[str, Any]] | None,
+    parser: batches.Parser | None,
+) -> KVBatchMeta:
+    _check_put(keys, fields, tags)
+    columns: dict[str, list[Any]] = {}
+    if fields is not None:
+        columns = batches.columns_of(fields) if parser is None else batches.parsed(fields, parser)
+    rows = [
+        Row(key, encoded(tags[i]) if tags else {}, encoded({name: values[i] for name, values in columns.items()}))
+        for i, key in enumerate(keys)
+    ]
+    return _meta(partition, await client.put(partition, rows))
+
+
+def _check_put(keys: list[str], fields: TensorDict | None, tags: list[dict[str, Any]] | None) -> None:
+    if fields is None and tags is None:
+        raise ValueError("Please provide at least one parameter of `fields` or `tags`.")
+    if fields is not None and fields.batch_size[0] != len(keys):
+        raise ValueError(
+            f"`keys` with length {len(keys)} does not match the `fields` TensorDict with batch_size "
+            f"{fields.batch_size[0]}"
+        )
+    _keys(keys)
+    if tags is not None and len(tags) != len(keys):
+        raise ValueError(f"keys with length {len(keys)} does not match length of tags {len(tags)}")
+    if len(set(keys)) != len(keys):
+        raise ValueError("Got duplicated keys.")
+
+
+def _meta(partition: str, rows: Sequence[Stored]) -> KVBatchMeta:
+    shared = set.intersection(*(set(row.fields) for row in rows))
+    return KVBatchMeta(
+        keys=[row.key for row in rows],
+        tags=[row.tags for row in rows],
+        partition_id=partition,
+        fields=sorted(shared),
+        extra_info={},
+    )
+
+
+async def _get(
+    client: KeyedClient, keys: list[str] | str, partition: str, select_fields: list[str] | str | None
+) -> TensorDict:
+    names = _keys(keys)
+    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
+    found = [row for row in await client.values(partition, names, chosen or ()) if row is not None]
+    if not found:
+        raise ValueError("keys or partition were not found!")
+    if not set.intersection(*(set(row.names) for row in found)):
+        raise ValueError("Some fields are not ready in all the requested keys!")
+    shared = set.intersection(*(set(row.values) for row in found))
+    return batches.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
+
+
+async def _list(client: KeyedClient, partition: str | None) -> dict[str, dict[str, Any]]:
+    found = await client.rows(partition)
+    return {name: {row.key: row.tags for row in rows} for name, rows in found.items()}

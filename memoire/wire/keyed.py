@@ -1,0 +1,101 @@
+"""What messages about keyed rows carry as payload: msgpack, with all bounds in the types. Pure.
+
+Values are bytes that only clients understand: a server merges rows by the names of their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from memoire.errors import ProtocolError
+
+from .frames import Buffer
+from .messages import Count, Name, TailRow, Word
+
+Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Fields: TypeAlias = Annotated[dict[Name, bytes], Meta(max_length=1024)]
+Keys: TypeAlias = Annotated[list[Key], Meta(max_length=2**20)]
+
+
+class StagedValue(TailRow, frozen=True, array_like=True):
+    """A value whose bytes came before, in pieces."""
+
+    field: Name
+    start: Count
+    bytes: Count
+
+
+class PutRow(TailRow, frozen=True, array_like=True):
+    """A row to be written: fields and tags that it has stay, unless they are named here."""
+
+    key: Key
+    tags: Fields
+    fields: Fields
+    staged: Annotated[list[StagedValue], Meta(max_length=1024)]
+
+
+class RowFacts(TailRow, frozen=True, array_like=True):
+    """A row without its values."""
+
+    partition: Name
+    key: Key
+    number: Word
+    tags: Fields
+    fields: Annotated[list[Name], Meta(max_length=1024)]
+
+
+class RowValues(TailRow, frozen=True, array_like=True):
+    """A row's values."""
+
+    is_there: bool  # whether there is a row of this key
+    names: Annotated[list[Name], Meta(max_length=1024)]  # of all its fields, also those that were not asked for
+    fields: Fields
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_PUT: Final = msgspec.msgpack.Decoder(Annotated[list[PutRow], Meta(max_length=2**20)])
+_KEYS: Final = msgspec.msgpack.Decoder(Keys)
+_FACTS: Final = msgspec.msgpack.Decoder(Annotated[list[RowFacts], Meta(max_length=2**24)])
+_VALUES: Final = msgspec.msgpack.Decoder(Annotated[list[RowValues], Meta(max_length=2**20)])
+
+
+def pack(rows: Sequence[Any]) -> bytes:
+    """The bytes of keys, or of rows of one kind."""
+    return _ENCODER.encode(rows)
+
+
+def unpack_puts(payload: Buffer | None) -> list[PutRow]:
+    """Rows to be written. Raises ProtocolError, and nothing else."""
+    rows: list[PutRow] = _unpacked(_PUT, payload)
+    return rows
+
+
+def unpack_keys(payload: Buffer | None) -> list[str]:
+    """Keys. Raises ProtocolError, and nothing else."""
+    keys: list[str] = _unpacked(_KEYS, payload)
+    return keys
+
+
+def unpack_facts(payload: Buffer | None) -> list[RowFacts]:
+    """Rows without their values. Raises ProtocolError, and nothing else."""
+    rows: list[RowFacts] = _unpacked(_FACTS, payload)
+    return rows
+
+
+def unpack_values(payload: Buffer | None) -> list[RowValues]:
+    """Rows' values. Raises ProtocolError, and nothing else."""
+    rows: list[RowValues] = _unpacked(_VALUES, payload)
+    return rows
+
+
+def _unpacked(decoder: Any, payload: Buffer | None) -> Any:
+    if payload is None:
+        return []
+    try:
+        return decoder.decode(memoryview(payload))
+    except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ProtocolError("payload", f"its rows cannot be read: {error}") from None

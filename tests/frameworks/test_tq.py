@@ -1,0 +1,197 @@
+"""TransferQueue's calls on memoire: what TransferQueue 0.1.11 answered to each, values of all kinds, and many processes."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+tensordict = pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
+
+import tq_calls  # noqa: E402
+
+from memoire import Server, tq  # noqa: E402
+from memoire.errors import Closed, MemoireTimeout, NotPlain, ProtocolError, Refused  # noqa: E402
+from memoire.limits import Limits  # noqa: E402
+from memoire.tq import values  # noqa: E402
+from memoire.tq.client import KeyedClient, Row  # noqa: E402
+
+pytestmark = pytest.mark.torch
+TensorDict = tensordict.TensorDict
+
+BETTER = {
+    'tq.kv_batch_get("h", "p")': "z",
+    'tq.kv_batch_get("u", "p")': "u",
+}
+"""Calls after which TransferQueue leaves out a field that was put, and which: the eighth one of a partition."""
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    tq.init()
+    yield tq
+    tq.close()
+
+
+@pytest.fixture
+def servers():
+    with Server("tcp://127.0.0.1:*", {"obs": "u1"}) as one, Server("tcp://127.0.0.1:*", {"obs": "u1"}) as two:
+        yield one, two
+
+
+def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
+    record = json.loads(tq_calls.RECORD.read_text(encoding="utf-8"))
+    assert [call for call, _ in record["answers"]] == tq_calls.CALLS, "python tests/frameworks/tq_calls.py"
+    for (call, theirs), found in zip(record["answers"], tq_calls.answers(queue, tmp_path), strict=True):
+        ours = json.loads(json.dumps(found))
+        if call in BETTER:
+            ours["fields"].pop(BETTER[call])
+        assert ours == theirs, call
+
+
+KINDS = [
+    None, True, -3, 2**70, 2.5, "text", b"bytes", [1, [2]], {"a": {1: "x"}}, {1, 2},
+    np.float32(1.5), np.arange(6).reshape(2, 3), np.zeros((0, 2), np.int8), np.array("2020-01-01", "datetime64[D]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", KINDS, ids=repr)
+def test_a_plain_value_comes_back_as_it_was(value):
+    found = values.decode(values.encode(value))
+    assert type(found) is type(value)
+    np.testing.assert_equal(found, value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "bool", "complex64", "float16"])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)])
+def test_a_tensor_comes_back_with_dtype_and_shape_and_can_be_written(dtype, shape):
+    value = (torch.arange(max(1, int(np.prod(shape)))) % 2).to(getattr(torch, dtype))
+    value = value.reshape(shape) if 0 not in shape else torch.empty(shape, dtype=value.dtype)
+    found = values.decode(values.encode(value))
+    assert torch.equal(found, value) and found.dtype == value.dtype and found.shape == value.shape
+    found += 1 if dtype != "bool" else True
+
+
+def test_an_array_of_objects_comes_back_as_one():
+    found = values.decode(values.encode(np.array([["a", None], [{"k": 1}, 2]], object)))
+    assert found.dtype == object and found.tolist() == [["a", None], [{"k": 1}, 2]]
+
+
+def test_what_could_only_be_pickled_is_refused_by_name(queue):
+    with pytest.raises(NotPlain, match=r"a value of type Event cannot be stored: .* Nothing is pickled"):
+        queue.kv_put("a", "p", {"x": {"deep": [threading.Event()]}})
+    with pytest.raises(ValueError, match="not found"):
+        queue.kv_batch_get("a", "p")
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\xc1", b"\xc7\x02\x01ab", b"\xd4\x09\x01", b"\xc7\x0c\x01\x08\0\0\0\x92\xa4evil\x91\x01"]
+)
+def test_damaged_bytes_of_a_value_are_refused(damaged):
+    with pytest.raises(ProtocolError, match="a value cannot be read"):
+        values.decode(damaged)
+
+
+def test_values_longer_than_a_message_come_whole(servers):
+    limits = Limits(request_bytes=64 * 1024)
+    client = KeyedClient([server.endpoint for server in servers], limits=limits)
+    rows = [Row(f"k{i}", {}, {"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)}) for i in range(9)]
+    raw = [Row(row.key, row.tags, {name: values.encode(value) for name, value in row.fields.items()}) for row in rows]
+    try:
+        client.wait(client.put("p", raw))
+        found = client.wait(client.values("p", [row.key for row in rows], ()))
+    finally:
+        client.close()
+    assert [each.values for each in found] == [row.fields for row in rows]
+
+
+def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(servers, tmp_path, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    keys, batch = [f"k{i}" for i in range(200)], TensorDict({"x": torch.arange(200)}, batch_size=200)
+    tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
+    try:
+        tq.kv_batch_put(keys, "p", batch, [{"i": i} for i in range(200)])
+        held = [KeyedClient([server.endpoint]) for server in servers]
+        parts = [len(client.wait(client.rows("p")).get("p", [])) for client in held]
+        assert sum(parts) == 200 and min(parts) > 60
+        assert torch.equal(tq.kv_batch_get(keys[::-1], "p")["x"], torch.arange(200).flip(0))
+        tq.save_checkpoint(tmp_path / "one")
+    finally:
+        tq.close()
+    monkeypatch.setenv("MEMOIRE_TQ", "")
+    tq.init()
+    try:
+        tq.load_checkpoint(tmp_path / "one")
+        assert torch.equal(tq.kv_batch_get(keys, "p")["x"], torch.arange(200))
+        assert tq.kv_list("p")["p"] == {key: {"i": i} for i, key in enumerate(keys)}
+    finally:
+        tq.close()
+        [client.close() for client in held]
+
+
+def test_a_checkpoint_that_ends_early_is_refused(queue, tmp_path):
+    queue.kv_put("a", "p", {"x": torch.arange(100)})
+    queue.save_checkpoint(tmp_path / "one")
+    whole = (tmp_path / "one" / "rows.msgpack").read_bytes()
+    (tmp_path / "one" / "rows.msgpack").write_bytes(whole[:-3])
+    with pytest.raises(ProtocolError, match="ends in the middle of its rows"):
+        queue.load_checkpoint(tmp_path / "one")
+
+
+def test_writers_of_different_fields_of_one_row_lose_nothing(queue):
+    def write(name):
+        for i in range(20):
+            queue.kv_put(f"k{i}", "p", {name: torch.tensor(i)}, {name: i})
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    [thread.start() for thread in threads]
+    [thread.join(30.0) for thread in threads]
+    found = queue.kv_batch_get([f"k{i}" for i in range(20)], "p")
+    assert all(torch.equal(found[name], torch.arange(20)) for name in "abcd")
+    assert list(queue.kv_list("p")["p"].values()) == [dict.fromkeys("abcd", i) for i in range(20)]
+
+
+def test_many_calls_at_once_of_one_event_loop_are_all_answered(queue):
+    async def all_of_them():
+        await asyncio.gather(*(queue.async_kv_put(f"k{i}", "p", {"x": torch.tensor(i)}) for i in range(100)))
+        return await asyncio.gather(*(queue.async_kv_batch_get(f"k{i}", "p") for i in range(100)))
+
+    assert [int(each["x"]) for each in asyncio.run(all_of_them())] == list(range(100))
+
+
+def test_a_process_that_is_started_later_finds_the_servers(queue):
+    queue.kv_put("a", "p", {"x": torch.tensor(7)})
+    program = "from memoire import tq; print(int(tq.kv_batch_get('a', 'p')['x'])); tq.close()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "7", done.stderr
+
+
+def test_a_server_without_room_says_so_and_keeps_what_it_has(monkeypatch):
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    with Server("tcp://127.0.0.1:*", {"obs": "u1"}, limits=Limits(held_bytes=200_000)) as server:
+        tq.init({"memoire": {"servers": server.endpoint}})
+        try:
+            tq.kv_put("a", "p", {"x": torch.zeros(20_000)})
+            with pytest.raises(Refused, match=r"\(full\): .* 200000 are the most \(limits.held_bytes\)"):
+                tq.kv_put("b", "p", {"x": torch.zeros(50_000)})
+            assert set(tq.kv_list("p")["p"]) == {"a"}
+            tq.kv_clear("a", "p")
+            tq.kv_put("b", "p", {"x": torch.zeros(20_000)})
+        finally:
+            tq.close()
+
+
+def test_nobody_waits_for_a_server_that_is_not_there():
+    client = KeyedClient(["tcp://127.0.0.1:9"], limits=Limits(request_timeout=0.3))
+    try:
+        with pytest.raises(MemoireTimeout, match=r"tcp://127.0.0.1:9"):
+            client.wait(client.rows(None))
+    finally:
+        client.close()
+    with pytest.raises(Closed, match="this client of keyed rows is closed"):
+        client.wait(client.rows(None))

@@ -1,0 +1,93 @@
+"""Rows by key: fields merge, values come in pieces, and nothing is held beyond the limit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.errors import ProtocolError
+from memoire.pool.keyed_store import KeyedStore, RowChange
+
+LIMIT = 1 << 20
+ME, YOU = b"a" * 16, b"b" * 16
+
+
+def put(store, key, partition="p", tags=(), **fields):
+    return store.put(partition, [RowChange(key, dict(tags), fields)])[0]
+
+
+def test_fields_and_tags_replace_those_of_their_name_and_leave_the_others():
+    store = KeyedStore(LIMIT)
+    put(store, "a", x=b"1", y=b"2", tags={"s": b"0"})
+    row = put(store, "a", y=b"3", z=b"4", tags={"t": b"1"})
+    assert (row.fields, row.tags) == ({"x": b"1", "y": b"3", "z": b"4"}, {"s": b"0", "t": b"1"})
+    assert store.find("p", ["a", "b"]) == [row, None]
+
+
+def test_rows_are_listed_in_the_order_in_which_they_were_made():
+    store = KeyedStore(LIMIT)
+    for partition, key in (("q", "b"), ("p", "a"), ("q", "a")):
+        put(store, key, partition)
+    put(store, "b", "q", x=b"")
+    assert [(name, key) for name, key, _ in store.walk(None, 0)] == [("q", "b"), ("p", "a"), ("q", "a")]
+    assert [key for _, key, _ in store.walk("q", 1)] == ["a"]
+    assert store.partitions(None) == ["q", "p"] and store.partitions("none") == []
+
+
+def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
+    store = KeyedStore(2000)
+    put(store, "a", x=bytes(600))
+    with pytest.raises(ProtocolError, match=r"1113 bytes of keyed rows are held and 1000 more came; 2000 are the most"):
+        store.put("p", [RowChange("b", {}, {"x": bytes(500)}), RowChange("c", {}, {"x": bytes(500)})])
+    assert store.find("p", ["b", "c"]) == [None, None]
+    store.clear("p", ["a"])
+    assert store.held == (0, 0)
+    store.put("p", [RowChange("b", {}, {"x": bytes(500)})])
+
+
+def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
+    store = KeyedStore(LIMIT)
+    for offset, piece in ((0, b"abc"), (0, b"abc"), (3, b"de"), (3, b"de")):
+        store.stage(ME, 1, offset, piece)
+    assert store.staged(ME, 1, 1, 4) == b"bcde"
+    for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
+        with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
+            store.staged(client, 1, start, size)
+    with pytest.raises(ProtocolError, match="a piece at 7 of an upload of which 5 bytes came"):
+        store.stage(ME, 1, 7, b"x")
+    store.unstage(ME, 1)
+    assert store.held == (0, 0)
+
+
+def test_uploads_that_nobody_uses_are_dropped_the_oldest_first():
+    store = KeyedStore(LIMIT)
+    for upload in range(70):
+        store.stage(ME, upload, 0, bytes(10))
+    assert store.held == (0, 640)
+    with pytest.raises(ProtocolError):
+        store.staged(ME, 5, 0, 1)
+    assert store.staged(ME, 6, 0, 10) == bytes(10)
+
+
+KEYS, NAMES = st.sampled_from("abc"), st.sampled_from("xyz")
+CHANGES = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from("pq"), KEYS, st.dictionaries(NAMES, st.binary(max_size=9))),
+    st.tuples(st.just("clear"), st.sampled_from("pq"), KEYS, st.just({})),
+    st.tuples(st.just("reset"), st.just("p"), st.just("a"), st.just({})),
+)
+
+
+@given(st.lists(CHANGES, max_size=30))
+def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
+    store, model = KeyedStore(LIMIT), {}
+    for call, partition, key, fields in changes:
+        if call == "put":
+            put(store, key, partition, **fields)
+            model[partition, key] = {**model.get((partition, key), {}), **fields}
+        elif call == "clear":
+            assert store.clear(partition, [key]) == (model.pop((partition, key), None) is not None)
+        else:
+            store.reset()
+            model.clear()
+    assert {(name, key): row.fields for name, key, row in store.walk(None, 0)} == model
+    store.reset()
+    assert store.held == (0, 0)

@@ -1,0 +1,113 @@
+"""Keyed rows by messages: replies come in parts, a resend changes nothing, and what is malformed is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dispatchkit import ME, YOU, Asker, made_dispatcher
+from memoire.limits import Limits
+from memoire.pool.keyed_store import KeyedStore
+from memoire.server.handlers.keyed import KeyedHandler
+from memoire.wire import keyed, messages
+
+
+@pytest.fixture
+def asker():
+    return Asker(made_dispatcher({"lines": [], "models": []}))
+
+
+def put(asker, *rows, **options):
+    body = messages.ChangeRows(call="put", partition="p", **options)
+    return asker.ask(body, payload=keyed.pack(list(rows)))
+
+
+def row(key, **fields):
+    return keyed.PutRow(key, {}, fields, [])
+
+
+def values(asker, keys, **options):
+    body = messages.FindRows(call="values", partition="p", **options)
+    return asker.ask(body, payload=keyed.pack(keys))
+
+
+class Rows:
+    """A handler of its own, whose replies are short."""
+
+    def __init__(self):
+        state = SimpleNamespace(limits=Limits(message_bytes=480), epoch=1)
+        self.handler, self.header = (
+            KeyedHandler(state, KeyedStore(1 << 20), facts_per_reply=2),
+            SimpleNamespace(client=ME),
+        )
+
+    def put(self, *rows):
+        body = messages.ChangeRows(call="put", partition="p")
+        self.handler.change(0.0, self.header, body, keyed.pack(list(rows)))
+
+    def all_of(self, unpack, keys=(), **call):
+        """What each reply brings, until there are no more."""
+        found, after, is_whole = [], 0, False
+        while not is_whole:
+            body = messages.FindRows(partition="p", after=after, **call)
+            reply = self.handler.find(0.0, self.header, body, keyed.pack(list(keys)))
+            found.append(unpack(reply.payload))
+            after, is_whole = reply.body.after, reply.body.is_whole
+        return found
+
+
+def test_values_of_many_keys_come_in_parts_in_the_order_that_was_asked_for():
+    rows = Rows()
+    rows.put(*(row(f"k{i}", x=bytes([i]) * 60) for i in range(5)))
+    parts = rows.all_of(keyed.unpack_values, ["k4", "none", "k0", "k2"], call="values")
+    found = [each for part in parts for each in part]
+    assert [each.fields.get("x", b"")[:1] for each in found] == [b"\4", b"", b"\0", b"\2"]
+    assert [each.is_there for each in found] == [True, False, True, True]
+    assert [len(part) for part in parts] == [3, 1]
+
+
+def test_rows_are_listed_in_parts_without_their_values():
+    rows = Rows()
+    rows.put(*(row(f"k{i}", x=b"1") for i in range(5)))
+    parts = rows.all_of(keyed.unpack_facts, call="tags")
+    assert [[each.key for each in part] for part in parts] == [["k0", "k1"], ["k2", "k3"], ["k4"]]
+
+
+def test_a_write_that_is_sent_again_does_not_undo_a_later_one(asker):
+    other = Asker(asker.dispatcher, YOU)
+    put(asker, row("k", x=b"old"))
+    put(other, row("k", x=b"new"))
+    body = messages.ChangeRows(call="put", partition="p")
+    asker.ask(body, payload=keyed.pack([row("k", x=b"old")]), again=True)
+    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert found.fields == {"x": b"new"}
+
+
+def test_fields_that_are_named_come_alone_and_all_names_are_said(asker):
+    put(asker, row("k", x=b"1", y=b"2"))
+    (found,) = keyed.unpack_values(values(asker, ["k"], fields=["y", "none"]).payload)
+    assert (found.fields, found.names) == ({"y": b"2"}, ["x", "y"])
+
+
+def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
+    for offset, piece in ((0, b"abc"), (3, b"def")):
+        asker.ask(messages.ChangeRows(call="stage", upload=1, offset=offset), payload=piece)
+    staged = keyed.PutRow("k", {}, {}, [keyed.StagedValue("x", 1, 4)])
+    assert put(Asker(asker.dispatcher, YOU), staged, upload=1).body.code == "value"
+    put(asker, staged, upload=1)
+    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert found.fields == {"x": b"bcde"}
+    assert put(asker, staged, upload=1).body.code == "value", "an upload is used once"
+
+
+@pytest.mark.parametrize("call", ["values", "facts"])
+def test_malformed_keys_are_refused(asker, call):
+    assert asker.ask(messages.FindRows(call=call), payload=b"\xc1").body.code == "payload"
+
+
+def test_reset_takes_everything_away_and_clear_only_its_keys(asker):
+    put(asker, row("a", x=b"1"), row("b", x=b"2"))
+    asker.ask(messages.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
+    said = asker.ask(messages.FindRows(call="tags", is_everywhere=True))
+    assert [each.key for each in keyed.unpack_facts(said.payload)] == ["b"]
+    assert asker.ask(messages.ChangeRows(call="reset")).body.rows == 0
+    assert asker.dispatcher.keyed_rows.held == (0, 0) and ME != YOU
