@@ -1,0 +1,149 @@
+"""TransferQueue's side of benchmarks/groups.py: whole groups of answers from two processes to a trainer.
+
+    python benchmarks/peers/with_transferqueue.py          # in an environment with TransferQueue 0.1.11 and Ray
+
+The load is that of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a
+mask and a reward; steps of 64 groups; each step is taken away when it was read. There are three ways to do it, and all
+are tried with one and two storage units:
+
+    keys       as verl does it: `kv_batch_put` of a group, then the tag of its prompt; the trainer lists the tags until
+               64 prompts are finished, reads their rows by key, and clears them
+    sampler    as its tutorial does it: the controller's GRPOGroupNSampler chooses 64 whole groups (`get_meta`), the
+               trainer reads them (`get_data`) and clears them
+    padded     the same, where the rows of a group are padded to one length before they are put
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+GROUP, GROUPS, WORKERS = 8, 64, 2
+FIELDS = ["tokens", "logprob", "mask", "reward"]
+POLL = 0.005
+"""Seconds between two looks at the tags."""
+
+
+def answer_of(rng, mean=380.0):
+    size = max(1, int(rng.lognormal(math.log(mean) - 0.5, 1.0)))
+    tokens = torch.from_numpy(rng.integers(0, 32_000, size, dtype=np.int32))
+    return {"tokens": tokens, "logprob": torch.rand(size), "mask": tokens > 9, "reward": torch.tensor(float(size % 2))}
+
+
+def group_of(answers, padded):
+    """A group as TransferQueue takes it: nested tensors, or padded ones."""
+    columns = {}
+    for name in FIELDS:
+        rows = [each[name] for each in answers]
+        if rows[0].dim() == 0:
+            columns[name] = torch.stack(rows)
+        elif padded:
+            columns[name] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        else:
+            columns[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return TensorDict(columns, batch_size=GROUP)
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """Puts groups that were made before."""
+
+    def __init__(self, number, way) -> None:
+        torch.set_num_threads(1)
+        tq.init()
+        rng = np.random.default_rng(number)
+        made = [answer_of(rng) for _ in range(256)]
+        self.number, self.way = number, way
+        self.groups = [
+            group_of([made[pick] for pick in rng.integers(0, 256, GROUP)], way == "padded") for _ in range(64)
+        ]
+
+    def put(self, groups, partition) -> None:
+        """Put so many groups, one after the other."""
+        for place in range(groups):
+            uid = f"{self.number}-{place}"
+            tags = [{"seq_len": 380}] * GROUP
+            tq.kv_batch_put([f"{uid}_{i}_0" for i in range(GROUP)], partition, self.groups[place % 64], tags)
+            if self.way == "keys":
+                tq.kv_put(uid, partition, tag={"is_prompt": True, "status": "finished"})
+
+
+def by_keys(prompts, partition):
+    """Answers read, group by group of what is finished."""
+    read = 0
+    while read < prompts * GROUP:
+        finished = [key for key, tag in tq.kv_list(partition).get(partition, {}).items() if tag.get("is_prompt")]
+        wanted = min(GROUPS, prompts - read // GROUP)
+        if len(finished) < wanted:
+            time.sleep(POLL)
+            continue
+        keys = [f"{uid}_{i}_0" for uid in finished[:wanted] for i in range(GROUP)]
+        data = tq.kv_batch_get(keys, partition, select_fields=FIELDS)
+        read += len(data)
+        tq.kv_clear([*finished[:wanted], *keys], partition)
+    return read
+
+
+def by_sampler(prompts, partition):
+    """Answers read, as the controller chooses them."""
+    client, read = tq.get_client(), 0
+    while read < prompts * GROUP:
+        wanted = min(GROUPS * GROUP, prompts * GROUP - read)
+        meta = client.get_meta(
+            data_fields=FIELDS, batch_size=wanted, partition_id=partition, mode="fetch", task_name="train"
+        )
+        if not meta.size:
+            time.sleep(POLL)
+            continue
+        read += len(client.get_data(meta))
+        client.clear_samples(meta)
+    return read
+
+
+def answers(prompts, way, units) -> tuple[float, float]:
+    """Answers a second from the first put to the last read, and seconds from the start to the first group."""
+    began = time.perf_counter()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=GROUP)
+    conf = {"backend": {"SimpleStorage": {"num_data_storage_units": units}}}
+    tq.init(conf | ({} if way == "keys" else {"controller": {"sampler": sampler, "polling_mode": True}}))
+    workers = [Worker.remote(number, way) for number in range(WORKERS)]
+    read = by_keys if way == "keys" else by_sampler
+    ray.get(workers[0].put.remote(1, "warm"))
+    read(1, "warm")
+    first = time.perf_counter() - began
+    ray.get([each.put.remote(1, "warm2") for each in workers])
+    read(WORKERS, "warm2")
+    clock = time.perf_counter()
+    running = [each.put.remote(prompts // WORKERS, "train") for each in workers]
+    total = read(prompts, "train")
+    seconds = time.perf_counter() - clock
+    ray.get(running)
+    tq.close()
+    ray.shutdown()
+    return total / seconds, first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--ways", nargs="+", default=["keys", "sampler", "padded"])
+    parser.add_argument("--units", nargs="+", type=int, default=[1, 2])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for way in options.ways:
+        for units in options.units:
+            rate, first = answers(options.prompts, way, units)
+            said = f"{rate:.0f} answers/s, first group after {first:.1f} s"
+            print(f"TransferQueue 0.1.11, {way}, {units} storage units: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
