@@ -116,7 +116,7 @@ FIELDS = {
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
     "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
-    "count": "CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
+    "count": "ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
     "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
