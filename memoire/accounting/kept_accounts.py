@@ -227,11 +227,13 @@ class StoredAccounts(KeptAccounts):
 
     def taken(self) -> None:
         """The accounts that were inherited until now are part of a group that is being saved."""
-        self._saving, self._arriving = merge(self._saving, self._arriving), merge()
+        if len(self._arriving):  # seldom: this is called for each group
+            self._saving, self._arriving = merge(self._saving, self._arriving), merge()
 
     def saved(self) -> None:
         """What was being saved is on disk."""
-        self._saving = merge()
+        if len(self._saving):
+            self._saving = merge()
 
     def find(self, client: bytes) -> Account | None:
         """The client's own account as it is on disk."""

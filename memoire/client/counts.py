@@ -166,6 +166,10 @@ class RunCounts:
         has_episodes = bool(self._ended) and self._ended[0].number <= boundary.ended
         boundary.is_told = oldest_line > boundary.line and not has_episodes
 
+    def resume_run(self) -> None:
+        """The run that had ended goes on, and nothing was counted for another one."""
+        self.boundary = None
+
     def enter_run(self, run: int) -> None:
         """Count for this run from now on, or from the boundary on."""
         if self._run is not None and run != self._run:

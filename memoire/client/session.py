@@ -315,6 +315,8 @@ class Session:
             if said.finished and not self.is_finished:
                 self.schedule.hurry()  # a server that ends waits until its clients say that they know
             self.is_finished = said.finished
+            if said.run_name and asked.boundary is not None and asked.boundary is self.counts.boundary:
+                self.counts.resume_run()  # the other run was over before this client was in it
         elif (boundary := self.end_run()) is asked.boundary:  # this answers what was said after the run had ended
             self.counts.acknowledge_run(boundary, self.outbox.oldest)
 

@@ -331,6 +331,20 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
     assert join(session, home).is_new_run and session.counts.told.steps == 3
 
 
+def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(session, home):
+    join(session, home)
+    session.record(10)
+    home.run = "next"
+    assert tell(session, home, 1.0)[1] == "update" and session.is_between
+    asked = session.begin_update(2.0)
+    session.record(5)
+    home.run = "run"
+    assert session.updated(home.updated(), asked, 2.0) == "update"
+    session.schedule.is_open = False
+    assert not session.is_between and session.counts.told.steps == 15
+    assert session.update_due() > 2.0, "not again and again"
+
+
 def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
     join(session, home)
     session.record(10)
