@@ -14,6 +14,7 @@ MUTANTS_ARGS ?=
 SEEDS ?= 100
 FIRST ?= 1
 SIMULATE_ARGS ?=
+PROTOCOL_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
 # The quick half does not wait: one for each core.
@@ -30,7 +31,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help simulate demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -45,6 +46,7 @@ help:
 	@echo "make test-torch    what needs torch or Stable-Baselines3, installed into $$MEMOIRE_TORCH (build/torch): one gigabyte or more"
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
+	@echo "make protocol      every order of events of small worlds, and each rule taken out with the harm that it does; Spin's models"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
@@ -117,6 +119,15 @@ test-torch: setup-torch
 # A failing seed prints its schedule, made as short as it can be, and the line that runs it again.
 simulate: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.run --seeds $(SEEDS) --first $(FIRST) $(SIMULATE_ARGS)
+
+# Every planted fault, and after how many seeds it is found.
+simulate-plants: setup-dev
+	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.find --seeds $(SEEDS) $(SIMULATE_ARGS)
+
+# All orders of events of small worlds, over the product's deciding classes; then Spin's models, where spin is installed.
+protocol: setup-dev
+	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m protocol.run $(PROTOCOL_ARGS)
+	cd tests && PYTHONPATH=.:support $(CURDIR)/$(BIN)/python -m protocol.spin
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)

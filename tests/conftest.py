@@ -36,7 +36,7 @@ ABOUT_ARRAYS = ("replay", "wire", "pool", "accounting", "classic", "reader", "sa
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
-SLOW = ("integration", "samples", "processes", "simulation", "tools", "browser", "chart", "kubernetes")
+SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools", "browser", "chart", "kubernetes")
 """Folders whose tests are marked `slow`: over real sockets, several folders together, or other programs. `make
 test-quick` leaves them out. A test of another folder that takes longer than `QUICK_SECONDS` has the mark itself.
 """

@@ -29,6 +29,13 @@ class Plant:
 PLANTS: dict[str, Plant] = {}
 
 
+def replace(where: Any, name: str, what: Any) -> Any:
+    """Put something in the place of a part of the product; returns what was there."""
+    former = getattr(where, name)
+    setattr(where, name, what)
+    return former
+
+
 def plant() -> None:
     """Plant what the environment names; nothing by default."""
     name = os.environ.get(VARIABLE, "")

@@ -24,12 +24,21 @@ import zmq
 import memoire.clock
 from memoire.net import context, descriptors, poller, process, progress, thread
 from memoire.reader import rounds, takes
+from memoire.server import io_requests
+from memoire.storage import saver
 
 from . import network, threads
-from .world import World
+from .world import Process, World
 
-RETRY_INTERVAL: Final = 0.5
-"""Seconds after which a reader that waits asks again, in place of 0.02: each time is a message to each server."""
+RARER: Final = {
+    (rounds, "RETRY_INTERVAL"): 0.5,
+    (takes, "RETRY_INTERVAL"): 0.5,
+    (saver, "SAVE_DELAY"): 0.5,
+    (io_requests, "TOLD_INTERVAL"): 0.1,
+}
+"""Seconds between two looks that find nothing, nearly always: of a reader that waits for samples, of a store to which nobody
+has said anything, and of a server that ends. Each look takes a turn, and those of a reader messages to each server.
+"""
 NAMES: Final = ("Lock", "RLock", "Condition", "Event", "Thread")
 
 
@@ -98,8 +107,8 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
         for name, (home, what) in replaced.items():
             for module in _users_of(name, getattr(home, name)):
                 put(module, name, what)
-        for module in (rounds, takes):
-            put(module, "RETRY_INTERVAL", RETRY_INTERVAL)
+        for (module, name), seconds in RARER.items():
+            put(module, name, seconds)
         _follow_files(world, put)
         try:
             yield
@@ -118,13 +127,34 @@ def _users_of(name: str, what: Any) -> list[Any]:
     ]
 
 
+class Database(sqlite3.Connection):
+    """A database on the disk of a process, which may be full or broken when a transaction ends."""
+
+    process: Process
+
+    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
+        """As the real one, unless it is about to be on disk."""
+        if statement == "COMMIT" and self.process.disk:
+            raise failed(self.process.disk)
+        return super().execute(statement, *given)
+
+
+def failed(disk: str) -> sqlite3.OperationalError:
+    """SQLite's error of a disk that is full, or fails in the middle of a sync."""
+    error = sqlite3.OperationalError("database or disk is full" if disk == "full" else "disk I/O error")
+    name = "SQLITE_FULL" if disk == "full" else "SQLITE_IOERR_FSYNC"
+    error.sqlite_errorname, error.sqlite_errorcode = name, getattr(sqlite3, name)
+    return error
+
+
 def _follow_files(world: World, put: Any) -> None:
     """Whatever a killed process has open is closed by the system: databases without a commit, locks."""
     connect, lock = sqlite3.connect, fcntl.flock
 
     def connected(*given: Any, **named: Any) -> Any:
-        made = connect(*given, **{**named, "check_same_thread": False})
-        world.process.at_kill.append(made.close)
+        made = connect(*given, **{**named, "check_same_thread": False, "factory": Database})
+        made.process = world.process
+        made.process.at_kill.append(made.close)
         return made
 
     def locked(opened: int, how: int) -> None:

@@ -33,6 +33,8 @@ ROUTER: Final = int(zmq.ROUTER)
 XPUB: Final = int(zmq.XPUB)
 PAIR: Final = int(zmq.PAIR)
 EVENT: Final = struct.Struct("=HI")
+AGAIN: Final = zmq.Again()
+"""Raised whenever nothing is there, which is often."""
 RECEIVES: Final = frozenset(map(int, (zmq.ROUTER, zmq.DEALER, zmq.PULL, zmq.SUB, zmq.XPUB)))
 
 
@@ -180,6 +182,8 @@ class Connection:
         frames = way.on_way.popleft()
         if self.is_open or receiver is self.listener:
             way.here.append(frames)
+            if self in receiver.connections:
+                receiver.ready[self] = None
             if receiver.kind == XPUB:
                 self.count_subscription(frames[0])
             self.world.note("message", sender.process.name, receiver.process.name, receiver.kind, sum(map(len, frames)))
@@ -224,6 +228,8 @@ class Connection:
         """Take the oldest message that has come."""
         way = self.ways[self.other(receiver)]
         frames = way.here.popleft()
+        if not way.here:
+            del receiver.ready[self]
         sender = self.other(receiver)
         if self.is_open and len(way.here) + len(way.on_way) == way.most - 1:
             sender.changed()  # there is room again
@@ -242,6 +248,7 @@ class Connection:
                     way.on_way.pop()
             if self.other(sender) is self.dialer:
                 way.here.clear()  # a dialer's socket forgets what was not read
+                self.dialer.ready.pop(self, None)
         for one in (self.dialer, self.listener):
             if one is by:
                 one.lost(self, tell=False)
@@ -328,6 +335,9 @@ class Socket:
         self.closed = False
         self.copy_threshold = 0
         self.connections: list[Connection] = []
+        self.ready: dict[Connection, None] = {}
+        """Connections by which something has come that was not taken."""
+        self._receives = self.kind in RECEIVES
         self.topics: dict[bytes, int] = {}
         self.poller: Poller | None = None
         self._dials: dict[str, Dial] = {}
@@ -424,20 +434,11 @@ class Socket:
 
     def readable(self) -> bool:
         """Whether a message is there."""
-        if self.kind == PAIR:
-            return bool(self.inbox)
-        if self.kind in RECEIVES:
-            for each in self.connections:
-                if each.ways[each.listener if each.dialer is self else each.dialer].here:
-                    return True
-        return False
+        return bool(self.ready) if self._receives else bool(self.inbox)
 
     def writable(self) -> bool:
         """Whether there is room for one."""
         return any(each.has_room(self) for each in self.connections)
-
-    def _waits(self, connection: Connection) -> bool:
-        return bool(connection.ways[connection.other(self)].here)
 
     def changed(self) -> None:
         """A message came, or there is room: whoever waits for it looks."""
@@ -471,19 +472,19 @@ class Socket:
             self._waiting = None
         if self.kind == PAIR:
             if not self.inbox:
-                raise zmq.Again
+                raise AGAIN.with_traceback(None)
             if self.poller is not None:
                 self.poller.idle = 0
             return self.inbox.popleft()
-        waiting = [each for each in self.connections if self._waits(each)]
-        if not waiting:
-            raise zmq.Again
+        if not self.ready:
+            raise AGAIN.with_traceback(None)
         self._turn += 1
+        waiting = list(self.ready)
         connection = waiting[self._turn % len(waiting)]
         frames = connection.received(self)
         if self.poller is not None:
             self.poller.idle = 0
-        if not connection.is_open and not self._waits(connection):
+        if not connection.is_open and connection not in self.ready:
             self.connections.remove(connection)
         if self.kind == ROUTER:
             return [connection.identity, *frames]
@@ -524,7 +525,7 @@ class Socket:
 
     def lost(self, connection: Connection, *, tell: bool) -> None:
         """A connection has ended."""
-        if connection in self.connections and not self._waits(connection):
+        if connection in self.connections and connection not in self.ready:
             self.connections.remove(connection)
         if self.closed or not self.process.is_alive:
             return
@@ -590,11 +591,10 @@ class Poller:
     def _ready(self) -> list[tuple[Any, int]]:
         found = []
         for what, wanted in self._watched.items():
-            events = POLLIN if wanted & POLLIN and what.readable() else 0
             if wanted & POLLOUT and what.writable():
-                events |= POLLOUT
-            if events:
-                found.append((what, events))
+                found.append((what, POLLOUT | (POLLIN if wanted & POLLIN and what.readable() else 0)))
+            elif wanted & POLLIN and what.readable():
+                found.append((what, POLLIN))
         return found
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:

@@ -11,31 +11,7 @@ from typing import Any
 
 import msgspec
 
-from history.plants import planted
-
-
-@planted("caches: ", kills=4)
-def answers_of_former_lives() -> None:
-    """A client takes an answer of a home that has begun again for one about what it has pushed to the former life."""
-    from memoire.client.session import Session
-
-    Session.is_same_life = lambda self, said: True  # type: ignore[method-assign]
-
-
-@planted("log: ")
-def acknowledged_when_sent() -> None:
-    """A client forgets lines when they are sent, and not when they are acknowledged."""
-    from memoire.client.line_outbox import LineOutbox
-
-    waiting = LineOutbox.waiting
-
-    def forgotten(self: Any, *given: Any, **named: Any) -> Any:
-        chosen = waiting(self, *given, **named)
-        if chosen:
-            self.acknowledge(chosen[-1].number)
-        return chosen
-
-    LineOutbox.waiting = forgotten  # type: ignore[method-assign]
+from history.plants import planted, replace
 
 
 @planted("")
@@ -67,40 +43,6 @@ def added_answers() -> None:
     PushWindow.answered = added  # type: ignore[method-assign]
 
 
-@planted("caches: ")
-def uncounted_losses() -> None:
-    """A server counts caches as they come, in place of believing their numbers: those that were lost are missing."""
-    from memoire.accounting.account import Account
-
-    arrived = Account.arrived
-
-    def counted(self: Any, byte_count: int, number: int, pushed_bytes: int, now: float) -> None:
-        arrived(self, byte_count, 0, 0, now)
-
-    Account.arrived = counted  # type: ignore[method-assign]
-
-
-@planted("counts: ")
-def early_goodbyes() -> None:
-    """A client that leaves says that everything is delivered, and does not wait for the answer."""
-    from memoire.client.io import Connection
-
-    Connection.told_everything = lambda self, deadline: True  # type: ignore[method-assign]
-
-
-@planted("")
-def homes_by_chance() -> None:
-    """A proxy gives a client that asks again to any server, in place of the one that its id names."""
-    from memoire.proxy.router import Router
-
-    chance = random.Random(7)
-
-    def anyone(self: Any, client: bytes) -> Any:
-        return chance.choice([back for back in self.backs if not back.is_away] or self.backs)
-
-    Router.assign = anyone  # type: ignore[method-assign]
-
-
 @planted("counts: ", runs=2)
 def runs_that_flow_together() -> None:
     """A client counts what it did in the former run in the new one, too."""
@@ -125,9 +67,92 @@ def endless_runs() -> None:
     Session.updated = deaf  # type: ignore[method-assign]
 
 
-@planted("")
-def homes_given_away() -> None:
-    """A proxy that has just begun gives clients of a server that it has not met yet to another one."""
-    from memoire.proxy.router import Router
+@planted("log: ")
+def acknowledged_too_far() -> None:
+    """A client takes every answer for one about all of its lines, also those that it has logged since it asked."""
+    from memoire.client.session import Session
 
-    Router.is_unknown = lambda self, home, now: True  # type: ignore[method-assign]
+    updated = Session.updated
+
+    def all_of_them(self: Any, said: Any, *given: Any) -> Any:
+        self.outbox.acknowledge(self.outbox.newest)
+        return updated(self, said, *given)
+
+    Session.updated = all_of_them  # type: ignore[method-assign]
+
+
+@planted("")
+def requests_to_anyone() -> None:
+    """A proxy sends a request to any server, in place of the home that it names."""
+    from memoire.proxy.requests import ForwardRequest, Requests
+
+    chance = random.Random(7)
+
+    def anyone(self: Any, request: Any, header: Any, now: float) -> Any:
+        found = route(self, request, header, now)
+        there = [back for back in self._router.backs if not back.is_away]
+        return found if found is None or not there else ForwardRequest(chance.choice(there), found.request)
+
+    route = replace(Requests, "_route", anyone)
+
+
+@planted("")
+def answers_by_order() -> None:
+    """A client takes each answer for that of its oldest request, whatever its number says."""
+    from memoire.net.pending_requests import PendingRequests
+
+    take = PendingRequests.take
+
+    def oldest(self: Any, number: int) -> Any:
+        return take(self, min(self._calls, default=number))
+
+    PendingRequests.take = oldest  # type: ignore[method-assign]
+
+
+@planted("endings: ", runs=2)
+def endless_boundaries() -> None:
+    """A client never takes its former run for told, and stays in it."""
+    from memoire.client.counts import RunCounts
+
+    RunCounts.acknowledge_run = lambda self, boundary, oldest_line: None  # type: ignore[method-assign]
+
+
+@planted("")
+def caches_sent_again() -> None:
+    """A client sends its newest cache again when a connection comes back."""
+    from memoire.client.io_data import DataSockets
+
+    open_, send = DataSockets.open, DataSockets.send
+
+    def remembering(self: Any, queue: Any) -> Any:
+        self.newest = queue[-1] if queue else getattr(self, "newest", None)
+        if getattr(self, "is_again", False) and self.newest is not None:
+            queue.append(self.newest)
+            self.is_again = False
+        return send(self, queue)
+
+    def opened(self: Any, *given: Any) -> Any:
+        self.is_again = True
+        return open_(self, *given)
+
+    DataSockets.send, DataSockets.open = remembering, opened  # type: ignore[method-assign]
+
+
+@planted("log: ")
+def lines_out_of_order() -> None:
+    """A client sends its newest lines first."""
+    from memoire.client.line_outbox import LineOutbox
+
+    waiting = LineOutbox.waiting
+    replace(LineOutbox, "waiting", lambda self, *given, **named: waiting(self, *given, **named)[::-1])
+
+
+# Faults that users could meet once: what mended them is taken out again.
+
+
+@planted("spins: ", terms=6)
+def polls_for_what_it_never_takes() -> None:
+    """A server that ends waits for requests that it does not take."""
+    from memoire.server.io_requests import RequestThread
+
+    replace(RequestThread, "_stop_reading", lambda self: None)

@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from history.plants import PLANTS
@@ -23,6 +24,8 @@ from history.schedule import Fault
 from . import plants as _more  # noqa: F401  registers what only a simulated network meets
 from .trial import Outcome, Settings, run
 
+REMEMBERED = Path(__file__).with_name("seeds.txt")
+"""Seeds that failed once: they are tried first, each time."""
 CHUNK = 20
 """Trials of one process: what a killed process leaves is given back with it."""
 
@@ -55,17 +58,21 @@ def _prepare(plant: str) -> None:
         PLANTS[plant].apply()
 
 
-def _try(settings: Settings) -> Outcome:
-    return run(settings)
+def _try(settings: Settings) -> tuple[Settings, Outcome]:
+    return settings, run(settings)
+
+
+def remembered(text: str) -> list[Settings]:
+    """The trials of a file: in each line a seed, and settings that are not the usual ones."""
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    return [Settings(int(seed), **dict(map(_value, words))) for seed, *words in filter(None, lines)]
 
 
 def outcomes(every: list[Settings], workers: int) -> Iterator[tuple[Settings, Outcome]]:
     """Each trial's outcome, as it comes."""
     made = multiprocessing.get_context("spawn")
     with made.Pool(workers, _prepare, (every[0].plant,), maxtasksperchild=CHUNK) as pool:
-        by_seed = {settings.seed: settings for settings in every}
-        for outcome in pool.imap_unordered(_try, every):
-            yield by_seed[outcome.seed], outcome
+        yield from pool.imap_unordered(_try, every)
 
 
 def main() -> int:
@@ -82,6 +89,8 @@ def main() -> int:
     values = dict(_value(word) for word in given.more)
     seeds = range(given.first, given.first + given.seeds)
     every = [Settings(seed, plant=given.plant, **values) for seed in seeds]
+    if not (given.plant or values):
+        every = [*remembered(REMEMBERED.read_text(encoding="utf-8")), *every]
     began, failed, virtual, seconds, turns = time.monotonic(), [], 0.0, 0.0, 0
     for settings, outcome in outcomes(every, given.workers):
         virtual, seconds, turns = virtual + outcome.virtual, seconds + outcome.seconds, turns + outcome.turns
@@ -101,7 +110,7 @@ def main() -> int:
         print(f"\nThe shortest schedule that fails so:\n{_schedule(best.faults)}\n{best}")
         words = " ".join(given.more)
         print(f"To see it again: python -m simulation.trial {settings.seed} {words}")
-    print(f"{len(failed)} of {given.seeds} seeds failed")
+    print(f"{len(failed)} of {len(every)} seeds failed")
     return 1 if failed else 0
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from netkit import DEADLINE
+from simulation.run import REMEMBERED, remembered
+from simulation.trial import Settings
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -42,6 +44,19 @@ def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
     done = python("simulation.run", "--seeds", "4", "--workers", "1", f"storage={storage}", f"runs={runs}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 of 4 seeds failed" in done.stdout
+
+
+def test_disks_that_are_full_or_break_lose_nothing_that_was_acknowledged() -> None:
+    words = ["seconds=40", "kills=0", "terms=0", "full=4", "eio=3"]
+    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 2 seeds failed" in done.stdout
+
+
+def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
+    first, second = remembered("# none\n\n7  # lost a line\n12 storage=rollouts runs=2\n")
+    assert (first, second) == (Settings(7), Settings(12, storage="rollouts", runs=2))
+    assert all(isinstance(each, Settings) for each in remembered(REMEMBERED.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TextIO
+from unittest import mock
 
 from history import checks
 from history.actor import PLAYS
 from history.learner import LAST, learn
 from history.schedule import Fault, faults
 from history.trial import SCHEMA, kept_in
+from memoire.accounting.kept_accounts import StoredAccounts
 from memoire.errors import InsecureWarning
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
@@ -39,8 +41,6 @@ END: Final = 120.0
 TERM: Final = 20.0
 """The same for a node that is asked to end."""
 HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4}
-PAUSE: Final = 2.0
-"""Seconds between two draws or takes: each is some twenty messages."""
 CALM: Final = {name: type(play.__name__, (play,), {"limits": Limits()}) for name, play in PLAYS.items()}
 """Actors that are no more impatient than those of users."""
 
@@ -63,9 +63,15 @@ class Settings:
     resets: int = 2
     one_way: int = 2
     slow: int = 2
+    full: int = 2
+    eio: int = 1
+    pause: float = 4.0
+    """Seconds between two draws or takes of the learner: each is some twenty messages."""
     runs: int = 1
     storage: str = "caches"
     preempt: float = 0.02
+    stop_at: float = 0.0
+    """Seconds after which a debugger is entered; 0: never."""
     plant: str = ""
 
     @property
@@ -74,7 +80,7 @@ class Settings:
         ways = {"in": (self.one_way + 1) // 2, "out": self.one_way // 2}
         return {
             "kill": self.kills, "stop": self.stops, "term": self.terms, "cut": self.cuts, "reset": self.resets,
-            "slow": self.slow, **ways,
+            "slow": self.slow, "full": self.full, "eio": self.eio, **ways,
         }  # fmt: skip
 
 
@@ -218,7 +224,7 @@ class Trial:
         every = self.settings.seconds / self.settings.runs
         with Reader([self.fronts[0]], timeout=LAST, seed=0, limits=Limits()) as reader:
             record: Any = self.record(name, process)
-            learn(self.line, reader, record, self.runs[1:], every, self.settings.storage, PAUSE)
+            learn(self.line, reader, record, self.runs[1:], every, self.settings.storage, self.settings.pause)
         self.over.add(name)
 
     # What happens
@@ -242,7 +248,8 @@ class Trial:
             *self.errors,
             *(f"spins: {name} polls for what it never takes" for name in sorted(self.world.spinning)),
         ]
-        kept = kept_in(self.folder, self.names["server"], self.runs, {})
+        with as_it_is():
+            kept = kept_in(self.folder, self.names["server"], self.runs, {})
         events = json.loads(json.dumps(self.events))
         violations += checks.check(events, kept)
         return Outcome(
@@ -258,6 +265,8 @@ class Trial:
         for name in [*self.names["actor"], "learner-0"]:
             self.start(name)
         began = self.world.now
+        if self.settings.stop_at:
+            self.world.at(began + self.settings.stop_at, breakpoint)
         for fault in self.faults:
             self.world.at(began + fault.at, lambda fault=fault: self._strike(fault))
             self.world.at(began + fault.until, lambda fault=fault: self._relieve(fault))
@@ -274,9 +283,7 @@ class Trial:
         process = self.running[name]
         match fault.kind:
             case "kill":
-                say("killed", target=name, life=process.life)
-                self.nodes.pop(name, None)
-                self.world.kill(process)
+                self._kill(name)
             case "stop":
                 say("stopped", target=name, life=process.life)
                 process.is_stopped = True
@@ -289,6 +296,14 @@ class Trial:
                 self.net.reset(process.host)
             case "slow":
                 self.net.slow = 0.3
+            case "full" | "eio":
+                process.disk = fault.kind
+
+    def _kill(self, name: str) -> None:
+        process = self.running[name]
+        self.record("nemesis")("killed", target=name, life=process.life)
+        self.nodes.pop(name, None)
+        self.world.kill(process)
 
     def _hosts(self, name: str) -> list[str]:
         everybody = [each for names in self.names.values() for each in names] + ["learner-0"]
@@ -311,6 +326,11 @@ class Trial:
                 self.record("nemesis")("mended", target=name)
             case "slow":
                 self.net.slow = 0.0
+            case "full":
+                process.disk = ""
+            case "eio":  # its server acknowledges nothing any more, until it begins again
+                self._kill(name)
+                self.start(name)
 
     def _term(self, name: str) -> None:
         """Ask a node to end: it closes, and its process with it. Actors are killed instead."""
@@ -384,6 +404,19 @@ class Trial:
             "caches": sum(story.pushed_after for story in told.values()),
             "samples": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
         }  # fmt: skip
+
+
+AS_IT_IS: Final = {name: getattr(StoredAccounts, name) for name in ("find", "sums")}
+"""How folders are read, whatever is planted later."""
+
+
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    """Read folders without the planted faults: what is checked is what servers made of them."""
+    with ExitStack() as stack:
+        for name, way in AS_IT_IS.items():
+            stack.enter_context(mock.patch.object(StoredAccounts, name, way))
+        yield
 
 
 @contextmanager

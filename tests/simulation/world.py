@@ -13,7 +13,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -24,6 +24,8 @@ TICK: Final = 1e-7
 """Seconds that each look at the clock takes, so that whoever waits by looking comes to an end."""
 MAX_TURNS: Final = 400_000
 """Turns of a world at most; a trial of two minutes has some fifteen thousand."""
+MAX_LINES: Final = 1000
+"""Of the trace, that are hashed together."""
 TURN: Final = 2e-5
 """Seconds that a task's turn takes at least."""
 
@@ -41,6 +43,8 @@ class Process:
     life: int = 1
     is_alive: bool = True
     is_stopped: bool = False
+    disk: Literal["", "full", "eio"] = ""
+    """What is wrong with it."""
     at_kill: list[Callable[[], None]] = field(default_factory=list)
     """Called when it is killed: what a system does with what a process leaves."""
 
@@ -90,6 +94,7 @@ class World:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._trace = hashlib.sha256()
+        self._lines: list[str] = []  # of the trace, that are not part of its hash yet
         self._tasks: list[Task] = []
         self.outside = Process("outside", "10.0.255.1")
         """Whose the tasks of a trial are that are no part of the cluster."""
@@ -107,14 +112,21 @@ class World:
     @property
     def digest(self) -> str:
         """SHA-256 of everything that has happened so far."""
+        self._hash()
         return self._trace.hexdigest()
 
     def note(self, *facts: object) -> None:
         """Something has happened: part of the trace."""
         self._write(repr((round(self.now, 9), *facts)))
 
+    def _hash(self) -> None:
+        self._trace.update("".join(self._lines).encode())
+        self._lines.clear()
+
     def _write(self, line: str) -> None:
-        self._trace.update(line.encode())
+        self._lines.append(line)
+        if len(self._lines) > MAX_LINES:
+            self._hash()
         if self.log is not None:
             self.log(line)
 

@@ -1,0 +1,630 @@
+"""A client and a server as machines: an event goes in, messages come out. What decides is the product's own.
+
+    ClientEnd    Connection, Session, PushWindow, LineOutbox, RunCounts, Channel, PendingRequests      no socket, no thread
+    ServerEnd    Dispatcher with its handlers, Runs, Ledger, Logbook, Committer; a disk in memory      no socket, no thread
+
+Time stands still. Whatever time decides in the product, such as when a request is sent again, is an event here, which may
+happen at any moment.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+import random
+from collections import Counter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fake_store import Disk, MemoryStore
+from memoire.accounting.merge import Rows, ServerAccounts, merge
+from memoire.cli.drain import clients_here
+from memoire.client.io import Connection
+from memoire.client.io_client_lock import ClientLock
+from memoire.client.pushes import Pusher
+from memoire.client.reports import MemorySums, report_of
+from memoire.client.session import Session
+from memoire.limits import Limits
+from memoire.net.channel import Channel
+from memoire.net.pending_requests import PendingRequests
+from memoire.pool.caches import Pool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.columns import Column
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.server.dispatch import Dispatcher
+from memoire.server.reply import Reply
+from memoire.wire import messages, pack
+from memoire.wire.frames import Message, MessageHeader, encode, parse, reply
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
+
+from .canonical import name_of
+
+ME: Final = b"a" * 16
+"""The id of every client as it sees itself: clients are told apart by who carries their messages."""
+CLIENTS: Final = (ME, b"b" * 16, b"c" * 16)
+"""Their ids as servers see them."""
+SERVERS: Final = ("alpha", "beta", "gamma")
+HOMES: Final = tuple(map(name_hash, SERVERS))
+SCHEMA: Final = Schema({"obs": Column(np.float32, (1,), "state"), "reward": Column(np.float32, (), "reward")})
+LIMITS: Final = Limits()
+SOON: Final = LIMITS.update_every + 0.01
+"""Seconds within which an UPDATE is due that says something. One that was refused is due later, heartbeats last."""
+LATER: Final = 4.0
+QUIET: Final = 2.0
+"""Seconds since anybody said anything, when a server is looked at that is drained."""
+FIRST_RUN: Final = "one"
+
+
+def _payload() -> Any:
+    memory = Memory(SCHEMA, 4, Parameters(cache_size=2), seed=0)
+    memory.open()
+    memory.add(0, (np.zeros(1, np.float32), np.float32(1)))
+    memory.close(terminated=True)
+    return pack.build(memory, now=0.0)
+
+
+PAYLOAD: Final = _payload()
+
+
+class Contents:
+    """Messages as numbers: what is in them, without whose they are."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self.messages: list[Message] = []
+
+    def number(self, frames: list[Any]) -> int:
+        """The number of a message of client `ME`."""
+        key = bytes(frames[0])
+        if key not in self._numbers:
+            self._numbers[key] = len(self.messages)
+            self.messages.append(parse(frames))
+        return self._numbers[key]
+
+    def frames(self, content: int) -> list[Any]:
+        """Its frames again."""
+        header, body, payload = (getattr(self.messages[content], name) for name in ("header", "body", "payload"))
+        return encode(body, client=ME, payload=payload, **_facts(header))
+
+    def at_server(self, content: int, client: int) -> Message:
+        """The message as a server gets it from this client."""
+        message = self.messages[content]
+        return parse(encode(message.body, client=CLIENTS[client], payload=message.payload, **_facts(message.header)))
+
+
+def _facts(header: MessageHeader) -> dict[str, int]:
+    return {name: getattr(header, name) for name in ("sequence", "run", "home", "table", "fingerprint")}
+
+
+CONTENTS: Final = Contents()
+"""Of all messages of this process."""
+
+
+class Sent(NamedTuple):
+    """A message on its way: from or to a client, and what is in it."""
+
+    client: int
+    content: int
+
+
+class Earliest(random.Random):
+    """Chance that always takes the least."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """The lower end."""
+        return a
+
+
+NEWS: Final = Sent(-1, -1)
+"""To everybody who is at home at a server: something is new. It arrives at once: what it brings about may be late."""
+
+
+# ------------------------------------------------------------------------------------------------------------ a client
+
+
+class Requests(Channel):
+    """A channel without a socket: what it sends is kept."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.endpoint = "tcp://proxy:1"
+        self.run = self.home = self.fingerprint = self.table = 0
+        self.longest, self.refused, self.heard_at = LIMITS.request_bytes, Counter(), 0.0
+        self.renewals = self.connections = 0
+        self._client, self._limits, self._numbers = ME, LIMITS, numbers
+        self._calls = PendingRequests(LIMITS.resend_after, LIMITS.resend_most, Earliest())
+        self._asked_at = 0.0
+        self.sent: list[int] = []
+
+    def pump(self) -> None:
+        """Send what is due."""
+        for call in self._calls.due(0.0):
+            self.sent.append(CONTENTS.number(list(call.frames[1:])))
+            self._calls.sent(call, 0.0)
+
+    def take(self, content: int) -> None:
+        """An answer came."""
+        self._take([b"", *CONTENTS.frames(content)])
+
+    def open(self) -> tuple[int, ...]:
+        """The requests that have no answer, which may be sent again at any moment."""
+        self._calls.lost(0.0, 0.0)
+        calls = self._calls.due(0.0)
+        for call in calls:
+            call.next_send = 1.0
+        return tuple(CONTENTS.number(list(call.frames[1:])) for call in calls)
+
+
+class Nothing:
+    """Sockets and models, of which this client has none."""
+
+    is_kept = True
+
+    def open(self, *given: Any) -> bool:
+        """Nothing to open."""
+        return False
+
+    def versions(self) -> dict[str, int]:
+        """No models."""
+        return {}
+
+    def announced(self, *given: Any) -> None:
+        """Nobody wants one."""
+
+    begin_run = restarted = opened = saw_models = configure = announced
+
+    def sums(self) -> MemorySums:
+        """Nothing to draw."""
+        return MemorySums()
+
+
+class Offline(Connection):
+    """A client's connection without its thread and sockets."""
+
+    def __init__(self, session: Session, waiting: ClientLock, numbers: Any) -> None:
+        nothing: Any = Nothing()
+        self._owner = None
+        self._session, self._waiting, self._local, self._pushes = session, waiting, nothing, None  # type: ignore[assignment]
+        self.former, self.data, self.topics = [], nothing, nothing
+        self._renewals = self._connections = 0
+        self.channel = Requests(numbers)
+
+    def tell(self) -> None:
+        """An UPDATE is sent."""
+        self._send_update()
+
+
+class CachePusher(Pusher):
+    """Pushes caches that are all the same."""
+
+    def push(self) -> None:
+        """Push one."""
+        self._enqueue(
+            PAYLOAD, 1, lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed)
+        )
+
+
+class ClientFacts(NamedTuple):
+    """What is asked about a client in one state."""
+
+    is_met: bool
+    home: int
+    """Hash of the home's name."""
+    is_due: bool
+    """Whether it has something to say and may say it."""
+    may_speak: bool
+    """Whether it may send an UPDATE at all."""
+    can_push: bool
+    open: tuple[int, ...]
+    """Requests without an answer."""
+    begun: int
+    """Episodes, each of one step and one line."""
+    acked: tuple[int, int]
+    """Episodes and steps that a home has acknowledged."""
+    acked_line: int
+    """Lines up to this one are acknowledged."""
+    is_leaving: bool
+    is_delivered: bool
+    is_finished: bool
+    pushed: tuple[tuple[tuple[int, int, int], int], ...]
+    """By run, home and since: caches that it has pushed there."""
+    accepted: int
+    in_flight: int
+    epoch: int
+    number: int
+    """Of its newest message."""
+
+
+class ClientEnd:
+    """One client. `facts` are those of its present state."""
+
+    def __init__(self) -> None:
+        numbers = itertools.count(1)
+        self.session = Session(ME, "tcp://proxy:1", table="", label=1, limits=LIMITS, rng=Earliest(), now=0.0)
+        self.waiting = ClientLock(1.0)
+        self.io = Offline(self.session, self.waiting, numbers)
+        self.pusher = CachePusher(
+            self.session, self.waiting, numbers, when_full="skip", block_timeout=0.0, clock=lambda: 0.0
+        )
+        self.waiting.wake = Nothing().sums  # type: ignore[assignment]
+        self.pushed: dict[tuple[int, int, int], int] = {}
+        self.ticket = 0
+        self.newest = 0
+        self.told: messages.Update | None = None
+        """What the newest UPDATE said."""
+        self.accepted = 0
+        self.io.hello()
+
+    def take(self, event: tuple[Any, ...]) -> list[Sent]:
+        """One event: ("work",), ("push",), ("tell",), ("leave",) or ("answer", content)."""
+        kind, *given = event
+        getattr(self, f"_{kind}")(*given)
+        sent, self.io.channel.sent = self.io.channel.sent, []  # type: ignore[attr-defined]
+        while self.pusher.queue:
+            sent.append(CONTENTS.number(self.pusher.queue.popleft()))
+        self.newest = max([self.newest, *(CONTENTS.messages[content].header.sequence for content in sent)])
+        return [Sent(0, content) for content in sent]
+
+    def _begin(self) -> None:
+        """What it sends by itself."""
+
+    def _work(self) -> None:
+        self.pusher.count(1)
+        self.pusher.count_episode(1, 1.0)
+        self.session.outbox.add("line", 1, 0.0)
+
+    def _push(self) -> None:
+        session = self.session
+        key = session.run, session.home, session.told.since
+        self.pusher.push()
+        self.pushed[key] = session.window.pushed_caches
+
+    def _tell(self) -> None:
+        self.told = self._report()
+        self.io.tell()
+
+    def _news(self) -> None:
+        self.session.schedule.hear_news(0.0)
+
+    def _leave(self) -> None:
+        self.session.is_leaving = True
+        self.ticket = self.session.schedule.ask(self.session.outbox.newest)
+
+    def _answer(self, content: int) -> None:
+        self.io.channel.take(content)  # type: ignore[attr-defined]
+
+    def check(self) -> None:
+        """Raise AssertionError if what it has counted does not add up, or if it knows of fewer caches than before."""
+        self.session.windows.check_invariants()
+        accepted = self.session.windows.sums().accepted_caches
+        assert accepted >= self.accepted, f"a client knew of {self.accepted} accepted caches, and of {accepted} now"
+        self.accepted = accepted
+
+    def shortened(self, history: tuple[Any, ...]) -> tuple[Any, ...]:
+        """There is no shorter way."""
+        return history
+
+    def facts(self) -> ClientFacts:
+        """What holds now."""
+        session, schedule = self.session, self.session.schedule
+        due, acked, sums = session.update_due(), session.counts.acknowledged, session.windows.sums()
+        oldest = session.outbox.oldest
+        return ClientFacts(
+            is_met=session.welcome is not None,
+            home=session.home,
+            is_due=self._is_due(due),
+            may_speak=due < float("inf"),
+            can_push=session.welcome is not None and not session.is_between and session.window.has_room(PAYLOAD.nbytes),
+            open=self.io.channel.open(),  # type: ignore[attr-defined]
+            begun=session.counts.episodes,
+            acked=(acked.episodes, acked.steps),
+            acked_line=session.outbox.newest if oldest == float("inf") else int(oldest) - 1,
+            is_leaving=session.is_leaving,
+            is_delivered=bool(self.ticket) and schedule.answered >= self.ticket and not session.has_remainder,
+            is_finished=session.is_finished,
+            pushed=tuple(sorted(self.pushed.items())),
+            accepted=sums.accepted_caches,
+            in_flight=sums.in_flight_caches,
+            epoch=0 if session.welcome is None else session.told.epoch,
+            number=self.newest,
+        )  # fmt: skip
+
+    def _is_due(self, due: float) -> bool:
+        """Whether an UPDATE has a reason: somebody waits for it, or it says something that the newest one has not said.
+        While a cache is on its way the product says the same again and again.
+        """
+        if due == 0.0:
+            return True
+        is_soon = due < SOON or (due < LATER and not self.io.channel.open())  # type: ignore[attr-defined]
+        return is_soon and self._report() != self.told
+
+    def _report(self) -> messages.Update | None:
+        return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
+
+    def name(self) -> bytes:
+        """The same for states that nobody can tell apart."""
+        return name_of(self)
+
+
+# ------------------------------------------------------------------------------------------------------------ a server
+
+
+class RunRows(NamedTuple):
+    """What a server has of one client and run."""
+
+    episodes: int
+    steps: int
+
+
+class AccountFacts(NamedTuple):
+    """One account in a server's memory."""
+
+    run: int
+    client: int
+    since: int
+    pushed: int
+    received: int
+
+
+class ServerFacts(NamedTuple):
+    """What is asked about a server in one state."""
+
+    memory: tuple[tuple[str, int, RunRows], ...]
+    """By run and client, in its answers' eyes; what it has inherited included."""
+    disk: tuple[tuple[str, int, RunRows], ...]
+    """The same, as a restart would find it."""
+    lines: tuple[tuple[int, int], ...]
+    """Client and number of each line on disk, in order."""
+    accounts: tuple[AccountFacts, ...]
+    can_collect: bool
+    can_write: bool
+    can_say: bool
+    open: frozenset[tuple[int, int]]
+    """Client and number of the requests that have no answer yet."""
+    run: str
+    leaving: bool
+    finished: bool
+    epoch: int
+    guests: int
+    rows: tuple[tuple[str, bytes], ...]
+    """Packed accounts of each run, inherited ones included."""
+
+
+class FrugalDisk(Disk):
+    """A disk that does not remember what was written when."""
+
+    def save(self, group: Any) -> None:
+        """As the other one."""
+        super().save(group)
+        self.saved.clear()
+
+    def copied(self) -> FrugalDisk:
+        """Another one with the same on it."""
+        twin = FrugalDisk()
+        twin.__dict__ |= self.__dict__
+        twin.lines = {run: list(lines) for run, lines in self.lines.items()}
+        twin.runs, twin.texts, twin.accounts = dict(self.runs), dict(self.texts), dict(self.accounts)
+        twin.words = copy.deepcopy(self.words)
+        return twin
+
+    def swapped(self) -> FrugalDisk:
+        """Another one on which the first two clients have changed places."""
+        other = {CLIENTS[0]: CLIENTS[1], CLIENTS[1]: CLIENTS[0]}
+        twin = self.copied()
+        twin.accounts = {(run, other[key[:16]] + key[16:]): body for (run, key), body in self.accounts.items()}
+        twin.lines = {
+            run: [dataclasses.replace(entry, client=other[entry.client]) for entry in entries]
+            for run, entries in self.lines.items()
+        }
+        return twin
+
+
+DISKS: Final[list[tuple[int, FrugalDisk]]] = []
+"""The life of a server that has just begun, and what is on its disk."""
+
+
+@functools.cache
+def tables(server: int) -> Tables:
+    """A server's tables: what they hold decides nothing here."""
+    table = Table(SCHEMA, parameters=Parameters(cache_size=2))
+    return Tables({"default": table}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+
+
+@functools.cache
+def swapped_disk(disk: int) -> int:
+    """The number of the same disk with the clients in each other's place."""
+    life, kept = DISKS[disk]
+    DISKS.append((life, kept.swapped()))
+    return len(DISKS) - 1
+
+
+def swapped_rows(packed: bytes) -> bytes:
+    """Packed accounts with the clients in each other's place."""
+    rows = np.frombuffer(packed, ACCOUNT).copy()
+    for row in rows:
+        row["client"] = np.frombuffer(CLIENTS[1 - CLIENTS.index(row["client"].tobytes())], "<u8")
+    return merge(rows).tobytes()
+
+
+class ServerEnd:
+    """One server and its disk; without `is_durable` it has none, and forgets everything when it is killed."""
+
+    def __init__(self, index: int, is_durable: bool) -> None:
+        self.index, self.is_durable = index, is_durable
+        self.disk = FrugalDisk()
+        self.life = 0
+        self.is_reborn = True
+        self._start()
+
+    def _start(self) -> None:
+        self.life += 1
+        store: Any = MemoryStore(self.disk, SERVERS[self.index]) if self.is_durable else None
+        self.sent: list[Sent] = []
+        self.group: Any = None
+        self.is_written = False
+        self.unanswered: set[tuple[int, int]] = set()
+        self.dispatcher = Dispatcher(
+            tables=tables(self.index), run=FIRST_RUN, name=SERVERS[self.index], limits=LIMITS, store=store, clock=lambda: 0.0, epoch=self.life,
+            on_news=self._news,
+        )  # fmt: skip
+
+    def take(self, event: tuple[Any, ...]) -> list[Sent]:
+        """One event: ("ask", client, content), ("cache", client, content), ("collect",), ("write",), ("said",),
+        ("kill",), ("run", name), ("finish",), ("drain",) or ("inherit", run, rows).
+        """
+        kind, *given = event
+        self.is_reborn = kind in ("kill", "wake")
+        getattr(self, f"_{kind}")(*given)
+        sent, self.sent = self.sent, []
+        return sent
+
+    def check(self) -> None:
+        """Raise AssertionError if accounts and their sums disagree."""
+        for run in self.dispatcher.runs:
+            run.ledger.check_invariants()
+
+    def shortened(self, history: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A server that has just begun is what its disk makes of it."""
+        if not self.is_reborn:
+            return history
+        DISKS.append((self.life, self.disk.copied()))
+        return (("wake", len(DISKS) - 1),)
+
+    def _wake(self, disk: int) -> None:
+        life, kept = DISKS[disk]
+        self.life, self.disk = life - 1, kept.copied()
+        self.disk.epoch -= 1
+        self._start()
+
+    def _begin(self) -> None:
+        """It has begun."""
+
+    def _ask(self, client: int, content: int) -> None:
+        message = CONTENTS.at_server(content, client)
+        self.unanswered.add((client, message.header.sequence))
+        self.dispatcher.send(
+            message.header, self.dispatcher.answer(message), functools.partial(self._reply, client, message.header)
+        )
+
+    def _reply(self, client: int, header: MessageHeader, answer: Reply) -> None:
+        self.unanswered.discard((client, header.sequence))
+        mine = {"client": ME, **answer.changed}
+        frames = reply(header, answer.body, payload=answer.payload, **mine)  # type: ignore[arg-type]
+        self.sent.append(Sent(client, CONTENTS.number(frames)))
+
+    def _cache(self, client: int, content: int) -> None:
+        message = CONTENTS.at_server(content, client)
+        try:
+            self.dispatcher.arrived(message.header, message.body, message.payload)  # type: ignore[arg-type]
+        except Exception as error:
+            if not hasattr(error, "code"):
+                raise
+
+    def _collect(self) -> None:
+        self.group = self.dispatcher.collect()
+        self.is_written = False
+
+    def _write(self) -> None:
+        self.disk.save(self.group)
+        self.is_written = True
+
+    def _said(self) -> None:
+        group, self.group, self.is_written = self.group, None, False
+        self.dispatcher.saved()
+        for ticket in group.tickets:
+            ticket()
+
+    def _news(self) -> None:
+        self.sent.append(NEWS)
+
+    def _kill(self) -> None:
+        self._start()
+        self.sent.append(NEWS)  # connections end, and are back
+
+    def _run(self, name: str) -> None:
+        self.dispatcher.begin_run(name)
+
+    def _finish(self) -> None:
+        self.dispatcher.finish()
+
+    def _drain(self) -> None:
+        self.dispatcher.drain()
+
+    def _inherit(self, run: str, rows: bytes) -> None:
+        self.dispatcher.inherit(run, False, np.frombuffer(rows, ACCOUNT))
+
+    # Facts
+
+    def rows(self) -> dict[str, Rows]:
+        """All accounts of each run, inherited ones included."""
+        return {run.name: np.concatenate(list(self.dispatcher.pages(run))) for run in self.dispatcher.runs}
+
+    def _on_disk(self) -> dict[str, Rows]:
+        reader = MemoryStore(self.disk, SERVERS[self.index])
+        self.disk.epoch -= 1
+        return {run: reader.accounts(run).rows(b"", 100) for run in sorted({run for run, _ in self.disk.accounts})}
+
+    def facts(self) -> ServerFacts:
+        """What holds now."""
+        dispatcher, rows = self.dispatcher, self.rows()
+        return ServerFacts(
+            memory=_merged(rows),
+            disk=_merged(self._on_disk() if self.is_durable else rows),
+            lines=tuple(
+                (CLIENTS.index(entry.client), entry.line.number)
+                for entries in (self.disk.lines.values() if self.is_durable else self._lines())
+                for entry in entries
+            ),
+            accounts=tuple(self._accounts()),
+            can_collect=self.is_durable and self.group is None,
+            can_write=self.group is not None and not self.is_written,
+            can_say=self.group is not None and self.is_written,
+            open=frozenset(self.unanswered),
+            run=dispatcher.run_name,
+            leaving=dispatcher.leaving,
+            finished=dispatcher.finished,
+            epoch=dispatcher.epoch,
+            guests=len(dispatcher.ledger.guests),
+            rows=tuple(sorted((run, rows.tobytes()) for run, rows in self.rows().items())),
+        )  # fmt: skip
+
+    def _lines(self) -> list[list[Any]]:
+        return [run.logbook.recent() for run in self.dispatcher.runs]
+
+    def _accounts(self) -> list[AccountFacts]:
+        return [
+            AccountFacts(run.number, CLIENTS.index(each.client), each.since, each.pushed_caches, each.received_caches)
+            for run in self.dispatcher.runs
+            for each in run.ledger
+        ]
+
+    def name(self) -> bytes:
+        """The same for states that nobody can tell apart."""
+        return name_of(self)
+
+
+def here(mine: ServerFacts, home: int, others: list[ServerFacts]) -> bool:
+    """Whether anybody is at home at a server that is drained, as the product judges. Everybody has been quiet for two
+    seconds: whatever is on its way is later than that.
+    """
+
+    def told(facts: ServerFacts) -> ServerAccounts:
+        rows = np.frombuffer(dict(facts.rows).get(facts.run, b""), ACCOUNT)
+        return ServerAccounts(facts.run, rows, facts.finished, True, (facts.run,), facts.epoch, QUIET)
+
+    return mine.guests > 0 or bool(clients_here(told(mine), home, [told(other) for other in others]))
+
+
+def _merged(rows: dict[str, Rows]) -> tuple[tuple[str, int, RunRows], ...]:
+    found: dict[tuple[str, int], RunRows] = {}
+    for run, accounts in rows.items():
+        for row in accounts:
+            key = run, CLIENTS.index(row["client"].tobytes())
+            former = found.get(key, RunRows(0, 0))
+            found[key] = RunRows(max(former[0], int(row["episodes"])), max(former[1], int(row["steps"])))
+    return tuple((run, client, counts) for (run, client), counts in sorted(found.items()))

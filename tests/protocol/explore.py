@@ -1,0 +1,532 @@
+"""All orders of events of a world, breadth first: a state that was met before is not gone through again, and neither is
+one in which the clients have only changed places.
+
+    state = clients, servers, messages on their way, what may still go wrong, how far the world's script is
+
+An order that breaks a rule is told as the shortest list of events that does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from memoire.wire import messages
+from memoire.wire.frames import reply
+
+from .ends import (
+    CONTENTS,
+    HOMES,
+    NEWS,
+    SERVERS,
+    ClientEnd,
+    ClientFacts,
+    Sent,
+    ServerEnd,
+    ServerFacts,
+    here,
+    swapped_disk,
+    swapped_rows,
+)
+from .replays import Broken, Event, Replays
+from .rules import broken, unsettled
+
+MAX_STATES: Final = 5_000_000
+
+
+@dataclass(frozen=True)
+class World:
+    """Which events there are. Everybody works and speaks as the product decides; what may go wrong, and how often, is
+    said here.
+    """
+
+    name: str
+    clients: int = 2
+    servers: int = 2
+    works: int = 1
+    """Episodes of each client, of a step and a log line each."""
+    pushes: int = 0
+    """Caches of each client."""
+    heartbeats: int = 0
+    """UPDATEs that say nothing new, of all clients together."""
+    leaves: bool = False
+    """Whether clients say goodbye when they have nothing more to do."""
+    losses: int = 0
+    """Messages that are lost."""
+    doubles: int = 0
+    """Requests that are sent again although nothing was lost: they or their answers are late."""
+    kills: int = 0
+    """Servers that are killed and begin again."""
+    is_durable: bool = True
+    script: tuple[tuple[str, ...], ...] = ()
+    """What an operator does, in this order, at any moment: ("run", server, name), ("finish", server), ("drain", server),
+    ("hand over", server, heir), ("remove", server, heir).
+    """
+
+
+class State(NamedTuple):
+    """Where everything is."""
+
+    clients: tuple[int, ...]
+    servers: tuple[int, ...]
+    """-1 - state of those that were taken away."""
+    net: tuple[int, ...]
+    """Messages on their way, by number, ascending."""
+    left: tuple[int, int, int, int]
+    """Losses, doubles, kills and heartbeats that may still come."""
+    step: int
+    """Of the script."""
+
+
+class Way(NamedTuple):
+    """A message on its way."""
+
+    kind: str
+    """"ask" or "cache" to a server, "answer" to a client."""
+    client: int
+    content: int
+
+
+class Move(NamedTuple):
+    """One event in a world."""
+
+    what: str
+    client: int = -1
+    server: int = -1
+    way: int = -1
+
+
+@dataclass
+class Found:
+    """What a search has come to."""
+
+    world: str
+    states: int = 0
+    moves: int = 0
+    """Ways from a state to another one."""
+    settled: int = 0
+    """States in which nothing is left to do."""
+    depth: int = 0
+    """Events from the beginning to the last state."""
+    client_states: int = 0
+    server_states: int = 0
+    seconds: float = 0.0
+    is_whole: bool = True
+    """Whether every order was gone through."""
+    violation: str = ""
+    example: list[str] = field(default_factory=list)
+    """The events that lead to it."""
+
+    def __str__(self) -> str:
+        how = "all" if self.is_whole else "the first"
+        return (
+            f"{self.world}: {how} {self.states:,} states, {self.moves:,} moves, {self.settled:,} settled, "
+            f"{self.depth} deep, {self.client_states:,} states of a client, {self.server_states:,} of servers, "
+            f"{self.seconds:.1f} s"
+        )
+
+
+class Ways:
+    """Messages as numbers, and which number the same message of the other client has."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+        self._numbers: dict[Way, int] = {}
+        self.ways: list[Way] = []
+        self.mirrors: list[int] = []
+
+    def number(self, kind: str, client: int, content: int) -> int:
+        """Of a message."""
+        way = Way(kind, client, content)
+        if way not in self._numbers:
+            pair = [Way(kind, each, content) for each in range(self._clients)]
+            first = len(self.ways)
+            for each in pair:
+                self._numbers[each] = len(self.ways)
+                self.ways.append(each)
+            self.mirrors += range(len(self.ways) - 1, first - 1, -1)
+        return self._numbers[way]
+
+    def of_client(self, client: int, sent: tuple[Sent, ...]) -> list[int]:
+        """What a client has sent."""
+        return [self.number(_kind(each.content), client, each.content) for each in sent]
+
+    def of_server(self, sent: tuple[Sent, ...]) -> list[int]:
+        """What a server has sent."""
+        return [self.number("answer", each.client, each.content) for each in sent if each != NEWS]
+
+
+def _kind(content: int) -> str:
+    return "cache" if isinstance(CONTENTS.messages[content].body, messages.Cache) else "ask"
+
+
+def _swapped(event: Event) -> Event:
+    """The event of a server with the clients in each other's place."""
+    what, *given = event
+    match what:
+        case "ask" | "cache":
+            return what, 1 - given[0], *given[1:]
+        case "wake":
+            return what, swapped_disk(given[0])
+        case "inherit":
+            return what, given[0], swapped_rows(given[1])
+    return event
+
+
+class Search:
+    """One world, gone through."""
+
+    def __init__(self, world: World, max_states: int = MAX_STATES) -> None:
+        self.world, self.max_states = world, max_states
+        self.ways = Ways(world.clients)
+        self.clients = Replays(ClientEnd)
+        self.servers = [
+            Replays(lambda index=index: ServerEnd(index, world.is_durable), _swapped)  # type: ignore[misc]
+            for index in range(world.servers)
+        ]
+        self._checked: dict[Any, str] = {}
+        self._homes_left: dict[tuple[int, ...], bool] = {}
+
+    # What may happen
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Everything that may happen next."""
+        losses, _, kills, _ = state.left
+        for number in dict.fromkeys(state.net):
+            way = self.ways.ways[number]
+            for server in (-1,) if way.kind == "answer" else self._targets(state, way):
+                yield Move("arrives", way.client, server, number)
+            if losses:
+                yield Move("is lost", way.client, -1, number)
+        for client, at in enumerate(state.clients):
+            yield from self._moves_of(client, self.clients.facts[at], state)
+        for server, facts in self._there(state):
+            for what, can in (("collect", facts.can_collect), ("write", facts.can_write), ("said", facts.can_say)):
+                if can:
+                    yield Move(what, -1, server)
+            if kills:
+                yield Move("kill", -1, server)
+        if state.step < len(self.world.script):
+            yield from self._script(state, *self.world.script[state.step])
+
+    def _there(self, state: State) -> list[tuple[int, ServerFacts]]:
+        return [(each, self.servers[each].facts[at]) for each, at in enumerate(state.servers) if at >= 0]
+
+    def _moves_of(self, client: int, facts: ClientFacts, state: State) -> Iterator[Move]:
+        world, (_, doubles, _, heartbeats) = self.world, state.left
+        has_worked, pushed = facts.begun >= world.works, sum(count for _, count in facts.pushed)
+        if facts.is_met and not facts.is_leaving:
+            if not has_worked:
+                yield Move("work", client)
+            if pushed < world.pushes and facts.can_push:
+                yield Move("push", client)
+            if world.leaves and has_worked and pushed >= world.pushes and state.step == len(world.script):
+                yield Move("leave", client)
+        if facts.is_due:
+            yield Move("tell", client)
+        elif facts.may_speak and heartbeats:
+            yield Move("heartbeat", client)
+        for content in facts.open:
+            number = self.ways.number("ask", client, content)
+            if number not in state.net and (doubles or self._is_lost(state, client, content)):
+                yield Move("ask again", client, -1, number)
+
+    def _is_lost(self, state: State, client: int, content: int) -> bool:
+        """Whether nobody will ever answer this request, unless it is sent again."""
+        sequence = CONTENTS.messages[content].header.sequence
+        for number in state.net:
+            way = self.ways.ways[number]
+            is_answer = way.kind == "answer" and way.client == client
+            if is_answer and CONTENTS.messages[way.content].header.sequence == sequence:
+                return False
+        return not any((client, sequence) in facts.open for _, facts in self._there(state))
+
+    def _targets(self, state: State, way: Way) -> list[int]:
+        """Servers that a message may come to: the one that it names, or as a proxy chooses."""
+        message, there = CONTENTS.messages[way.content], self._there(state)
+        if home := message.header.home:
+            server = HOMES.index(home)
+            is_known = state.servers[server] >= 0 or not isinstance(message.body, messages.Hello)
+            return [server] if is_known else [each for each, _ in there]
+        return [each for each, facts in there if not facts.leaving] or [each for each, _ in there]
+
+    def _script(self, state: State, what: str, name: str, *given: str) -> Iterator[Move]:
+        server = SERVERS.index(name)
+        if what == "hand over" and self.is_anybody_at(server, state.servers):
+            return
+        if what == "remove" and not self._has_saved(state, SERVERS.index(given[0])):
+            return
+        yield Move(what, -1, server)
+
+    def is_anybody_at(self, server: int, servers: tuple[int, ...]) -> bool:
+        """Whether clients are still at home at a server that is drained, as `memoire drain` would say."""
+        found = self._homes_left.get(servers)
+        if found is None:
+            facts = [self.servers[each].facts[at] for each, at in enumerate(servers)]
+            others = [each for place, each in enumerate(facts) if place != server]
+            found = self._homes_left[servers] = here(facts[server], HOMES[server], others)
+        return found
+
+    def _has_saved(self, state: State, server: int) -> bool:
+        at = state.servers[server]
+        facts: ServerFacts = self.servers[server].facts[at]
+        return not self.world.is_durable or (
+            facts.can_collect and self.servers[server].step(at, ("collect",)) == (at, ())
+        )
+
+    # What happens then
+
+    def after(self, state: State, move: Move) -> State | Broken:
+        """The state after an event."""
+        left, net, step = list(state.left), list(state.net), state.step
+        match move.what:
+            case "arrives":
+                net.remove(move.way)
+                return self._arrives(state, move, net)
+            case "is lost":
+                net.remove(move.way)
+                left[0] -= 1
+            case "ask again":
+                left[1] -= not self._is_lost(state, move.client, self.ways.ways[move.way].content)
+                net.append(move.way)
+            case "work" | "push" | "tell" | "leave" | "heartbeat":
+                left[3] -= move.what == "heartbeat"
+                what = "tell" if move.what == "heartbeat" else move.what
+                return self._client(state._replace(left=_four(left)), move.client, (what,), net)
+            case "collect" | "write" | "said" | "kill":
+                left[2] -= move.what == "kill"
+                return self._server(state._replace(left=_four(left)), move.server, (move.what,), net)
+            case _:
+                return self._operate(state._replace(step=step + 1), move, net)
+        return state._replace(left=_four(left), net=tuple(sorted(net)))
+
+    def _arrives(self, state: State, move: Move, net: list[int]) -> State | Broken:
+        way = self.ways.ways[move.way]
+        if way.kind == "answer":
+            return self._client(state, way.client, ("answer", way.content), net)
+        if state.servers[move.server] >= 0:
+            after = self._server(state, move.server, (way.kind, way.client, way.content), net)
+            return after if way.kind == "ask" or isinstance(after, Broken) else self._hears(after, way.client)
+        if way.kind == "ask":  # the proxy knows that its home is nowhere
+            net.append(self.ways.number("answer", way.client, _homeless(way.content)))
+        return state._replace(net=tuple(sorted(net)))
+
+    def _client(self, state: State, client: int, event: Event, net: list[int]) -> State | Broken:
+        done = self.clients.step(state.clients[client], event)
+        if isinstance(done, Broken):
+            return done
+        at, sent = done
+        clients = (*state.clients[:client], at, *state.clients[client + 1 :])
+        return state._replace(clients=clients, net=tuple(sorted([*net, *self.ways.of_client(client, sent)])))
+
+    def _server(self, state: State, server: int, event: Event, net: list[int]) -> State | Broken:
+        done = self.servers[server].step(state.servers[server], event)
+        if isinstance(done, Broken):
+            return done
+        at, sent = done
+        servers = (*state.servers[:server], at, *state.servers[server + 1 :])
+        after = state._replace(servers=servers, net=tuple(sorted([*net, *self.ways.of_server(sent)])))
+        return self._news(after, server) if NEWS in sent else after
+
+    def _hears(self, state: State, client: int) -> State | Broken:
+        """A client that has a cache on its way asks again and again: so, after the cache has come."""
+        return self._client(state, client, ("news",), list(state.net))
+
+    def _news(self, state: State, server: int) -> State | Broken:
+        """Those who are at home there hear that something is new."""
+        after: State | Broken = state
+        for client, at in enumerate(state.clients):
+            if self.clients.facts[at].home == HOMES[server] and isinstance(after, State):
+                after = self._client(after, client, ("news",), list(after.net))
+        return after
+
+    def _operate(self, state: State, move: Move, net: list[int]) -> State | Broken:
+        _, _, *given = self.world.script[state.step - 1]
+        if move.what == "remove":
+            servers = (*state.servers[: move.server], ~state.servers[move.server], *state.servers[move.server + 1 :])
+            return self._news(state._replace(servers=servers), move.server)  # as the next heartbeat finds out
+        if move.what != "hand over":
+            return self._server(state, move.server, (move.what, *given), net)
+        heir, done = SERVERS.index(given[0]), state
+        for run, rows in self.servers[move.server].facts[state.servers[move.server]].rows:
+            after = self._server(done, heir, ("inherit", run, rows), net)
+            if isinstance(after, Broken):
+                return after
+            done = after
+        return done
+
+    # All of it
+
+    def canonical(self, state: State) -> State:
+        """The one of two states that are the same but for the clients' names."""
+        first, *others = state.clients
+        if self.world.clients != 2 or first < others[0]:
+            return state
+        net = tuple(sorted(self.ways.mirrors[number] for number in state.net))
+        servers = tuple(
+            self.servers[each].mirror(at) if at >= 0 else ~self.servers[each].mirror(~at)
+            for each, at in enumerate(state.servers)
+        )
+        return min(state, state._replace(clients=(others[0], first), net=net, servers=servers))
+
+    def begin(self) -> State:
+        """Clients are at home at the first server, and have told it that they are there; everything is on disk."""
+        state = State((0,) * self.world.clients, (0,) * self.world.servers, (), (0, 0, 0, 0), 0)
+        for client in range(self.world.clients):
+            state = _sound(self._client(state, client, ("begin",), list(state.net)))
+        while (move := next(self._useful(state), None)) is not None:
+            state = _sound(self.after(state, move))
+        world = self.world
+        return state._replace(left=(world.losses, world.doubles, world.kills, world.heartbeats))
+
+    def _useful(self, state: State) -> Iterator[Move]:
+        """What goes on by itself, without a fault and without anybody's doing something new."""
+        return (move for move in self.moves(state) if self._goes_on(state, move) and self.after(state, move) != state)
+
+    def _goes_on(self, state: State, move: Move) -> bool:
+        if move.what == "ask again":
+            return self._is_lost(state, move.client, self.ways.ways[move.way].content)
+        return move.what in ("arrives", "tell", "collect", "write", "said")
+
+    def run(self, *, stop_at: str = "") -> Found:
+        """Go through the world, until a rule is broken or everything was met."""
+        began, found = time.process_time(), Found(self.world.name)
+        start = self.canonical(self.begin())
+        numbers, states, parents, depths = {start: 0}, [start], [(0, Move("begin"))], [0]
+        for place, state in _growing(states):
+            if len(states) > self.max_states:
+                found.is_whole = False
+                break
+            is_settled = True
+            for move in self.moves(state):
+                after = self.after(state, move)
+                if after == state:
+                    continue
+                is_settled = is_settled and not self._goes_on(state, move)
+                found.moves += 1
+                if isinstance(after, Broken):
+                    found.violation = after.what
+                else:
+                    after = self.canonical(after)
+                    if after in numbers:
+                        continue
+                    numbers[after] = len(states)
+                    states.append(after)
+                    parents.append((place, move))
+                    depths.append(depths[place] + 1)
+                    found.violation = self._broken(after)
+                if found.violation:
+                    found.example = self._example(states, parents, place, move)
+                    break
+            if is_settled and not found.violation:
+                found.settled += 1
+                if what := self._unsettled(state):
+                    found.violation, found.example = what, self._example(states, parents, *parents[place])
+            if found.violation:
+                break
+        found.states, found.depth, found.seconds = len(states), depths[-1], time.process_time() - began
+        found.client_states, found.server_states = len(self.clients), sum(map(len, self.servers))
+        return found
+
+    def _facts(self, state: State) -> tuple[list[ClientFacts], list[ServerFacts], list[int]]:
+        clients = [self.clients.facts[at] for at in state.clients]
+        servers = [self.servers[each].facts[max(at, ~at)] for each, at in enumerate(state.servers)]
+        return clients, servers, [each for each, at in enumerate(state.servers) if at < 0]
+
+    def _broken(self, state: State) -> str:
+        key = state.clients, state.servers
+        if key not in self._checked:
+            self._checked[key] = broken(*self._facts(state), is_durable=self.world.is_durable)
+        return self._checked[key]
+
+    def _unsettled(self, state: State) -> str:
+        return unsettled(*self._facts(state), has_losses=state.left[0] < self.world.losses or self.world.kills > 0)
+
+    # What is told to people
+
+    def _example(self, states: list[State], parents: list[tuple[int, Move]], place: int, last: Move) -> list[str]:
+        moves = [last]
+        while place:
+            place, move = parents[place]
+            moves.append(move)
+        begun = self.begin()
+        state, told = self.canonical(begun), list[str]()
+        is_swapped = state != begun
+        for move in reversed(moves):
+            if move.what != "begin":
+                told.append(self._words(state, self._renamed(move) if is_swapped else move))
+            after = self.after(state, move)
+            if isinstance(after, Broken):
+                break
+            canonical = self.canonical(after)
+            is_swapped = is_swapped != (canonical != after)
+            state = canonical
+        return told
+
+    def _renamed(self, move: Move) -> Move:
+        way = -1 if move.way < 0 else self.ways.mirrors[move.way]
+        return move._replace(client=-1 if move.client < 0 else 1 - move.client, way=way)
+
+    def _words(self, state: State, move: Move) -> str:
+        who = f"client {move.client}" if move.client >= 0 else f"server {move.server}"
+        match move.what:
+            case "arrives" if self.ways.ways[move.way].kind == "answer":
+                return f"client {move.client} receives {self._message(move.way)}"
+            case "arrives":
+                return f"server {move.server} receives {self._message(move.way)} of client {move.client}"
+            case "is lost":
+                return f"{self._message(move.way)} of client {move.client} is lost"
+            case "ask again":
+                return f"client {move.client} sends {self._message(move.way)} again"
+            case _ if move.what in WORDS:
+                return f"{who} {WORDS[move.what]}"
+            case _:
+                return " ".join(self.world.script[state.step])
+
+    def _message(self, way: int) -> str:
+        message = CONTENTS.messages[self.ways.ways[way].content]
+        body, number = message.body, message.header.sequence
+        match body:
+            case messages.Update():
+                return f"UPDATE {number} ({body.steps} steps, {len(body.lines)} lines, {body.caches} caches)"
+            case messages.Updated():
+                return f"UPDATED {number} ({body.steps} steps, lines up to {body.lines_through}, {body.caches} caches)"
+            case messages.Cache():
+                return f"CACHE {number} (number {body.number})"
+            case messages.Refused():
+                return f"REFUSED {number} ({body.code})"
+            case _:
+                return f"{message.type.name} {number}"
+
+
+WORDS: Final = {
+    "work": "records an episode and a line", "push": "pushes a cache", "tell": "sends an UPDATE",
+    "heartbeat": "sends an UPDATE without news", "leave": "says goodbye", "collect": "collects what is to be saved",
+    "write": "has it on disk", "said": "hears that it is on disk, and answers", "kill": "is killed, and begins again",
+    "begin": "begins",
+}  # fmt: skip
+
+
+def _growing(states: list[State]) -> Iterator[tuple[int, State]]:
+    place = 0
+    while place < len(states):
+        yield place, states[place]
+        place += 1
+
+
+def _sound(after: State | Broken) -> State:
+    assert isinstance(after, State), after
+    return after
+
+
+def _four(values: list[int]) -> tuple[int, int, int, int]:
+    first, second, third, fourth = values
+    return first, second, third, fourth
+
+
+def _homeless(content: int) -> int:
+    """The refusal of a proxy that knows no way to a request's home."""
+    text = "your server is not behind this proxy (any more); say HELLO again"
+    return CONTENTS.number(reply(CONTENTS.messages[content].header, messages.Refused(code="client", text=text)))
