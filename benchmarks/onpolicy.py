@@ -85,7 +85,7 @@ def main() -> None:
     chosen = flags(__doc__, peers=True)
     company, report = Company(chosen.peers, PEER_PATIENCE), Report(__doc__, [FACTS])
     report.heading()
-    for actors in (1, 4):
+    for actors in (each for each in (1, 4) if chosen.only in f"{each} actors"):
         ours = Ours(actors)
         theirs = company.sides({"reverb": ("fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
         for side in (ours, *theirs.values()):
