@@ -13,6 +13,9 @@ LEARNERS ?= 1
 MUTANTS_ARGS ?=
 SEEDS ?= 100
 FIRST ?= 1
+PART ?= A
+GAME ?= breakout
+CONTEST_ARGS ?=
 SIMULATE_ARGS ?=
 PROTOCOL_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
@@ -31,7 +34,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves contest mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -51,6 +54,7 @@ help:
 	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
+	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout; B pendulum, C lander; installs them"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
@@ -218,6 +222,10 @@ bench: setup-dev
 
 curves: setup-torch
 	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks $(CURVES_ARGS)
+
+# Runs that are recorded in build/contest are not run again: CONTEST_ARGS="--seeds 5 --sides memoire,sb3" adds to them.
+contest: setup-torch
+	$(BIN)/python benchmarks/contest.py --part $(PART) --game $(GAME) --write docs/benchmarks $(CONTEST_ARGS)
 
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev

@@ -28,7 +28,7 @@ class PeerUnavailable(RuntimeError):
     """A peer cannot be installed here, does not start or ends: its rows are left out, and the page says why."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{NAMES[name]}: {reason}")
+        super().__init__(f"{title_of(name)}: {reason}")
         self.name = name
 
 
@@ -121,13 +121,19 @@ def environment_of(name: str) -> tuple[Path, str]:
         print(f"installing {', '.join(packages)} into {made}", file=sys.stderr, flush=True)
         venv.create(made, with_pip=True, clear=True)
         command = [made / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-deps"] * described.get("complete", False)
         done = subprocess.run([*command, *packages], check=False, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise PeerUnavailable(name, "it cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
         mark.write_text(json.dumps(packages))
-    title = NAMES[name].lower()
+    title = title_of(name).lower()
     return made, next((each.split("==")[1] for each in packages if title in each.split("==")[0]), "")
+
+
+def title_of(name: str) -> str:
+    """What a reader calls a peer."""
+    return NAMES.get(name, name)
 
 
 class Company:

@@ -1,0 +1,183 @@
+"""How many seconds until a task is learned, with memoire and with what one would use instead, on the same machine?
+
+    python benchmarks/contest.py --game breakout --seeds 3 --write docs/benchmarks
+    python benchmarks/contest.py --game breakout --sides memoire,sb3 --seeds 1 --minutes 8
+
+Sides take turns: all of them with seed 0, then all with seed 1 in the other order. Each run leaves a record in
+build/contest, and what has one is not run again: a contest that was cut off goes on. Torch is looked for where
+MEMOIRE_TORCH says.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contestants import page
+from contestants.games import GAMES
+from contestants.records import Record, Records, merged
+from measure import machine, record
+from peers import QUIET, PeerUnavailable, environment_of
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE.parent / "build" / "contest"
+PROGRAMS = HERE / "contestants"
+GRACE = 60.0
+"""Seconds that a side has to end by itself when its time is up."""
+EVALUATION = 600.0
+"""Seconds that the evaluation of one run may take."""
+SHARED = ("gymnasium", "mujoco", "minatar", "torch")
+"""Distributions whose versions the page names: they are the same for all sides."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Who takes part: programs of benchmarks/contestants, and what they are told."""
+
+    environment: str
+    """Of peers/versions.toml."""
+    distribution: str = ""
+    """Whose version is shown."""
+    program: str = ""
+    """What follows the algorithm in the program's name; "" is the side's key."""
+    options: dict[str, str] = field(default_factory=dict)
+    prepare: str = ""
+    """A program that is run once before."""
+    algorithm: str = ""
+    """The only one that it learns by; "" is any for which there is a program."""
+
+
+SIDES = {
+    "memoire": Side("contest-memoire"),
+    "sb3": Side("contest-sb3", "stable-baselines3"),
+    "torchrl": Side("contest-torchrl", "torchrl", prepare="torchrl_extension.py"),
+    "rllib": Side("contest-rllib", "ray"),
+    "plain": Side("contest-plain"),
+    "uniform": Side("contest-memoire", "", "memoire", {"sampler": "uniform"}, algorithm="dqn"),
+    "inference": Side("contest-memoire", "", "memoire", {"policy": "remote"}, algorithm="ppo"),
+}
+
+
+def sides_of(game: str, wanted: str) -> list[str]:
+    """Those that have a program for the game, or those of them that are wanted, with commas between."""
+    algorithm = GAMES[game].algorithm
+    there = [key for key, side in SIDES.items() if (PROGRAMS / f"{algorithm}_{side.program or key}.py").exists()]
+    there = [key for key in there if SIDES[key].algorithm in ("", algorithm)]
+    if unknown := set(filter(None, wanted.split(","))) - set(there):
+        sys.exit(f"{game} has no side {', '.join(sorted(unknown))}: --sides takes {', '.join(there)}")
+    return [key for key in there if not wanted or key in wanted.split(",")]
+
+
+def python_of(environment: str) -> Path:
+    """The interpreter of an environment, which finds torch, and memoire's this checkout."""
+    made, _ = environment_of(environment)
+    paths = [os.environ.get("MEMOIRE_TORCH", str(HERE.parent / "build" / "torch"))]
+    paths += [str(HERE.parent)] * (environment == "contest-memoire")
+    for packages in made.glob("lib/python*/site-packages"):
+        (packages / "contest.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
+    return made / "bin" / "python"
+
+
+def versions(python: Path, names: list[str]) -> dict[str, str]:
+    """Of distributions in an environment."""
+    asked = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    found = subprocess.run([python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return dict(zip(names, found, strict=True))
+
+
+def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -> Record:
+    """Let a side learn, in a folder below `where`, then play with its networks. Raises PeerUnavailable: it failed."""
+    side, folder = SIDES[key], where / game / f"{key}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    python, player = python_of(side.environment), python_of("contest-plain")
+    told: dict[str, Any] = {"game": game, "seed": seed, "seconds": seconds, "folder": str(folder)}
+    paths = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAMS)}
+    with (folder / "log.txt").open("wb") as log:
+        status = ended([python, PROGRAMS / side.prepare], GRACE * 5, log, paths) if side.prepare else 0
+        program = PROGRAMS / f"{GAMES[game].algorithm}_{side.program or key}.py"
+        told |= {"options": side.options, "began": time.monotonic()}
+        status = status or ended([python, program], seconds + GRACE, log, paths | {"CONTEST": json.dumps(told)})
+        status = status or ended([player, PROGRAMS / "evaluate.py", game, folder], EVALUATION, log, paths)
+    if status:
+        said = (folder / "log.txt").read_text(errors="replace").strip().splitlines()[-12:]
+        raise PeerUnavailable(key, "\n".join([f"it ended with status {status}; its last lines:", *said]))
+    path = folder / "facts.json"
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    names = [*SHARED, *filter(None, [side.distribution])]
+    found = versions(python, names)
+    facts |= {"machine": re.sub(r", load [\d.]+", "", machine()), "version": found.get(side.distribution, "")}
+    facts["shared"] = ", ".join(f"{name} {found[name]}" for name in SHARED)
+    curve = sorted(json.loads((folder / "curve.json").read_text()).values())
+    return Record.of({"game": game, "side": key, "seed": seed, "limit": seconds, "curve": curve, "facts": facts})
+
+
+def ended(command: list[Any], patience: float, log: Any, environment: dict[str, str]) -> int:
+    """The exit status of a program, -9 if its patience ended. What it has started is killed with it."""
+    kind = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
+    with subprocess.Popen(command, **kind) as process:
+        try:
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            return -9
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def write(folder: Path) -> None:
+    """The page, of what is recorded here and of what it was written from before."""
+    found = merged(page.read(folder), Records(RECORDS).all())
+    page.write(folder, found, lambda aims: record(str(folder), "contest", aims))
+    print(f"written to {folder}/contest.md")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--game", default="breakout", choices=GAMES)
+    parser.add_argument("--part", default="", help="A, B, C: the game has to be of it")
+    parser.add_argument("--sides", default="", metavar="NAMES", help="with commas between; all, if it is left out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="of a run, in place of the game's")
+    parser.add_argument("--minutes", type=float, default=40.0, help="no run is begun that would end later")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="also write contest.md and its pictures there")
+    given = parser.parse_args()
+    game, records = GAMES[given.game], Records(RECORDS)
+    if given.part not in ("", game.part):
+        sys.exit(f"{given.game} is of part {game.part}, not {given.part}")
+    seconds, until = given.seconds or game.seconds, time.monotonic() + 60.0 * given.minutes
+    failed: set[str] = set()
+    for seed, side in records.missing(given.game, sides_of(given.game, given.sides), given.seeds):
+        if side in failed or time.monotonic() + seconds > until:
+            continue
+        try:
+            found = run(given.game, side, seed, seconds)
+        except PeerUnavailable as error:
+            failed.add(side)
+            print(f"left out: {error}", flush=True)
+            continue
+        records.keep(found)
+        print(f"{side}, seed {seed}: {said(found, game.score)}", flush=True)
+    if given.write:
+        write(given.write)
+    return 1 if failed else 0
+
+
+def said(found: Record, score: float) -> str:
+    """A run in a line."""
+    reached, (seconds, steps, returned) = found.reached(score), found.curve[-1]
+    when = f"{score:g} after {reached[0]:.0f} s and {reached[1]:,} steps" if reached else f"{score:g} not reached"
+    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {steps:,} steps; {found.facts}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

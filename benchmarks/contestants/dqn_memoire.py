@@ -1,0 +1,103 @@
+"""memoire: two actor processes of eight environments each, and a learner whose server stores and draws episodes."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+from memoire_side import Actors, Observed
+from settings import ALPHA, BATCH, BETA, CAPACITY, FIRST_UPDATE, GAMMA, MULTI_STEP, UPDATE_INTERVAL
+from tasks import DoubleDqn, Run, epsilon_at, q_network
+
+import memoire
+
+ACTORS, ENVS = 2, 8
+PUBLISH_INTERVAL = 50
+"""Updates between two versions of the network."""
+LEAD = 2000
+"""Steps that actors may be ahead of the learner, or behind it."""
+
+
+def act(url: str, number: int, run: Run) -> None:
+    """An actor: plays with the newest network until the run is over."""
+    torch.set_num_threads(1)
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    envs = gym.vector.SyncVectorEnv([run.make] * ENVS, autoreset_mode=same_step)
+    rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
+    net, steps, version = q_network(envs.single_observation_space.shape[0], actions), 0, 0
+    with memoire.connect(url, seed=number, timeout=60.0, when_full="block", name=f"actor-{number}") as client:
+        policy, writer = client.model("policy"), client.writer(envs)
+        version = memoire.torch.load(policy.wait(timeout=60.0), net)
+        obs, _ = envs.reset(seed=1000 * run.seed + 100 * number)
+        while not client.finished:
+            if policy.version > version:
+                version = memoire.torch.load(policy.newest(), net)
+            with torch.no_grad():
+                q = net(torch.from_numpy(obs).float()).numpy()
+            is_random = rng.random(ENVS) < epsilon_at(ACTORS * steps)
+            action = np.where(is_random, rng.integers(actions, size=ENVS), q.argmax(1))
+            next_obs, reward, terminated, truncated, info = envs.step(action)
+            value = q.max(1)
+            writer.step(obs, action, reward, terminated, truncated, next_obs, info, value=value, model_version=version)
+            obs, steps = next_obs, steps + ENVS
+
+
+def sampler_of(run: Run) -> memoire.replay.sampling.Sampler:
+    return memoire.Uniform() if run.options.get("sampler") == "uniform" else memoire.Prioritized(ALPHA, beta=BETA)
+
+
+def table_of(env: gym.Env, run: Run) -> memoire.Table:
+    """Whole episodes, each frame once, and so many samples for each step."""
+    ratio = BATCH / UPDATE_INTERVAL
+    columns = {
+        "obs": memoire.Column(np.uint8, env.observation_space.shape, "state"),
+        "action": np.int64,
+        "reward": np.float32,
+        "value": np.float32,
+    }
+    return memoire.Table(
+        columns,
+        storage="episodes",
+        capacity=CAPACITY,
+        sampler=sampler_of(run),
+        multi_step=MULTI_STEP,
+        discount=GAMMA,
+        min_size=FIRST_UPDATE,
+        samples_per_insert=ratio,
+        samples_per_insert_tolerance=LEAD * ratio,
+    )
+
+
+def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) -> None:
+    """The learner, until the time is up."""
+    memoire.torch.publish(server, "policy", dqn.net)
+    steps = 0
+    for batch in server.batches(BATCH, 60.0, ahead=1):
+        if not observed.has_begun:
+            observed.begin()
+        batch = batch.to("cpu")
+        columns = batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
+        batch.update_priorities(dqn.update(batch.importance, *columns))
+        if dqn.updates % PUBLISH_INTERVAL == 0:
+            memoire.torch.publish(server, "policy", dqn.net)
+            steps = server.stats().totals.steps
+        if not run.goes_on(steps, dqn.net.parameters):
+            break
+    run.report(updates=dqn.updates, **observed.facts())
+
+
+def main() -> None:
+    run = Run.from_environment()
+    torch.set_num_threads(1)
+    env = run.make()
+    actors, dqn = Actors(act, ACTORS, run), DoubleDqn(env, run.seed)
+    tables = {"replay": table_of(env, run)}
+    with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
+        actors.begin(server)
+        observed = Observed(server)
+        learn(server, dqn, run, observed)
+        observed.close()
+        server.finish()
+        actors.join()
+
+
+if __name__ == "__main__":
+    main()

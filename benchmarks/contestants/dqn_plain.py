@@ -1,0 +1,118 @@
+"""A single loop of our own, and nothing else: eight environments in turns, a ring of NumPy arrays, a sum tree in NumPy.
+
+It is what one writes without a library. Vectorized where that is easy: a whole batch goes down the tree at once.
+"""
+
+from collections import deque
+
+import numpy as np
+import torch
+from settings import ALPHA, BATCH, BETA, CAPACITY, FIRST_UPDATE, GAMMA, MULTI_STEP, UPDATE_INTERVAL
+from tasks import DoubleDqn, Run, epsilon_at
+
+ENVS = 8
+
+
+class SumTree:
+    """Weights by place: node n has the children 2 n and 2 n + 1."""
+
+    def __init__(self, capacity: int) -> None:
+        self.leaves = 1 << (capacity - 1).bit_length()
+        self.nodes = np.zeros(2 * self.leaves)
+
+    def set(self, places, weights) -> None:
+        nodes = places + self.leaves
+        self.nodes[nodes] = weights
+        while nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+
+    def draw(self, count: int, random):
+        """Places [count], one from each of as many equal parts of the whole weight."""
+        mass = (np.arange(count) + random.random(count)) * (self.nodes[1] / count)
+        nodes = np.ones(count, np.int64)
+        while nodes[0] < self.leaves:
+            nodes *= 2
+            goes_right = mass >= self.nodes[nodes]
+            mass -= np.where(goes_right, self.nodes[nodes], 0.0)
+            nodes += goes_right
+        return np.minimum(nodes - self.leaves, self.leaves - 1)
+
+
+class Replay:
+    """A ring of transitions with returns of three steps, drawn by priority."""
+
+    def __init__(self, shape, seed: int) -> None:
+        self.obs, self.next_obs = (np.zeros((CAPACITY, *shape), np.uint8) for _ in range(2))
+        self.action, self.reward = np.zeros(CAPACITY, np.int64), np.zeros(CAPACITY, np.float32)
+        self.discount = np.zeros(CAPACITY, np.float32)
+        self.tree, self.random = SumTree(CAPACITY), np.random.default_rng(seed)
+        self.added, self.largest = 0, 1.0
+
+    def add(self, obs, action, reward, discount, next_obs) -> None:
+        place = self.added % CAPACITY
+        self.obs[place], self.action[place], self.next_obs[place] = obs, action, next_obs
+        self.reward[place], self.discount[place] = reward, discount
+        self.tree.set(np.array([place]), self.largest**ALPHA)
+        self.added += 1
+
+    def draw(self):
+        """Places, importance, and the columns of a batch."""
+        places = self.tree.draw(BATCH, self.random)
+        chance = self.tree.nodes[places + self.tree.leaves] / self.tree.nodes[1]
+        importance = (chance * min(self.added, CAPACITY)) ** -BETA
+        columns = self.obs, self.action, self.reward, self.discount, self.next_obs
+        tensors = [torch.from_numpy(each[places]) for each in columns]
+        return places, torch.from_numpy((importance / importance.max()).astype(np.float32)), tensors
+
+    def update(self, places, errors) -> None:
+        priorities = np.abs(errors) + 1e-6
+        self.largest = max(self.largest, float(priorities.max()))
+        self.tree.set(places, priorities**ALPHA)
+
+
+class Window:
+    """The newest steps of one environment, of which transitions are made."""
+
+    def __init__(self) -> None:
+        self.steps = deque()
+
+    def step(self, replay: Replay, obs, action, reward, next_obs, terminated, truncated) -> None:
+        self.steps.append((obs, action, reward))
+        while self.steps and (len(self.steps) == MULTI_STEP or terminated or truncated):
+            first, taken, _ = self.steps[0]
+            returned = sum(GAMMA**place * each[2] for place, each in enumerate(self.steps))
+            discount = 0.0 if terminated else GAMMA ** len(self.steps)
+            replay.add(first, taken, returned, discount, next_obs)
+            self.steps.popleft()
+            if not (terminated or truncated):
+                break
+
+
+def main() -> None:
+    run = Run.from_environment()
+    torch.set_num_threads(1)
+    random, envs = np.random.default_rng(run.seed), [run.make() for _ in range(ENVS)]
+    dqn, replay = DoubleDqn(envs[0], run.seed), Replay(envs[0].observation_space.shape, run.seed)
+    obs = np.stack([env.reset(seed=1000 * run.seed + place)[0] for place, env in enumerate(envs)])
+    windows, steps, actions = [Window() for _ in envs], 0, int(envs[0].action_space.n)
+    while run.goes_on(steps, dqn.net.parameters):
+        with torch.no_grad():
+            chosen = dqn.net(torch.from_numpy(obs).float()).argmax(1).numpy()
+        is_random = random.random(ENVS) < epsilon_at(steps)
+        chosen = np.where(is_random, random.integers(actions, size=ENVS), chosen)
+        after = np.empty_like(obs)
+        for place, (env, window) in enumerate(zip(envs, windows, strict=True)):
+            next_obs, reward, terminated, truncated, _ = env.step(chosen[place])
+            window.step(replay, obs[place], chosen[place], reward, next_obs, terminated, truncated)
+            after[place] = env.reset()[0] if terminated or truncated else next_obs
+        obs, steps = after, steps + ENVS
+        if steps >= FIRST_UPDATE:
+            for _ in range(ENVS // UPDATE_INTERVAL):
+                places, importance, columns = replay.draw()
+                replay.update(places, dqn.update(importance, *columns).numpy())
+    run.report(updates=dqn.updates)
+
+
+if __name__ == "__main__":
+    main()

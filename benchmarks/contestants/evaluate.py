@@ -1,0 +1,88 @@
+"""Plays with the networks that a run has left: python evaluate.py GAME FOLDER writes FOLDER/curve.json, a row for each.
+
+Twenty greedy episodes side by side, with the same seeds for everybody. What is there already is not played again.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from games import GAMES
+from tasks import MAKERS, load, q_network
+
+EPISODES, SEED = 20, 1_000_000
+
+
+def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Observations [B, *F] to the most probable actions [B]."""
+    algorithm = GAMES[game].algorithm
+    if algorithm == "dqn":
+        return q_policy(arrays)
+    activation = np.tanh if algorithm == "ppo" else lambda hidden: np.maximum(hidden, 0.0)
+    env = MAKERS[game][1]()
+    space = env.action_space
+    env.close()
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        hidden = obs.astype(np.float32)
+        for place in range(0, len(arrays) - 2, 2):
+            hidden = activation(hidden @ arrays[place].T + arrays[place + 1])
+        found = hidden @ arrays[-2].T + arrays[-1]
+        if algorithm == "ppo":
+            return found.argmax(1)
+        return 0.5 * (space.high + space.low) + 0.5 * (space.high - space.low) * np.tanh(found)
+
+    return act
+
+
+def q_policy(arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    import torch
+
+    torch.set_num_threads(1)
+    net = q_network(arrays[0].shape[1], len(arrays[-1]))
+    with torch.no_grad():
+        for parameter, array in zip(net.parameters(), arrays, strict=True):
+            parameter.copy_(torch.from_numpy(array))
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return net(torch.from_numpy(obs).float()).argmax(1).numpy()
+
+    return act
+
+
+def mean_return(game: str, act: Callable[[np.ndarray], np.ndarray], episodes: int = EPISODES) -> float:
+    """Of episodes that are played side by side."""
+    envs = [MAKERS[game][1]() for _ in range(episodes)]
+    seen = {place: env.reset(seed=SEED + place)[0] for place, env in enumerate(envs)}
+    total = np.zeros(episodes)
+    while seen:
+        places = list(seen)
+        for place, action in zip(places, act(np.stack([seen[each] for each in places])), strict=True):
+            obs, reward, terminated, truncated, _ = envs[place].step(action)
+            total[place] += float(reward)
+            seen[place] = obs
+            if terminated or truncated:
+                del seen[place]
+    for env in envs:
+        env.close()
+    return float(total.mean())
+
+
+def main() -> None:
+    game, folder = sys.argv[1], Path(sys.argv[2])
+    written = folder / "curve.json"
+    curve = json.loads(written.read_text()) if written.exists() else {}
+    for path in sorted(folder.glob("*.npz")):
+        if path.name not in curve:
+            seconds, steps, arrays = load(path)
+            curve[path.name] = [round(seconds, 2), steps, round(mean_return(game, policy_of(game, arrays)), 3)]
+            draft = written.with_suffix(".part")
+            draft.write_text(json.dumps(curve))
+            draft.replace(written)
+
+
+if __name__ == "__main__":
+    main()

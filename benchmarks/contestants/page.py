@@ -1,0 +1,225 @@
+"""A contest's page out of its records alone: docs/benchmarks/contest.md, .json, and an SVG for each game."""
+
+import ast
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from measure import Spread
+
+from contestants.games import GAMES, Game
+from contestants.records import Record, paired
+from contestants.settings import SAID
+
+HERE = Path(__file__).resolve().parent
+TITLES = {
+    "memoire": "memoire",
+    "sb3": "Stable-Baselines3",
+    "torchrl": "TorchRL",
+    "rllib": "RLlib",
+    "plain": "a plain loop",
+    "uniform": "memoire, uniform draws",
+    "inference": "memoire, actions by the learner",
+}
+"""What a reader calls a side, in the order of the tables."""
+MUCH_WAITING = 0.3
+"""Share of its time that a learner waits, above which the dashboard says so first."""
+HEAD = """| side | runs that reach it | seconds, median (quartiles) | steps | updates a second | seconds, by memoire's |
+| --- | ---: | ---: | ---: | ---: | ---: |"""
+WAITING = """| seed | the learner waited | the dashboard showed | its verdict | they agree |
+| ---: | ---: | ---: | --- | --- |"""
+PAGE = """# benchmarks/contest.py
+
+How many seconds until a task is learned, with memoire and with what one would use instead, on the same machine?
+
+Sides take turns, one run at a time, each in an environment of its own with the same Gymnasium, MuJoCo, MinAtar and
+torch ({versions}). All have the same network, optimiser, ratio of updates to steps, rule for targets and schedule of
+exploration: `benchmarks/contestants/settings.py` has the numbers. A program of that folder is all of a side. Seconds
+count from the start of a program, imports and processes included. Every three seconds a side writes its network. When
+its run is over, one evaluator plays 20 greedy episodes with each network, the same ones for everybody. A run that never
+reaches the score counts its limit and all of its steps. "By memoire's" is the ratio in each seed: above 1, memoire
+is faster.
+
+{sections}
+{sides}
+`make contest PART=A GAME=breakout CONTEST_ARGS="--seeds 5"` adds runs that are missing, and writes this page again;
+`build/contest` has a
+record of each. Next: [curves.md](curves.md) runs the examples that are one file each.
+"""
+SIDES = """## What each side is
+
+{lines}
+
+Where a side may choose, it has what is fastest for it here: eight environments in one process for Stable-Baselines3 and
+the plain loop, whose acting is then a small part of their time; one thread for torch, since two wait for each other.
+"""
+SECTION = """## {title}: a score of {score:g}
+
+{machine}. Each run has {limit:g} s.
+
+{settings}
+
+{table}
+
+![Return over seconds: median and quartiles of each side](contest-{name}.svg)
+
+{waiting}
+"""
+
+
+def of(records: Sequence[Record], game: str, side: str) -> list[Record]:
+    return [each for each in records if (each.game, each.side) == (game, side)]
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median and quartiles, which lie between the least and the most also of two or three runs."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return Spread(float(low), float(middle), float(high))
+
+
+def cell(values: Sequence[float], form: str = ",.0f") -> str:
+    spread = spread_of(values)
+    return f"{spread.middle:{form}} ({spread.low:{form}} to {spread.high:{form}})"
+
+
+def ratios(ours: Sequence[Record], theirs: Sequence[Record], score: float, which: int = 0) -> list[float]:
+    """Of each seed: their seconds over ours, or with `which` 1 their steps."""
+    return [b.counted(score)[which] / a.counted(score)[which] for a, b in paired(ours, theirs)]
+
+
+def table(records: Sequence[Record], name: str, game: Game) -> str:
+    """A row for each side."""
+    rows, ours = [HEAD], of(records, name, "memoire")
+    for side, title in TITLES.items():
+        if not (theirs := of(records, name, side)):
+            continue
+        counted = [each.counted(game.score) for each in theirs]
+        reached = sum(each.reached(game.score) is not None for each in theirs)
+        updates = [each.facts["updates"] / each.limit for each in theirs if "updates" in each.facts]
+        ratio = ratios(ours, theirs, game.score)
+        cells = [
+            f"{title} {theirs[0].facts.get('version', '')}".strip(),
+            f"{reached} of {len(theirs)}",
+            cell([seconds for seconds, _ in counted]),
+            cell([steps for _, steps in counted]),
+            f"{np.median(updates):,.0f}" if updates and game.algorithm != "ppo" else "",
+            cell(ratio, ".2f") if ratio and side != "memoire" else "",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def agrees(waited: float, verdicts: dict[str, int]) -> bool:
+    """Whether the dashboard said first that the learner waits if, and only if, it does."""
+    most = max(verdicts, key=lambda code: verdicts[code], default="")
+    return (most == "learner_waits") == (waited > MUCH_WAITING)
+
+
+def waiting(records: Sequence[Record]) -> str:
+    """memoire's runs: who waited for whom."""
+    rows = [WAITING]
+    for each in records:
+        if "waited" in each.facts:
+            shown, verdicts = each.facts.get("shown"), each.facts.get("verdicts") or {}
+            said = ", ".join(f"`{code}`" for code in sorted(verdicts, key=lambda code: -verdicts[code]))
+            seen = f"{shown[0]:.1%} to {shown[1]:.1%}" if shown else ""
+            word = "yes" if agrees(each.facts["waited"], verdicts) else "**no**"
+            rows.append(f"| {each.seed} | {each.facts['waited']:.1%} | {seen} | {said} | {word} |")
+    return "\n".join(rows) if len(rows) > 1 else ""
+
+
+def aims(records: Sequence[Record]) -> dict[str, Spread]:
+    """By the key of a row of aims.toml what answers it."""
+    found = {}
+    for name, game in GAMES.items():
+        ours = of(records, name, "memoire")
+        for side in TITLES:
+            theirs = of(records, name, side)
+            if side != "memoire" and (seconds := ratios(ours, theirs, game.score)):
+                found[f"contest-{name}-{side}"] = spread_of(seconds)
+            if side == "uniform" and (steps := ratios(theirs, ours, game.score, 1)):
+                found[f"contest-{name}-steps"] = spread_of(steps)
+    return found
+
+
+def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
+    """Return over seconds: the median over seeds as a line, the quartiles as a band."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for place, (side, title) in enumerate(TITLES.items()):
+        runs = [each for each in of(records, name, side) if each.curve]
+        if not runs:
+            continue
+        grid = np.arange(0.0, max(each.limit for each in runs) + 0.5, 3.0)
+        rows = np.array([held(each, grid) for each in runs])
+        low, middle, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
+        axes.plot(grid, middle, color=f"C{place}", label=title, linewidth=1.4)
+        if len(runs) > 1:
+            axes.fill_between(grid, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
+    axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
+    axes.set(title=f"{game.title}: mean return of 20 greedy episodes", xlabel="seconds")
+    axes.legend(fontsize="small", frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def held(record: Record, grid: np.ndarray) -> np.ndarray:
+    """The return of the newest network at each time; of the first one before there was one."""
+    seconds = np.array([point[0] for point in record.curve])
+    returns = np.array([point[2] for point in record.curve])
+    return returns[np.maximum(np.searchsorted(seconds, grid, side="right") - 1, 0)]
+
+
+def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[str, Spread]], None]) -> None:
+    """The page, its pictures, and all records."""
+    sections = []
+    for name, game in GAMES.items():
+        runs = [each for each in records if each.game == name]
+        if runs:
+            draw(records, name, game, folder / f"contest-{name}.svg")
+            facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": max(each.limit for each in runs)}
+            facts["settings"] = SAID[game.algorithm]
+            parts = {"table": table(records, name, game), "waiting": waiting(of(records, name, "memoire"))}
+            sections.append(SECTION.format(title=game.title, score=game.score, name=name, **facts, **parts))
+    versions = next((str(each.facts["shared"]) for each in records if "shared" in each.facts), "")
+    page = PAGE.format(versions=versions, sections="\n".join(sections), sides=SIDES.format(lines=described()))
+    (folder / "contest.md").write_text(wrapped(page), encoding="utf-8")
+    record_aims(aims(records))
+    path = folder / "contest.json"
+    figures = json.loads(path.read_text(encoding="utf-8")) | {"rows": [asdict(each) for each in records]}
+    path.write_text(json.dumps(figures) + "\n", encoding="utf-8")
+
+
+def described() -> str:
+    """What the programs say of themselves, a line each."""
+    played = dict.fromkeys(game.algorithm for game in GAMES.values())
+    paths = [path for algorithm in played for path in sorted(HERE.glob(f"{algorithm}_*.py"))]
+    said = [(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0] for path in paths]
+    link = "../../benchmarks/contestants"
+    return "\n".join(f"* [{path.name}]({link}/{path.name}): {line}" for path, line in zip(paths, said, strict=True))
+
+
+def wrapped(page: str) -> str:
+    """The page with paragraphs of a hundred columns; tables, headings and pictures stay as they are."""
+    parts = [part if part.startswith(("|", "#", "!")) else filled(part) for part in page.strip().split("\n\n") if part]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def filled(part: str) -> str:
+    bullets = part.startswith("* ")
+    wrapper = textwrap.TextWrapper(100, subsequent_indent="  " * bullets, break_on_hyphens=False)
+    return "\n".join(map(wrapper.fill, part.split("\n") if bullets else [part]))
+
+
+def read(folder: Path) -> list[Record]:
+    """The records that a page was written from; none if there is no page."""
+    path = folder / "contest.json"
+    return [Record.of(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []

@@ -1,0 +1,69 @@
+"""memoire: PPO of memoire.rl with two collectors of eight environments each."""
+
+import gymnasium as gym
+import torch
+from memoire_side import Actors, Observed
+from settings import (
+    PPO_ENTROPY,
+    PPO_ENVS,
+    PPO_EPOCHS,
+    PPO_GAMMA,
+    PPO_HIDDEN,
+    PPO_LAMBDA,
+    PPO_MINIBATCH,
+    PPO_RATE,
+    PPO_STEPS,
+)
+from tasks import Run
+
+from memoire import rl
+
+COLLECTORS = 2
+LENGTH = 256
+
+
+def is_remote(run: Run) -> bool:
+    """Whether the learner computes the actions; else the collectors do, in NumPy."""
+    return run.options.get("policy") == "remote"
+
+
+def collect(url: str, number: int, run: Run) -> None:
+    """A collector, until the run is over."""
+    groups = 2 if is_remote(run) else 1  # one steps while the other one's actions are computed
+    size = PPO_ENVS // COLLECTORS // groups
+    envs = [gym.vector.SyncVectorEnv([run.make] * size) for _ in range(groups)]
+    with rl.Collector(url, envs, seed=1000 * run.seed + 100 * number) as collector:
+        collector.run()
+
+
+def learn(learner: rl.OnPolicyLearner, run: Run, observed: Observed) -> None:
+    """The learner, until the time is up."""
+    given = {"gamma": PPO_GAMMA, "lam": PPO_LAMBDA, "entropy_coef": PPO_ENTROPY, "seed": run.seed}
+    ppo = rl.PPO(learner.net, PPO_RATE, PPO_EPOCHS, PPO_MINIBATCH, **given)
+    while run.goes_on(learner.steps, learner.net.policy.parameters):
+        rollouts = learner.collect(timeout=60.0)
+        if not observed.has_begun:
+            observed.begin()
+        ppo.update(rollouts)
+        learner.publish()
+    run.report(updates=learner.iterations, **observed.facts())
+
+
+def main() -> None:
+    run = Run.from_environment()
+    torch.set_num_threads(1)
+    torch.manual_seed(run.seed)
+    env, collectors = run.make(), Actors(collect, COLLECTORS, run)
+    net = rl.ActorCritic.mlp(env, hidden=PPO_HIDDEN)
+    options = {"policy": "remote" if is_remote(run) else "local", "discount": PPO_GAMMA, "run": "contest"}
+    with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, PPO_STEPS, LENGTH, **options) as learner:
+        collectors.begin(learner.server)
+        observed = Observed(learner.server)
+        learn(learner, run, observed)
+        observed.close()
+        learner.server.finish()
+        collectors.join()
+
+
+if __name__ == "__main__":
+    main()

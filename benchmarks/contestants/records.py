@@ -1,0 +1,85 @@
+"""What a run of a contest leaves: its curve, and when it reached a score. Reads nothing but records."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what a side has learned with one seed."""
+
+    game: str
+    side: str
+    seed: int
+    limit: float
+    """Seconds that it had."""
+    curve: tuple[tuple[float, int, float], ...]
+    """Seconds since the program was started, steps, mean return of 20 greedy episodes."""
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Record":
+        """One that was JSON."""
+        return cls(**row | {"curve": tuple((point[0], point[1], point[2]) for point in row["curve"])})
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.game, self.side, self.seed
+
+    def reached(self, score: float) -> tuple[float, int] | None:
+        """Seconds and steps of the first network that returns so much; None if there is none."""
+        return next(((seconds, steps) for seconds, steps, returned in self.curve if returned >= score), None)
+
+    def counted(self, score: float) -> tuple[float, int]:
+        """The same; a run that never gets there counts its limit, and all of its steps."""
+        return self.reached(score) or (self.limit, self.curve[-1][1] if self.curve else 0)
+
+
+class Records:
+    """A folder with a record for each run that is over.
+
+    Args:
+        folder: Where they are; it is made when the first one comes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, game: str, side: str, seed: int) -> Path:
+        return self.folder / game / f"{side}-{seed}.json"
+
+    def has(self, game: str, side: str, seed: int) -> bool:
+        return self.path(game, side, seed).exists()
+
+    def keep(self, record: Record) -> None:
+        """Write one, which is there as a whole or not at all."""
+        path = self.path(*record.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        draft.replace(path)
+
+    def all(self) -> list[Record]:
+        return [Record.of(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*/*-*.json"))]
+
+    def missing(self, game: str, sides: Sequence[str], seeds: int) -> list[tuple[int, str]]:
+        """Seeds and sides that have no record, in the order of their turns: every other seed the other way round, so
+        that nobody is always first.
+        """
+        turns = [(seed, side) for seed in range(seeds) for side in sides[:: -1 if seed % 2 else 1]]
+        return [(seed, side) for seed, side in turns if not self.has(game, side, seed)]
+
+
+def merged(known: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """All of them, in the order of their keys; of one run that is in both, the new one."""
+    found = {each.key: each for each in (*known, *new)}
+    return [found[key] for key in sorted(found)]
+
+
+def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Runs of the same seed."""
+    by_seed = {each.seed: each for each in theirs}
+    return [(each, by_seed[each.seed]) for each in ours if each.seed in by_seed]

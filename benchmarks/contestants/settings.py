@@ -1,0 +1,46 @@
+"""The numbers of contest.py, the same for all sides, and how its page says them. Imports nothing."""
+
+# Double DQN with returns of three steps: the same numbers for all.
+
+GAMMA, RATE, BATCH, MULTI_STEP = 0.99, 5e-4, 32, 3
+UPDATE_INTERVAL = 4
+"""Steps of environments for each update."""
+TARGET_INTERVAL = 1000
+"""Steps between two copies of the network into the target."""
+CAPACITY, FIRST_UPDATE = 100_000, 2000
+ALPHA, BETA = 0.6, 0.4
+MAX_GRAD_NORM = 10.0
+EPSILON, EPSILON_STEPS = 0.02, 20_000
+"""Chance of a random action: from 1 down to this, in so many steps."""
+
+# Soft actor-critic, with an update for each step.
+
+SAC_RATE, SAC_BATCH, SAC_HIDDEN, SAC_ENVS, SAC_FIRST_UPDATE, SAC_ALPHA = 1e-3, 256, (64, 64), 8, 1000, 0.2
+POLYAK = 0.995
+
+# Proximal policy optimization: 16 environments, 512 steps of each for an update.
+
+PPO_ENVS, PPO_STEPS, PPO_RATE, PPO_EPOCHS, PPO_MINIBATCH, PPO_HIDDEN = 16, 8192, 1e-3, 6, 256, (64, 64)
+PPO_GAMMA, PPO_LAMBDA, PPO_ENTROPY = 0.995, 0.95, 0.005
+
+SAID = {
+    "dqn": (
+        f"Double DQN: 16 filters of 3 x 3 and 128 units, returns of {MULTI_STEP} steps, discount {GAMMA}, "
+        f"Adam at {RATE:g}, batches of {BATCH}, an update each {UPDATE_INTERVAL} steps from step "
+        f"{FIRST_UPDATE:,} on. The target is copied each {TARGET_INTERVAL:,} steps. There is room for {CAPACITY:,} "
+        f"steps. Actions are random with a chance that goes from 1 to {EPSILON} in {EPSILON_STEPS:,} steps. Priorities "
+        f"are to the power of {ALPHA}, corrected by {BETA}."
+    ),
+    "sac": (
+        f"SAC: layers of {SAC_HIDDEN[0]} and {SAC_HIDDEN[1]}, discount {GAMMA}, Adam at {SAC_RATE:g}, batches of "
+        f"{SAC_BATCH}, uniform draws, an update for each step from step {SAC_FIRST_UPDATE:,} on. At each update "
+        f"targets keep {POLYAK}. The weight of the entropy is learned, from {SAC_ALPHA} on. {SAC_ENVS} environments "
+        "run at a time."
+    ),
+    "ppo": (
+        f"PPO: layers of {PPO_HIDDEN[0]} and {PPO_HIDDEN[1]} for policy and value each, {PPO_ENVS} environments, "
+        f"{PPO_STEPS:,} steps an iteration, {PPO_EPOCHS} epochs of batches of {PPO_MINIBATCH}, Adam at {PPO_RATE:g}, "
+        f"discount {PPO_GAMMA}, lambda {PPO_LAMBDA}, entropy weighted by {PPO_ENTROPY}."
+    ),
+}
+"""By the algorithm."""

@@ -1,0 +1,189 @@
+"""What every side of contest.py is given: tasks, environments, networks and settings; and where it leaves its networks.
+
+A side is a program of this folder, such as dqn_sb3.py. It learns until its time is up. Every few seconds it writes the
+network that acts, with the time and its steps: evaluate.py plays with these networks when the run is over, so that
+nobody's time goes to evaluation.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from settings import EPSILON, EPSILON_STEPS, MAX_GRAD_NORM, RATE, TARGET_INTERVAL, UPDATE_INTERVAL
+
+SNAPSHOT_INTERVAL = 3.0
+"""Seconds between two networks that are evaluated."""
+MAX_STEPS = 1000
+"""Of an episode of MinAtar, which would go on as long as nothing is missed."""
+
+
+class Frames(gym.Wrapper):
+    """A MinAtar game whose frames have channels first, as networks take them: uint8 [C, 10, 10]."""
+
+    def __init__(self, game: str) -> None:
+        from minatar.gym import BaseEnv
+
+        super().__init__(BaseEnv(game, use_minimal_action_set=True))
+        rows, columns, channels = self.env.game.state_shape()
+        self.observation_space = gym.spaces.Box(0, 1, (channels, rows, columns), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed)
+        return self.frame(obs), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(int(action))
+        return self.frame(obs), float(reward), bool(terminated), truncated, info
+
+    @staticmethod
+    def frame(obs):
+        return np.ascontiguousarray(obs.transpose(2, 0, 1)).view(np.uint8)
+
+
+def minatar(game: str) -> gym.Env:
+    return gym.wrappers.TimeLimit(Frames(game), MAX_STEPS)
+
+
+class Slow(gym.Wrapper):
+    """Each step takes 2 ms, and one in fifty 200 ms, as robots and browsers do."""
+
+    STEP, TAIL, SHARE = 0.002, 0.2, 0.02
+
+    def __init__(self, env: gym.Env, seed: int | None = None) -> None:
+        super().__init__(env)
+        self.random = np.random.default_rng(seed)
+
+    def step(self, action):
+        time.sleep(self.TAIL if self.random.random() < self.SHARE else self.STEP)
+        return self.env.step(action)
+
+
+def heavy_tailed(name: str) -> gym.Env:
+    return Slow(gym.make(name))
+
+
+MAKERS: dict[str, tuple[Callable[[], gym.Env], Callable[[], gym.Env]]] = {
+    "breakout": (partial(minatar, "breakout"),) * 2,
+    "space_invaders": (partial(minatar, "space_invaders"),) * 2,
+    "pendulum": (partial(heavy_tailed, "InvertedPendulum-v5"), partial(gym.make, "InvertedPendulum-v5")),
+    "lander": (partial(gym.make, "LunarLander-v3"),) * 2,
+}
+"""By the game: an environment to learn from, and one to be evaluated in."""
+
+
+def epsilon_at(steps: int) -> float:
+    return max(EPSILON, 1.0 - steps * (1.0 - EPSILON) / EPSILON_STEPS)
+
+
+def q_network(channels: int, actions: int):
+    """[B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as of the authors of MinAtar."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, actions)
+    )
+
+
+def double_errors(net, target, obs, action, reward, discount, next_obs):
+    """TD errors [B] of double Q-learning; frames are uint8, discount is 0 behind a terminal state."""
+    import torch
+
+    obs, next_obs = obs.float(), next_obs.float()
+    q = net(obs).gather(1, action[:, None])[:, 0]
+    with torch.no_grad():
+        best = net(next_obs).argmax(1, keepdim=True)
+        goal = reward + discount * target(next_obs).gather(1, best)[:, 0]
+    return goal - q
+
+
+class DoubleDqn:
+    """Network, target and optimiser of a side that brings no algorithm of its own."""
+
+    def __init__(self, env: gym.Env, seed: int) -> None:
+        import copy
+
+        import torch
+
+        torch.manual_seed(seed)
+        self.net = q_network(env.observation_space.shape[0], int(env.action_space.n))
+        self.target = copy.deepcopy(self.net)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), RATE, fused=True)
+        self.updates = 0
+
+    def update(self, importance, *columns):
+        """One step; the TD errors [B]. After so many the target is the network."""
+        from torch import nn
+
+        errors = double_errors(self.net, self.target, *columns)
+        loss = (importance * nn.functional.huber_loss(errors, errors.new_zeros(len(errors)), reduction="none")).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % (TARGET_INTERVAL // UPDATE_INTERVAL) == 0:
+            self.target.load_state_dict(self.net.state_dict())
+        return errors.detach()
+
+
+@dataclass
+class Run:
+    """One side's run of one seed, as the environment variable CONTEST describes it."""
+
+    game: str
+    seed: int
+    seconds: float
+    folder: str
+    began: float
+    """When the program was started, by the clock that all processes of a machine share."""
+    options: dict[str, str]
+    written: float = 0.0
+
+    @classmethod
+    def from_environment(cls) -> "Run":
+        return cls(**json.loads(os.environ["CONTEST"]))
+
+    @property
+    def make(self) -> Callable[[], gym.Env]:
+        """Makes an environment to learn from."""
+        return MAKERS[self.game][0]
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def goes_on(self, steps: int, parameters: Callable[[], Iterable]) -> bool:
+        """Whether there is time left. Writes the network's parameters, in their order, if it is time for that."""
+        now = self.elapsed
+        if now - self.written >= SNAPSHOT_INTERVAL or now >= self.seconds:
+            self.written = now
+            save(Path(self.folder), now, steps, [np.asarray(each.detach().numpy()) for each in parameters()])
+        return now < self.seconds
+
+    def report(self, **facts: object) -> None:
+        """Say more about this run, for the page."""
+        path = Path(self.folder, "facts.json")
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | facts))
+
+
+def save(folder: Path, seconds: float, steps: int, arrays: list[np.ndarray]) -> None:
+    """A snapshot, there as a whole or not at all."""
+    name = f"{int(seconds * 1000):09d}.npz"
+    named = {f"p{place}": each for place, each in enumerate(arrays)}
+    with (folder / f".{name}").open("wb") as file:
+        np.savez(file, seconds=seconds, steps=steps, **named)
+    (folder / f".{name}").rename(folder / name)
+
+
+def load(path: Path) -> tuple[float, int, list[np.ndarray]]:
+    """Seconds, steps and parameters of a snapshot."""
+    with np.load(path) as file:
+        arrays = [file[f"p{place}"] for place in range(len(file.files) - 2)]
+        return float(file["seconds"]), int(file["steps"]), arrays

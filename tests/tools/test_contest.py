@@ -1,0 +1,197 @@
+"""A contest's records decide what runs and what the page says: resumption, scores, quartiles, ratios, verdicts."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The contest, its records and its page."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import contest
+    from contestants import page, records
+
+    return contest, records, page
+
+
+def made(records, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
+    return records.Record("breakout", side, seed, 10.0, tuple(curve), facts)
+
+
+def test_a_score_is_reached_by_the_first_network_that_returns_so_much(modules):
+    _, records, _ = modules
+    found = made(records)
+    assert found.reached(6.0) == (6.0, 200) and found.reached(7.0) == (6.0, 200)
+    assert found.counted(1.0) == (3.0, 100)
+
+
+def test_a_run_that_never_gets_there_counts_its_limit_and_all_of_its_steps(modules):
+    _, records, _ = modules
+    assert made(records).reached(7.5) is None
+    assert made(records).counted(7.5) == (10.0, 300)
+    assert made(records, curve=()).counted(7.5) == (10.0, 0)
+
+
+def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
+    _, records, _ = modules
+    kept = records.Records(tmp_path)
+    sides = ["memoire", "sb3"]
+    assert kept.missing("breakout", sides, 2) == [(0, "memoire"), (0, "sb3"), (1, "sb3"), (1, "memoire")]
+    kept.keep(made(records, "sb3", 0))
+    kept.keep(made(records, "memoire", 1))
+    (tmp_path / "breakout" / "memoire-0.part").write_text("cut off")
+    assert records.Records(tmp_path).missing("breakout", sides, 2) == [(0, "memoire"), (1, "sb3")]
+    assert kept.missing("lander", ["sb3"], 1) == [(0, "sb3")]
+
+
+def test_a_record_is_read_as_it_was_written(modules, tmp_path):
+    _, records, _ = modules
+    kept = records.Records(tmp_path)
+    kept.keep(made(records, updates=7))
+    assert kept.all() == [made(records, updates=7)]
+
+
+def test_a_new_record_takes_the_place_of_the_one_on_the_page(modules):
+    _, records, _ = modules
+    old, new = made(records, updates=1), made(records, updates=2)
+    other = made(records, "sb3", 3)
+    assert records.merged([old, other], [new]) == [new, other]
+
+
+def test_ratios_are_taken_in_each_seed(modules):
+    _, records, page = modules
+    ours = [made(records, seed=seed, curve=[(2.0 + seed, 10, 9.0)]) for seed in range(3)]
+    theirs = [made(records, "sb3", seed, [(4.0, 40, 9.0)]) for seed in (0, 2)]
+    assert page.ratios(ours, theirs, 6.0) == [2.0, 1.0]
+    assert page.ratios(ours, theirs, 6.0, 1) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("waited", "verdicts", "agrees"),
+    [
+        (0.05, {"balanced": 3}, True),
+        (0.05, {"learner_waits": 3, "balanced": 1}, False),
+        (0.6, {"learner_waits": 3, "balanced": 1}, True),
+        (0.6, {"balanced": 3}, False),
+        (0.6, {}, False),
+    ],
+)
+def test_the_verdict_agrees_with_how_long_the_learner_waited(modules, waited, verdicts, agrees):
+    *_, page = modules
+    assert page.agrees(waited, verdicts) is agrees
+
+
+def test_the_page_warns_of_waiting_where_the_dashboard_does(modules):
+    from memoire.dashboard.collect import verdict
+
+    *_, page = modules
+    assert page.MUCH_WAITING == verdict.MUCH_WAITING and "learner_waits" in verdict.CODES
+
+
+def test_the_page_is_made_of_records_alone(modules, tmp_path):
+    _, records, page = modules
+    facts = {"machine": "a machine", "updates": 100, "shared": "torch 9"}
+    waits = {"waited": 0.04, "shown": [0.03, 0.05], "verdicts": {"balanced": 4}}
+    runs = [
+        made(records, "memoire", 0, [(2.0, 100, 60.0)], **facts, **waits),
+        made(records, "memoire", 1, [(4.0, 300, 60.0)], **facts, **waits),
+        made(records, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
+        made(records, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
+    ]
+    given = {}
+
+    def keep(aims):
+        given.update(aims)
+        (tmp_path / "contest.json").write_text(json.dumps({"machine": "", "aims": {}, "rows": []}))
+
+    page.write(tmp_path, runs, keep)
+    text = (tmp_path / "contest.md").read_text()
+    assert "| memoire | 2 of 2 | 3 (2 to 4) | 200 (150 to 250) | 10 |  |" in text
+    assert (
+        "| Stable-Baselines3 3.1 | 1 of 2 | 8 (7 to 9) | 160 (155 to 165) | 10 | 2.75 (2.62 to 2.88) |" in text
+        and "torch 9" in text
+    )
+    assert "| 0 | 4.0% | 3.0% to 5.0% | `balanced` | yes |" in text
+    assert given["contest-breakout-sb3"].middle == pytest.approx((3.0 + 2.5) / 2)
+    assert (tmp_path / "contest-breakout.svg").exists()
+    assert page.read(tmp_path) == sorted(runs, key=lambda each: each.key)
+    assert page.read(tmp_path / "nowhere") == []
+
+
+def test_a_curve_holds_the_newest_network(modules):
+    import numpy as np
+
+    _, records, page = modules
+    assert page.held(made(records), np.array([0.0, 3.0, 5.9, 6.0, 30.0])).tolist() == [1.0, 1.0, 1.0, 7.0, 5.0]
+
+
+def test_every_side_has_its_programs_and_its_environment(modules):
+    import tomllib
+
+    contest, *_ = modules
+    with (FOLDER / "peers" / "versions.toml").open("rb") as file:
+        known = {side for row in tomllib.load(file).values() for side in row["sides"]}
+    for game in contest.GAMES:
+        sides = contest.sides_of(game, "")
+        assert sides[:2] == ["memoire", "sb3"], game
+        assert {contest.SIDES[side].environment for side in sides} <= known
+    assert contest.sides_of("breakout", "plain,memoire") == ["memoire", "plain"]
+    with pytest.raises(SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, inference"):
+        contest.sides_of("lander", "uniform")
+
+
+FAKE = """
+import json, os, sys, time
+told = json.loads(os.environ["CONTEST"])
+if told["options"]: sys.exit(told["options"]["status"])
+open(os.path.join(told["folder"], "facts.json"), "w").write(json.dumps({"updates": told["seed"]}))
+"""
+PLAYER = """
+import sys
+open(sys.argv[2] + "/curve.json", "w").write('{"b": [2.0, 20, 1.5], "a": [1.0, 10, 0.5]}')
+"""
+
+
+@pytest.fixture
+def fake(modules, tmp_path):
+    """A contest of its own, whose sides are this Python with small programs."""
+    found = importlib.util.spec_from_file_location("contest_of_programs", FOLDER / "contest.py")
+    contest = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = contest
+    found.loader.exec_module(contest)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "dqn_sb3.py").write_text(FAKE)
+    (programs / "evaluate.py").write_text(PLAYER)
+    contest.PROGRAMS, contest.GRACE = programs, 0.2
+    contest.python_of = lambda environment: Path(sys.executable)
+    contest.versions = lambda python, names: dict.fromkeys(names, "1")
+    yield contest, programs, tmp_path / "runs"
+    del sys.modules[found.name]
+
+
+def test_a_run_is_a_program_and_an_evaluation_afterwards(fake):
+    contest, _, folder = fake
+    found = contest.run("breakout", "sb3", 4, 60.0, folder)
+    assert found.curve == ((1.0, 10, 0.5), (2.0, 20, 1.5)) and found.limit == 60.0
+    assert found.facts["updates"] == 4 and found.facts["version"] == "1"
+
+
+def test_a_side_that_fails_says_so_and_leaves_no_record(fake):
+    contest, programs, folder = fake
+    (programs / "dqn_sb3.py").write_text("raise SystemExit('no such thing')")
+    with pytest.raises(contest.PeerUnavailable, match=r"Stable-Baselines3: it ended with status 1[\s\S]*no such thing"):
+        contest.run("breakout", "sb3", 0, 60.0, folder)
+
+
+def test_a_side_that_does_not_end_is_killed(fake):
+    contest, programs, folder = fake
+    (programs / "dqn_sb3.py").write_text("import threading; threading.Event().wait()")
+    with pytest.raises(contest.PeerUnavailable, match="status -9"):
+        contest.run("breakout", "sb3", 0, 0.2, folder)
