@@ -176,6 +176,7 @@ def run_once(folder, prompts, address, left, rng, found) -> int:
         if time.monotonic() - moved > PATIENCE + (60.0 if steps == begun else 0.0):
             found["waits without an end"] += 1
             process.kill()
+            process.wait()
         elif left and steps >= at:
             time.sleep(rng.uniform(0.0, 0.3))
             victim = process.pid if left % 2 else int(folder.lines("workers")[-1])
