@@ -16,6 +16,8 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
     Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
     Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
     Inference, RemotePolicy             a policy far away, in batches (docs/inference.md)
+    Prompts                             prompts for language models, and their groups of answers
+                                        (docs/language-models.md)
     MemoireError, InsecureWarning       every error is below the first one (docs/errors.md)
     ReplayMemory, ReplayMemoryServer,   the classes of the first design (docs/contract.md), with
     ReplayMemoryClient                  Bind, Conn, Transition, PrioritizedReplayBuffer and
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from memoire.inference.policy import RemotePolicy as RemotePolicy
     from memoire.pool.tables import Table as Table
     from memoire.proxy.proxy import Proxy as Proxy
+    from memoire.reader.prompts import Prompts as Prompts
     from memoire.reader.reader import Reader as Reader
     from memoire.replay.batch import Batch as Batch
     from memoire.replay.buffer import Buffer as Buffer
@@ -87,6 +90,7 @@ _HOMES = {
     "RemotePolicy": "memoire.inference.policy",
     "Table": "memoire.pool.tables",
     "Proxy": "memoire.proxy.proxy",
+    "Prompts": "memoire.reader.prompts",
     "Reader": "memoire.reader.reader",
     "Batch": "memoire.replay.batch",
     "Buffer": "memoire.replay.buffer",

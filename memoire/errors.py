@@ -760,3 +760,17 @@ class NothingAllowed(MemoireError, ValueError):
             f"the mask of {self.row} allows none of its {self.actions} actions. End the episode in such a state, or "
             f"allow an action that changes nothing."
         )
+
+
+class EpochOver(MemoireError, RuntimeError):
+    """All prompts of the epochs that were finished are drawn: there is no group for a further step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return (
+            f"there is no group for step {self.step}: every prompt of the finished epochs is drawn or dropped. Add the "
+            f"prompts of the next epoch, or end the training."
+        )

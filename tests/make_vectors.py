@@ -238,6 +238,47 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
+        "prompts": (
+            wire.Prompts(
+                call="list", states=[1, 3], tags={"level": "hard"}, since=77, consumer="reward", is_going_on=True, most=10,
+                keys=[wire.PromptKey("math", 0, 17)], columns=5,
+            ),
+            b"",
+        ),
+        "answers": (
+            wire.Answers(
+                call="answer", count=2, seconds=60.0, version=9, leases=[41, 42],
+                pieces=[wire.AnswerPiece("math", 0, 17, 41, 3, 0, True, 9, 3, [2], 12, "", False)],
+            ),
+            b"\x07\x00\x00\x00\x08\x00\x00\x00\x00\x00\x80?",
+        ),
+        "groups": (
+            wire.Groups(
+                call="add", dataset="math", epoch=1, new=[wire.NewPrompt(17, 4)], priority=0.5, is_evaluation=True,
+                tags={"level": "hard"}, keys=[wire.PromptKey("math", 0, 17)], values=[0.25], shares={"math": 0.7},
+            ),
+            b"2+2?",
+        ),
+        "groups_draw": (
+            wire.Groups(
+                call="draw", session="a:0", step=7, is_before_first=True, count=48, wanted=64, replay=0.25, is_last=True,
+                plan=wire.StepPlan(1, {"a": 48, "b": 16}), version=9,
+            ),
+            b"",
+        ),
+        "prompted": (
+            wire.Prompted(
+                epoch=1, counts={"ready": 3}, done=1, flags=b"\x00\x02", wait="no prompt waits", cursor=78, sizes=[4],
+                leases=[wire.LeasedPrompt("math", 0, 17, 41, 599.5, [1, 3], False, {"level": "hard"}, 4)],
+                prompts=[
+                    wire.PromptFacts("math", 0, 17, 6, "failed", -1, 0.5, 0.25, 9, 12, 1, False, {"level": "hard"}, [3, 0])
+                ],
+                columns=[wire.AnswerColumns(0, 3, 9, 3, [2], 12)], answered=1, is_closed=True, committed=6, is_over=True,
+                groups=[wire.GroupFacts("math", 0, 17, [0, 1, 3], 12, 9, 0.25, 1.0, False)], is_empty=True,
+                plan=wire.StepPlan(1, {"a": 48, "b": 16}),
+            ),
+            b"2+2?",
+        ),
         "take": (wire.Take(steps=800, least=512, release="publish", wanted=1024), b""),
         "rollouts": (
             wire.Rollouts(

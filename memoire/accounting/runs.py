@@ -100,6 +100,9 @@ class StateStore(SavedState, Protocol):
         nothing can be saved any more, ever.
         """
 
+    def prompts(self, table: str) -> Iterator[tuple[int, bytes, bytes]]:
+        """What is saved of a table of prompts: kind, key and body of each row."""
+
     @property
     def trouble(self) -> str:
         """What is wrong with the disk now, for people; empty when nothing is."""

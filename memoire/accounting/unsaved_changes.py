@@ -55,13 +55,20 @@ class SavedGroup:
     """Rows of `rows.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
     settings: dict[str, str] = field(default_factory=dict)
     """Small texts by name, that the server wants to find again."""
+    prompts: dict[str, list[tuple[int, bytes, bytes | None]]] = field(default_factory=dict)
+    """Changes of tables of prompts, by the table's name: kind, key and body; None takes it out."""
     tickets: list[Ticket] = field(default_factory=list)
     """Replies that wait until this group is on disk; nothing for a store to save."""
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there is something to save beside prompts."""
+        return bool(self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to save; there may be tickets."""
-        return not (self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings)
+        return not (self.prompts or self.has_rows)
 
 
 class UnsavedChanges:

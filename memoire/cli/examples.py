@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "memoire report server-0:8080 server-1:8080 --to tensorboard --folder runs",
     ),
     "totals": ("memoire totals tcp://127.0.0.1:5560", "memoire totals tcp://proxy:5560 --run ant-7 --json"),
+    "prompts": ("memoire prompts tcp://127.0.0.1:5560", "memoire prompts tcp://proxy:5560 --table math --json"),
     "doctor": ("memoire doctor tcp://127.0.0.1:5560", "memoire doctor tcp://proxy:5560 --roundtrip --keys keys/actor"),
     "run": ("memoire run ant-8 tcp://127.0.0.1:5560", "memoire run ant-8 tcp://proxy:5560 --finish"),
     "drain": (

@@ -25,7 +25,14 @@ Command = Callable[[argparse.Namespace], int]
 GROUPS: Mapping[str, Sequence[Callable[[Commands], None]]] = {
     "on this machine": (run.add_demo, launch.add_launch, run.add_up),
     "nodes of a cluster": (run.add_server, run.add_proxies, watch.add_dashboard),
-    "look at a cluster": (watch.add_top, watch.add_logs, watch.add_report, watch.add_totals, watch.add_doctor),
+    "look at a cluster": (
+        watch.add_top,
+        watch.add_logs,
+        watch.add_report,
+        watch.add_totals,
+        watch.add_prompts,
+        watch.add_doctor,
+    ),
     "change a cluster": (operate.add_run, operate.add_drain, operate.add_snapshot),
     "prepare a cluster": (operate.add_key_tool, operate.add_schema_printer, operate.add_plan),
 }

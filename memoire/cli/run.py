@@ -44,7 +44,7 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
     server.add_argument(
-        "--storage", choices=("caches", "episodes", "rollouts"), help="what is stored (default: caches)"
+        "--storage", choices=("caches", "episodes", "rollouts", "prompts"), help="what is stored (default: caches)"
     )
     server.add_argument(
         "--capacity",

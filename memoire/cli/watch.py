@@ -274,6 +274,31 @@ def add_totals(commands: Commands) -> None:
     totals.set_defaults(command=_totals)
 
 
+def add_prompts(commands: Commands) -> None:
+    """`memoire prompts`."""
+    prompts = commands.add_parser(
+        "prompts",
+        help="how the prompts of a table stand",
+        description="Print how many prompts of a table are in each state, added up over all servers behind an address, "
+        "with leases, late answers and groups that were too old. Exit status: 0 every server answered; 1 one did not.",
+    )
+    prompts.add_argument(
+        "endpoints", nargs="+", metavar="ENDPOINT", help="address of a proxy or its page, or of all servers"
+    )
+    prompts.add_argument("--table", help="name of the table (default: the first one)")
+    prompts.add_argument("--json", action="store_true", help="print one JSON object")
+    prompts.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
+    add_keys(prompts)
+    prompts.set_defaults(command=_prompts)
+
+
+def _prompts(given: argparse.Namespace) -> int:
+    from .prompts import show
+
+    endpoints = [endpoint_of(each) for each in given.endpoints]
+    return show(endpoints, given.table, timeout=given.timeout, keys=given.keys, as_json=given.json)
+
+
 def _doctor(given: argparse.Namespace) -> int:
     from .doctor import examine, examine_inference
 

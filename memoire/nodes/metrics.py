@@ -287,6 +287,30 @@ SERVER = (
         "freshness.effective",
     ),
     _of_tables("gauge", "held_capacity", "Caches or entries that are held at most; 0: bytes alone say.", "capacity"),
+    _of_tables("gauge", "prompts_waiting", "Prompts that no worker has.", "prompts.waiting"),
+    _of_tables("gauge", "prompts_leased", "Prompts that a worker has.", "prompts.leased"),
+    _of_tables("gauge", "prompts_answered", "Prompts whose answers lack a required column.", "prompts.answered"),
+    _of_tables("gauge", "prompts_ready", "Prompts whose group can be drawn.", "prompts.ready"),
+    _of_tables("gauge", "prompts_drawn", "Prompts that a trainer got, and has not committed.", "prompts.drawn"),
+    _of_tables("gauge", "prompts_committed", "Prompts that were trained on.", "prompts.committed"),
+    _of_tables("gauge", "prompts_dropped", "Prompts that are not trained on.", "prompts.dropped"),
+    _of_tables("gauge", "prompts_forgotten", "Prompts whose epoch was forgotten.", "prompts.forgotten"),
+    _of_tables("gauge", "prompts_given", "All prompts: the sum of their states.", "prompts.given"),
+    _of_tables("gauge", "prompts_workers", "Workers that have a lease.", "prompts.workers"),
+    _of_tables(
+        "gauge", "prompts_oldest_lease_seconds", "Seconds since the oldest lease began.", "prompts.oldest_lease"
+    ),
+    _of_tables("counter", "prompts_expired_leases", "Leases that ended unfinished.", "prompts.expired"),
+    _of_tables("counter", "prompts_late_answers", "Answers that came too late to count.", "prompts.late"),
+    _of_tables("counter", "prompts_failed_answers", "Answers that failed for good.", "prompts.failed"),
+    _of_tables("counter", "prompts_dead", "Prompts dropped because their score was 0.", "prompts.dead"),
+    _of_tables("counter", "prompts_stale", "Groups that were too old to be drawn.", "prompts.stale"),
+    _of_tables("counter", "prompts_full", "Groups dropped for want of room.", "prompts.full"),
+    _of_tables("gauge", "prompts_replayable", "Committed groups that may be replayed.", "prompts.replayable"),
+    _of_tables("counter", "prompts_tokens_drawn", "Tokens of the groups that were drawn.", "prompts.tokens_drawn"),
+    _of_tables(
+        "gauge", "prompts_model_lag", "Versions by which the newest step's oldest token was behind.", "prompts.lag"
+    ),
     _of_tables(
         "gauge", "left_out_ratio", "Share of all weight that a recent batch could not draw from.", "freshness.left_out"
     ),

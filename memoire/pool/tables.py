@@ -19,9 +19,11 @@ from memoire import arguments
 from memoire.arguments import whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
+from memoire.prompts.settings import PROMPT_NAMES, PromptSettings, refuse_elsewhere, taken_from
 from memoire.replay.limiter import Limiter, check_size
 from memoire.replay.parameters import NAMES, Parameters, Start
 from memoire.replay.room import RoomLimiter
+from memoire.replay.row_schema import row_schema_from
 from memoire.replay.sampling import Sampler, chosen
 from memoire.replay.schema import Schema, schema_from
 from memoire.replay.shared_limiter import SharedLimiter
@@ -32,10 +34,12 @@ from memoire.wire.identity import DEFAULT_TABLE, table_number
 from .caches import Pool
 from .interface import AnyPool, Intake
 
-Storage = Literal["caches", "episodes", "rollouts"]
+Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 Full = Literal["wait", "oldest"]
 
-STORAGES = ("caches", "episodes", "rollouts")
+STORAGES = ("caches", "episodes", "rollouts", "prompts")
+TABLE_NAMES = (*NAMES, *PROMPT_NAMES)
+"""Keywords of a table beside those that it names."""
 FULL = ("wait", "oldest")
 MAX_TABLES = 256
 ROUNDTRIP = "memoire:roundtrip"
@@ -54,16 +58,19 @@ class Table:
         schema: What an entry is; a mapping is made a `Schema`.
         sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
-            which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`).
+            which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
+            "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`).
         length: Entries of a rollout, at which actors cut: `Parameters.rollout_length`. None leaves the parameter.
         capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
-            entries that may be recorded and not taken; with 0, 65,536.
+            entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
+            limit them.
         full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest": the
-            oldest leave, and nobody waits. None is "wait".
+            oldest leave, and nobody waits. None is "wait". Of prompts, the oldest groups that are ready leave.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
-        fields: Any other field of `Parameters`, such as min_size=1000.
+        fields: Any other field of `Parameters`, such as min_size=1000; of prompts, any of `PromptSettings`, such as
+            group=8.
 
     Raises:
         ParameterError: a setting is out of its range, or does not fit the schema.
@@ -77,8 +84,9 @@ class Table:
     byte_limit: int | None
     client_capacity: int
     full: Full
+    prompts: PromptSettings | None
 
-    @checked_names(NAMES)
+    @checked_names(TABLE_NAMES)
     def __init__(
         self,
         schema: Schema | Mapping[str, Any],
@@ -99,7 +107,9 @@ class Table:
         **fields: Any,
     ) -> None:
         put = object.__setattr__
-        put(self, "schema", schema_from(schema))
+        is_prompts = storage == "prompts"
+        put(self, "schema", row_schema_from("schema", schema) if is_prompts else schema_from(schema))
+        prompts = taken_from(fields)
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         if length is not None:
             fields["rollout_length"] = whole("length", length, 0)
@@ -115,8 +125,14 @@ class Table:
         if full not in (*FULL, None):
             raise ParameterError("full", full, one_of(full, FULL))
         put(self, "full", full or "wait")
+        put(self, "prompts", PromptSettings(**prompts) if is_prompts else None)
         self._check_room()
         self._check_rollouts(is_asked=full is not None)
+        if self.prompts is None:
+            refuse_elsewhere(prompts, storage)
+        else:
+            self.prompts.check(self.schema, self.parameters)
+            check_once(self.parameters, storage)
 
     def _check_room(self) -> None:
         """Refuse room for what this storage does not hold."""
@@ -134,25 +150,26 @@ class Table:
         """Refuse what only rollouts have elsewhere, and what they do not have."""
         parameters = self.parameters
         if self.storage != "rollouts":
-            for name, value in (("full", is_asked and self.full), ("rollout_length", parameters.rollout_length)):
+            has_room = is_asked and self.storage != "prompts"
+            for name, value in (("full", has_room and self.full), ("rollout_length", parameters.rollout_length)):
                 if value:
                     expected = f"nothing with storage={self.storage!r}: it is for storage='rollouts'"
                     raise ParameterError(name, value, expected)
             return
-        check_rollouts(parameters)
+        check_once(parameters, self.storage)
 
 
-def check_rollouts(parameters: Parameters) -> None:
+def check_once(parameters: Parameters, storage: str) -> None:
     """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
 
     Raises:
         ParameterError: one is set.
     """
     instead = {
-        "samples_per_insert_tolerance": "None with storage='rollouts': capacity says how far actors may be ahead",
-        "min_size": "0 with storage='rollouts': take(steps) waits for its entries",
-        "max_times_sampled": "0 with storage='rollouts': each entry is handed out once",
-        "sequence_length": "0 with storage='rollouts': fragments are sequences of rollout_length entries",
+        "samples_per_insert_tolerance": f"None with storage={storage!r}: capacity says how far actors may be ahead",
+        "min_size": f"0 with storage={storage!r}: take(steps) and draw(step, groups) wait for what they need",
+        "max_times_sampled": f"0 with storage={storage!r}: each entry is handed out once",
+        "sequence_length": f"0 with storage={storage!r}: fragments and answers are sequences already",
     }
     for name, expected in instead.items():
         if value := getattr(parameters, name):
@@ -195,9 +212,9 @@ class OpenTable:
         """
         parameters.check_for(self.schema)
         check_size(parameters, self.pool.capacity)
-        if self.storage == "rollouts":
-            check_rollouts(parameters)
-        elif parameters.rollout_length:
+        if self.storage in ("rollouts", "prompts"):
+            check_once(parameters, self.storage)
+        if self.storage != "rollouts" and parameters.rollout_length:
             expected = f"0 with storage={self.storage!r}: it is for storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
         if parameters != self.parameters:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from memoire.errors import SchemaMismatch
 from memoire.replay.parameters import Parameters
+from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
@@ -40,6 +41,7 @@ class Address:
         self.hello = HelloSchedule()
         self.servers: tuple[str, ...] = ()  # names of those behind it; none until somebody has answered
         self.unmet: tuple[str, ...] = ()  # addresses behind it where nobody has answered yet
+        self.leaving: tuple[str, ...] = ()  # servers behind it that are being drained
 
 
 class RemoteServer:
@@ -128,6 +130,11 @@ class Directory:
         """The servers that are not left out."""
         return [server for server in self.known if not server.is_away]
 
+    @property
+    def leaving(self) -> list[str]:
+        """Servers that are being drained."""
+        return [name for address in self.addresses for name in address.leaving]
+
     def unmet(self) -> set[str]:
         """Addresses, the reader's own and those on proxies' lists, where nobody has answered yet."""
         own = {address.endpoint for address in self.addresses if not address.servers}
@@ -180,13 +187,14 @@ class Directory:
         terms = self._terms_of(told)
         run = self.enter(address, header.run)
         address.servers, address.unmet = tuple(told.servers or [told.home_name]), tuple(told.unmet)
+        address.leaving = tuple(told.leaving)
         self._add(address, now)
         dropped = self._drop_unlisted(now)
         home = self.servers.get(told.home_name)
         return DirectoryChange(terms, run, dropped, told.models, home, told.epoch)
 
     def _terms_of(self, told: messages.Welcome) -> TableTerms:
-        schema = Schema.from_json(told.schema)
+        schema = (RowSchema if told.storage == "prompts" else Schema).from_json(told.schema)
         terms = TableTerms(
             schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
         )

@@ -20,10 +20,15 @@ ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
-_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER, Type.FIND_ROWS}
-_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER, Type.WORK, Type.RESULT}
+_READ = {
+    Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER, Type.FIND_ROWS, Type.PROMPTS,
+}  # fmt: skip
+_PUSH = {
+    Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER, Type.WORK, Type.RESULT, Type.PROMPTS,
+    Type.ANSWERS,
+}  # fmt: skip
 _ROWS = {Type.FIND_ROWS, Type.CHANGE_ROWS}
-_LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
+_LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT, Type.GROUPS}
 MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
     {
         "actor": frozenset(_PUSH | _ROWS),
@@ -39,7 +44,12 @@ send, and says whose it is."""
 _TRY: Final = frozenset({Type.SUMS, Type.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""
-_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str](), "inference": {"inference"}}
+_CALLS_ITSELF: Final = {
+    "actor": {"actor", "prompts"},
+    "reader": {"reader", "prompts"},
+    "proxy": set[str](),
+    "inference": {"inference"},
+}
 """What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
 those behind it: these two are nobody to a server."""
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import StateStore
+from memoire.errors import StateCorrupt
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.interface import AnyPool
+from memoire.pool.prompts import PromptPool
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table, Tables
 from memoire.wire import messages
@@ -51,6 +55,16 @@ def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
             byte_limit=options.budgets[name],
             client_timeout=timeout,
         )
+    if settings.storage == "prompts":
+        return PromptPool(
+            settings.schema,
+            settings.parameters,
+            settings.prompts,
+            capacity=settings.capacity,
+            is_bounded=settings.full == "oldest",
+            byte_limit=options.budgets[name],
+            client_timeout=timeout,
+        )
     return Pool(
         settings.schema,
         settings.parameters,
@@ -81,6 +95,25 @@ def open_store(
     return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 
 
+def recover_prompts(tables: Tables, store: StateStore | None) -> None:
+    """Hold again what the former life held of prompts, and have changes of them saved from now on.
+
+    Raises:
+        StateCorrupt: what was saved is nothing of these tables'.
+    """
+    for table in tables:
+        if store is None or not isinstance(table.pool, PromptPool):
+            continue
+        table.pool.keep_changes()
+        try:
+            table.pool.restore(store.prompts(table.name))
+        except (msgspec.MsgspecError, ValueError) as error:
+            advice = "Start it with the settings that it had (group, schema), or give the server another state folder."
+            raise StateCorrupt(
+                str(store.folder), f"table {table.name!r} cannot be restored: {error}", advice
+            ) from error
+
+
 def make_dispatcher(
     options: ServerOptions,
     tables: Tables,
@@ -101,6 +134,7 @@ def make_dispatcher(
         on_lines: Called with log lines that are new, in order.
     """
     try:
+        recover_prompts(tables, store)
         return Dispatcher(
             tables=tables,
             run=options.run,

@@ -48,6 +48,7 @@ from .handlers.folding import AccountFolder
 from .handlers.intake import IntakeHandler, Pushed
 from .handlers.keyed import KeyedHandler
 from .handlers.models import ModelsHandler, made
+from .handlers.prompts import PromptsHandler
 from .handlers.takes import TakesHandler
 from .once import GivenReplies
 from .owners import ClientOwners
@@ -138,12 +139,16 @@ class Dispatcher:
         self.keyed_rows = KeyedStore(limits.held_bytes)
         """What `memoire.tq` keeps here."""
         keyed = KeyedHandler(state, self.keyed_rows)
+        prompts = PromptsHandler(state)
         self._unlocked: dict[type[messages.Body], Handler] = {
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
             messages.Take: TakesHandler(state).take,
             messages.FindRows: keyed.find,
             messages.ChangeRows: keyed.change,
+            messages.Prompts: prompts.ask,
+            messages.Answers: prompts.work,
+            messages.Groups: prompts.lead,
         }
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,
@@ -325,7 +330,7 @@ class Dispatcher:
         """What is to be saved next; `saved` is called when it is."""
         with self.lock:
             self._models.collected()
-            return self.committer.collect(self.runs)
+            return self.committer.collect(self.runs, self.tables)
 
     def saved(self) -> None:
         """The group that was collected last is on disk."""

@@ -19,6 +19,8 @@ from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Runs, StateStore
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
 from memoire.models.model import Model
+from memoire.pool.prompts import PromptPool
+from memoire.pool.tables import Tables
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
@@ -107,12 +109,21 @@ class Committer:
 
     # What the store asks
 
-    def collect(self, runs: Runs) -> SavedGroup | None:
-        """What is to be saved next; `saved` is called when it is."""
+    def collect(self, runs: Runs, tables: Tables) -> SavedGroup | None:
+        """What is to be saved next; `saved` is called when it is.
+
+        Tickets are taken before prompts: what a reply tells of these had happened by then.
+        """
         assert self._journal is not None
         for run in runs:
             run.kept.taken()
-        return self._journal.take()
+        group = self._journal.take()
+        prompts = {table.name: table.pool.take_changes() for table in tables if isinstance(table.pool, PromptPool)}
+        changed = {name: rows for name, rows in prompts.items() if rows}
+        if changed:
+            group = group or SavedGroup()
+            group.prompts = changed
+        return group
 
     def saved(self, runs: Runs) -> None:
         """The group that was collected last is on disk."""

@@ -32,7 +32,7 @@ from memoire.net import process
 from memoire.net.addresses import beside, check
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool.tables import Full, OpenTable, Storage, Table
+from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Storage, Table
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
@@ -47,6 +47,7 @@ from memoire.wire import messages
 from .io import make_threads
 from .io_snapshots import Snapshot
 from .options import ServerOptions, check_bytes
+from .prompts_handle import LocalPrompts
 from .queries import Queries
 from .stats import ClientStats, ServerStats, figures_of
 from .table_handle import TableHandle, mixed_batches
@@ -101,7 +102,7 @@ class Server(Node):
     CALLED = "this server"
     CLOSED_AT_EXIT = 2
 
-    @checked_names(NAMES)
+    @checked_names(TABLE_NAMES)
     def __init__(
         self,
         endpoint: str | None,
@@ -294,6 +295,16 @@ class Server(Node):
     ) -> EpisodeBatch:
         """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
+
+    def prompts(self, table: str | None = None, *, rank: tuple[int, int] = (0, 1), session: str = "") -> LocalPrompts:
+        """The calls of `memoire.Prompts` for a table of this server, without a network.
+
+        Args:
+            table: Its name; None is the first table.
+            rank, session: As of `memoire.Prompts`.
+        """
+        found = self._tables.first if table is None else self._tables[table]
+        return LocalPrompts(self._dispatcher, found, self._check_open, rank, session)
 
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:

@@ -11,7 +11,9 @@ from memoire.accounting.runs import FolderStats
 from memoire.accounting.timings import Timing
 from memoire.arguments import MAX_SCALARS
 from memoire.pool.freshness import Freshness
+from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import OpenTable, Storage
+from memoire.prompts.figures import PromptStats
 from memoire.replay.limiter import RateStats
 from memoire.security.exposure import Security
 from memoire.wire.messages import TEST, TRAIN
@@ -109,6 +111,8 @@ class TableStats:
     """How drawing stands beside recording, and who waits for what."""
     freshness: Freshness | None
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
+    prompts: PromptStats | None
+    """If the table stores prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,7 @@ def table_stats(
         samples_per_insert=table.parameters.samples_per_insert,
         rate=table.limiter.stats(),
         freshness=freshness,
+        prompts=table.pool.figures() if isinstance(table.pool, PromptPool) else None,
     )
 
 

@@ -17,6 +17,7 @@ from .database_reader import DatabaseReader
 from .disk_errors import RESTORE, as_saved, translated, unusable
 from .file_system import check_file_system, make_folder, sync, tighten
 from .folder_lock import FolderLock
+from .prompt_file import PromptFile
 from .records import META, MODEL
 from .rotating_log import LineLog
 from .state_file import StateFile
@@ -141,6 +142,7 @@ class OpenFolder:
         self.lines.recover(was_clean=was_clean)
         self.lines.complete()
         self.models.load(file.rows(MODEL))
+        self.prompts = PromptFile(self.folder)
         self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 
@@ -152,6 +154,7 @@ class OpenFolder:
     def close(self) -> None:
         """Close everything, and let another process have the folder."""
         self.reader.close()
+        self.prompts.close()
         self.file.close()
         self._unlock()
 

@@ -24,8 +24,8 @@ from memoire.arguments import whole
 from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.pool.snapshot import KeptClient
+from memoire.prompts.snapshot import KeptPrompt
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
 from memoire.wire import _bytes
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import unpack_accounts
@@ -39,6 +39,7 @@ from .snapshot_file import (
     ClientRecord,
     EpisodeRecord,
     FileDamage,
+    PromptRecord,
     Record,
     RecordBody,
     SnapshotFile,
@@ -61,6 +62,7 @@ class RestoreCounts:
     """Of these episodes."""
     clients: int = 0
     """Clients with a cache among them."""
+    prompts: int = 0
     known: int = 0
     """Caches and episodes that were here already."""
     elsewhere: int = 0
@@ -77,6 +79,7 @@ class RestoreCounts:
     def __str__(self) -> str:
         words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
         words += [f"{self.episodes} episodes with {self.entries} entries"] if self.episodes else []
+        words += [f"{self.prompts} prompts"] if self.prompts else []
         words = words or ["nothing"]
         for name in ("known", "elsewhere", "damaged", "overwritten"):
             words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
@@ -140,7 +143,7 @@ def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
         if told.storage != table.storage:
             problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
             raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
-        if (schema := Schema.from_json(told.schema)) != table.schema:
+        if (schema := told.read_schema()) != table.schema:
             problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
             raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
         _match_parameters(file, told, table)
@@ -226,6 +229,8 @@ class _Restoring:
     def _is_mine(self, client: ClientRecord | None, body: RecordBody) -> bool:
         if isinstance(body, EpisodeRecord):
             return part_of(body.owner + body.number.to_bytes(8, "little", signed=True), self._of) == self._rank
+        if isinstance(body, PromptRecord):
+            return part_of(body.name, self._of) == self._rank
         return client is None or part_of(client.id, self._of) == self._rank
 
     def _put(self, table: HasMemory, client: ClientRecord | None, record: Record) -> None:
@@ -235,6 +240,10 @@ class _Restoring:
             is_new, overwritten = table.pool.put_back(unpack(body, payload, table.schema))
             self._done["overwritten"] += overwritten
             done = {"episodes": 1, "entries": body.length}
+        elif isinstance(body, PromptRecord):
+            cut = max(0, len(payload) - body.columns)
+            is_new, _ = table.pool.put_back(KeptPrompt(body.row, payload[:cut], payload[cut:]))
+            done = {"prompts": 1}
         elif isinstance(body, CacheRecord) and client is not None:
             is_new, samples = self._put_cache(table, client, body, payload)
             done = {"caches": 1, "samples": samples, "unused": samples - body.used}

@@ -20,6 +20,7 @@ from memoire.errors import (
     SchemaError,
 )
 from memoire.pool.snapshot import KeptCache, KeptClient
+from memoire.prompts.snapshot import KeptPrompt
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -84,7 +85,10 @@ def records(
             yield _record(kept, place, table.schema)
 
 
-def _record(kept: KeptClient | KeptCache | KeptEpisode, place: int, schema: Schema) -> Record:
+def _record(kept: KeptClient | KeptCache | KeptEpisode | KeptPrompt, place: int, schema: Schema) -> Record:
+    if isinstance(kept, KeptPrompt):
+        told = snapshot_file.PromptRecord(name=kept.name, row=kept.row, columns=len(kept.columns))
+        return Record(told, place, kept.payload + kept.columns)
     if isinstance(kept, KeptClient):
         return Record(snapshot_file.ClientRecord(**kept._asdict()), place)
     if isinstance(kept, KeptCache):
@@ -142,7 +146,7 @@ def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
 def _table_facts(path: str | Path, table: TableAbout, counts: snapshot_file.Counts | None) -> dict[str, Any]:
     names = snapshot_file.Counts.__struct_fields__
     try:
-        schema = json.loads(Schema.from_json(table.schema).to_json())
+        schema = json.loads(table.read_schema().to_json())
     except SchemaError as error:
         raise DataError(str(path), f"holds table {table.name!r} of no schema: {error}") from error
     return {

@@ -26,6 +26,8 @@ from msgspec import Meta
 
 from memoire.errors import DataError
 from memoire.limits import MiB
+from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import Schema
 from memoire.wire import _bytes
 
 from . import private_files
@@ -61,6 +63,7 @@ class RecordKind(enum.IntEnum):
     EPISODE = 4
     ACCOUNTS = 5
     END = 6
+    PROMPT = 7
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +81,10 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As JSON."""
     parameters: dict[str, Any]
     parameters_version: Count = 0
+
+    def read_schema(self) -> Schema:
+        """Its columns. Raises SchemaError."""
+        return (RowSchema if self.storage == "prompts" else Schema).from_json(self.schema)
 
 
 class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,6 +147,18 @@ class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     update_weight: bool = True
 
 
+class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
+
+    kind: ClassVar = RecordKind.PROMPT
+    name: Annotated[bytes, Meta(max_length=2048)]
+    """What decides to which of several servers it belongs."""
+    row: bytes
+    """Where it stands, in msgpack."""
+    columns: Count = 0
+    """Bytes of the columns."""
+
+
 class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What its clients had done in a run; the payload is rows of `rows.ACCOUNT`."""
 
@@ -158,8 +177,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples never drawn."""
     episodes: int = 0
     entries: int = 0
+    prompts: int = 0
     bytes: int = 0
-    """Of caches or episodes."""
+    """Of caches, episodes or prompts."""
 
 
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -174,7 +194,8 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
-    body.kind: body for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord)
+    body.kind: body
+    for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord)
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()}
@@ -277,6 +298,9 @@ class _RecordCounts:
         elif isinstance(body, EpisodeRecord):
             counts["episodes"] += 1
             counts["entries"] += body.length
+            counts["bytes"] += size
+        elif isinstance(body, PromptRecord):
+            counts["prompts"] += 1
             counts["bytes"] += size
 
     def end(self, complete: bool = True) -> EndRecord:

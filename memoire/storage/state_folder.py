@@ -2,6 +2,7 @@
 
     state/  state.db            everything that counts, in SQLite: write-ahead log, each transaction synced
             state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
+            prompts.db          prompts and their answers, if a table stores them (`prompt_file.py`)
             lock, committed     which process writes; how many transactions there must be
             log/  models/       text of log lines for people; bodies of models that are too large for the database
             memory.snapshot, snapshots/     what the server held, if asked for (`snapshot.py`)
@@ -93,6 +94,9 @@ class Store:
         self.restored = opened.restored
         """How often a backup was put back into this folder."""
         self._file, self._lines, self._models = opened.file, opened.lines, opened.models
+        self._prompts = opened.prompts
+        self.prompts = opened.prompts.rows
+        """Kind, key and body of each row that is saved of a table of prompts, by its name. Before `start`."""
         self._stored = StoredRuns(opened.path, self._file.contents, opened.reader, opened.packing, self._check_open)
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = DatabaseBackups(
@@ -173,11 +177,16 @@ class Store:
         self._saver.wake()
 
     def save(self, group: SavedGroup) -> None:
-        """Have a group on disk, in one transaction, when this returns. Only its thread calls it once it was started.
+        """Have a group on disk when this returns: its prompts in one transaction, all else in another one. Only its
+        thread calls it once it was started.
 
         Raises:
             sqlite3.Error, OSError: nothing of it was saved.
         """
+        if group.prompts:
+            self._prompts.save(group.prompts)
+        if not group.has_rows:
+            return
         file = self._file
         runs = dict(file.contents.runs)
         facts = records.pack_group(group, runs)

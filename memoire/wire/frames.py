@@ -65,7 +65,16 @@ _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BO
 _TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
 _PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
 _LARGE: Final = frozenset(
-    {Type.CACHE, Type.EPISODE, Type.FEEDBACK, Type.UPDATED, Type.DRAWN, Type.ROLLOUTS, Type.KEYED_ROWS}
+    {
+        Type.CACHE,
+        Type.EPISODE,
+        Type.FEEDBACK,
+        Type.UPDATED,
+        Type.DRAWN,
+        Type.ROLLOUTS,
+        Type.KEYED_ROWS,
+        Type.PROMPTED,
+    }
 )
 _DEFAULTS: Final = Limits()
 
@@ -116,9 +125,13 @@ def encode(
 def reply(request: MessageHeader, body: Body, *, payload: Buffer | None = None, **changed: int) -> list[Buffer]:
     """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
     facts: dict[str, Any] = {
-        "client": request.client, "sequence": request.sequence, "run": request.run, "home": request.home,
-        "table": request.table, "fingerprint": request.fingerprint,
-    }  # fmt: skip
+        "client": request.client,
+        "sequence": request.sequence,
+        "run": request.run,
+        "home": request.home,
+        "table": request.table,
+        "fingerprint": request.fingerprint,
+    }
     return encode(body, payload=payload, **(facts | changed))
 
 

@@ -40,6 +40,7 @@ CODES: Final = {
     "closed": "this node is closing",
     "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
     "cancelled": "for a job that is not wanted any more, or that somebody else has",
+    "session": "from a trainer whose place another one has taken, or that has not said where it goes on",
     "missing": "asked for something that is not stored here (any more)",
 }
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""

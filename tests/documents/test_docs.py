@@ -11,6 +11,7 @@ PAGES = (
     "docs/choose.md",
     "docs/rate.md",
     "docs/on-policy.md",
+    "docs/language-models.md",
     "docs/inference.md",
     "docs/observers.md",
 )

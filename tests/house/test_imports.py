@@ -20,7 +20,7 @@ KERNELS = "_kernels"
 FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
-    "replay", "wire", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
+    "replay", "wire", "prompts", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
     "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "tq", "dashboard", "cli",
 ]  # fmt: skip
 ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
@@ -41,13 +41,15 @@ IO = {
     "logging.handlers",
 }
 FACES = {
+    "reader/prompts": {"memoire.net", "socket", "time"},
+    "server/prompts_handle": {"time"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
     "inference/observer": {"memoire.net", "time"},
 }
 """Faces beside the file with the folder's name."""
-WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
+WITHOUT_IO = {"replay", "wire", "prompts", "pool", "models", "accounting"}
 """Folders that know no socket, no file and no process; they may measure time."""
 KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}

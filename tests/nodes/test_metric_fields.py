@@ -63,6 +63,15 @@ TABLES = {
     "sample_model_lag_mean": "freshness.lag_mean", "sample_model_lag_max": "freshness.lag_max",
     "sample_effective_ratio": "freshness.effective", "left_out_ratio": "freshness.left_out",
 }  # fmt: skip
+PROMPTS = """
+waiting leased answered ready drawn committed dropped forgotten given workers oldest_lease expired late failed dead stale
+full replayable tokens_drawn lag
+"""
+RENAMED = {
+    "oldest_lease": "oldest_lease_seconds", "expired": "expired_leases", "late": "late_answers",
+    "failed": "failed_answers", "lag": "model_lag",
+}  # fmt: skip
+TABLES |= {f"prompts_{RENAMED.get(name, name)}": f"prompts.{name}" for name in PROMPTS.split()}
 FIELDS = {
     "server": {
         **{name: f"tables.{path}" for name, path in TABLES.items()},

@@ -205,9 +205,9 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
 
 
 def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    words = "HELLO UPDATE FETCH SUMS DRAW TAKE LEDGER INFER WORK RESULT FIND_ROWS CHANGE_ROWS"
+    words = "HELLO UPDATE FETCH SUMS DRAW TAKE LEDGER INFER WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS"
     requests = {messages.Type[name] for name in words.split()}
-    leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
+    leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT", "GROUPS"]}
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
         assert permissions.MAY[role] == requests | leads | pushes
@@ -243,12 +243,12 @@ CALLED = {
 }
 """By the role of a key: what its process may call itself in HELLO."""
 SENDS = {
-    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER WORK RESULT FIND_ROWS CHANGE_ROWS",
-    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE INFER FIND_ROWS",
+    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS",
+    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE INFER FIND_ROWS PROMPTS",
     "proxy": "HELLO FETCH",
     "inference": "HELLO FETCH",
     "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT INFER "
-    "WORK RESULT FIND_ROWS CHANGE_ROWS",
+    "WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS GROUPS",
 }
 SENDS["server"] = SENDS["learner"]
 SENDS[""] = " ".join(kind.name for kind in messages.Type)

@@ -99,6 +99,19 @@ KINDS = {
     "any float": ([-MOST, MOST, math.nan], ["1", None]),  # looked at where it is used: see below
 }
 """By kind of a field: values that are taken, and values that are not."""
+KEY, PLAN = ["a", 0, 1], [1, {"a": 1}]
+KINDS |= {
+    "count or nothing": ([None, *counts(0, 2**53 - 1)[0]], [-1, 0.5, "1"]),
+    "32 tags": ([{}, {"a": "b"}, {str(i): "b" for i in range(32)}], [{str(i): "b" for i in range(33)}, {"a": 1}, None]),
+    "65536 words": several(65536, 1, -1),
+    "65536 floats": several(65536, 1.0, "a"),
+    "65536 counts": several(65536, 1, 2**53),
+    "1024 weights": named(1024, 1.0, -1.0),
+    "65536 bytes": sizes(0, 65536),
+    "65536 keys": several(65536, KEY, ["a", 0]),
+    "65536 new": several(65536, [1, 1], [1, -1]),
+    "plan or nothing": ([None, PLAN, [0, {}]], [[1], [-1, {}], [1, {"a": -1}], {}]),
+}
 KINDS["bool or nothing"] = ([True, False, None], [0, "no"])
 KINDS["parameters or nothing"] = [*KINDS["parameters"][0], None], [each for each in KINDS["parameters"][1] if each]
 
@@ -111,12 +124,13 @@ FIELDS = {
     "call that finds": "FIND_ROWS.call",
     "call that changes": "CHANGE_ROWS.call",
     "word of 16": "HELLO.role WELCOME.storage SNAPSHOT.state TAKE.release",
-    "name": "FIND_ROWS.partition CHANGE_ROWS.partition HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
+    "name": "PROMPTS.consumer GROUPS.dataset GROUPS.session FIND_ROWS.partition CHANGE_ROWS.partition HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
-    "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
+    "small": "PROMPTS.most ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
+    "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
-    "count": "ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
+    "count": "GROUPS.step PROMPTED.done ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
     "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
@@ -133,7 +147,7 @@ FIELDS = {
     "schema": "WELCOME.schema WELCOME.outputs WELCOME.starts WELCOME.entries",
     "parameters": "WELCOME.parameters CONTROL.parameters JOB.options",
     "parameters or nothing": "UPDATED.parameters",
-    "word": "FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
+    "word": "PROMPTS.since PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
     "hash": "CHUNK.home",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",
@@ -141,21 +155,22 @@ FIELDS = {
     "64 names": "WELCOME.inference",
     "1024 counts": "WELCOME.models UPDATE.models UPDATED.models",
     "32 counts": "WELCOME.limits",
-    "64 counts": "UPDATED.rejected",
-    "bool": "FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
+    "64 counts": "PROMPTED.counts UPDATED.rejected",
+    "bool": "PROMPTS.is_going_on GROUPS.is_evaluation GROUPS.is_before_first GROUPS.is_last PROMPTED.is_closed PROMPTED.is_over PROMPTED.is_empty FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished ServerRate.is_told JOB.cancelled JOB.leaving DRAW.packed",
     "bool or nothing": "EPISODE.terminated",
     "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier ServerRate.ratio ServerRate.tolerance ClusterRate.ratio "
     "ClusterRate.tolerance",
-    "signed": "ServerRate.surplus ClusterRate.surplus",
-    "share": "ClusterRate.share",
-    "seconds": "UPDATED.time INFER.patience INFERRED.waited WORK.patience JOB.lease ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
+    "signed": "GROUPS.priority ServerRate.surplus ClusterRate.surplus",
+    "share": "GROUPS.replay ClusterRate.share",
+    "seconds": "ANSWERS.seconds "
+    "UPDATED.time INFER.patience INFERRED.waited WORK.patience JOB.lease ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
     "4096 lines": "UPDATE.lines",
     "4096 ended": "UPDATE.ended",
     "65536 floats or nothing": "EPISODE.bootstrap",
-    "text": "UPDATED.wait REFUSED.text RESULT.text SNAPSHOT.text SNAPSHOT.path Line.text",
+    "text": "PROMPTED.wait UPDATED.wait REFUSED.text RESULT.text SNAPSHOT.text SNAPSHOT.path Line.text",
     "topic": "NOTICE.topic FETCH.topic CHUNK.topic PUBLISH.topic PUBLISHED.topic",
     "digest": "NOTICE.sha256 CHUNK.sha256 PUBLISH.sha256",
     "order": "TAKE_SNAPSHOT.order",
@@ -163,14 +178,26 @@ FIELDS = {
     "parts": "SUMS.of DRAW.of",
     "code": "REFUSED.code",
     "status": "RESULT.status",
-    "16 small": "REFUSED.versions",
+    "16 small": "PROMPTS.states REFUSED.versions",
     "process name": "HELLO.name",
     "address": "Endpoints.request Endpoints.push Endpoints.publish",
     "any float": "Ended.returned",
+    "count or nothing": "ANSWERS.version GROUPS.version PROMPTED.committed",
+    "32 tags": "PROMPTS.tags GROUPS.tags",
+    "65536 words": "ANSWERS.leases",
+    "65536 floats": "GROUPS.values",
+    "65536 counts": "PROMPTED.sizes",
+    "1024 weights": "GROUPS.shares",
+    "65536 bytes": "PROMPTED.flags",
+    "65536 keys": "PROMPTS.keys GROUPS.keys",
+    "65536 new": "GROUPS.new",
+    "plan or nothing": "GROUPS.plan PROMPTED.plan",
 }
 """By kind: the fields that are so. A field's kind is what its page says it is."""
 OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
-    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments RESULT.fragments"  # fmt: skip
+    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments RESULT.fragments " \
+    "PROMPTS.call ANSWERS.call GROUPS.call ANSWERS.pieces PROMPTED.leases PROMPTED.prompts PROMPTED.columns " \
+    "PROMPTED.groups"  # fmt: skip
 """Fields that have tests of their own, below."""
 PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
           "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip

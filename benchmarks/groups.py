@@ -1,0 +1,193 @@
+"""What do groups of answers cost: draws beside what is stored, ranks of equal tokens, answers from workers to trainers?
+
+    draw       64 groups out of 1,000 and out of 100,000 that are ready, with their columns, in the server's process
+    balance    most tokens of a rank over their mean: 64 groups of 8, 4 ranks, mean of 1,000 steps
+    answers    whole groups from two worker processes over one server process to a trainer, answers a second
+    first      seconds from the start of the server's process to the trainer's first group
+
+Answers are log-normal with mean 380 tokens and sigma 1: int32 tokens, float32 logprobs, a bool mask and a reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+import memoire
+from memoire.errors import MemoireTimeout
+from memoire.prompts.plan import balanced, dealt
+
+GROUP, GROUPS, RANKS = 8, 64, 4
+COLUMNS = {
+    "tokens": (np.int32, (None,)),
+    "logprob": (np.float32, (None,)),
+    "mask": (np.bool_, (None,)),
+    "reward": np.float32,
+}
+
+
+def answer_of(rng: np.random.Generator, mean: float = 380.0) -> dict:
+    size = max(1, int(rng.lognormal(math.log(mean) - 0.5, 1.0)))
+    tokens = rng.integers(0, 32_000, size, dtype=np.int32)
+    return {
+        "tokens": tokens,
+        "logprob": rng.random(size, np.float32),
+        "mask": tokens > 9,
+        "reward": np.float32(size % 2),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- draw
+
+
+def filled(prompts: int) -> tuple[memoire.Server, object]:
+    """A server with so many ready groups, whose answers are short: what is stored is many, not large."""
+    table = memoire.Table(COLUMNS, storage="prompts", group=GROUP, keep=0, byte_limit=8 << 30)
+    server = memoire.Server(f"inproc://groups{prompts}", tables={"t": table})
+    calls, rng = server.prompts("t"), np.random.default_rng(0)
+    calls.add(dict.fromkeys(range(prompts), b"2+2="), timeout=600.0)
+    answers = {index: answer_of(rng, 8.0) for index in range(GROUP)}
+    left = prompts
+    while left:
+        for lease in calls.lease(256):
+            calls.answers(lease, answers)
+            left -= 1
+    return server, calls
+
+
+def draw(rounds: int) -> None:
+    medians = {}
+    for prompts in (1_000, 100_000):
+        server, calls = filled(prompts)
+        with server:
+            seconds = []
+            for step in range(min(rounds, prompts // GROUPS)):
+                began = time.perf_counter()
+                calls.draw(step, GROUPS)
+                seconds.append(time.perf_counter() - began)
+            medians[prompts] = statistics.median(seconds)
+            print(f"{GROUPS} groups of {GROUP} out of {prompts}: {1e3 * medians[prompts]:.2f} ms (median of {rounds})")
+    print(f"ratio: {medians[100_000] / medians[1_000]:.2f}")
+
+
+# -------------------------------------------------------------------------------------------------------- balance
+
+
+def balance(steps: int) -> None:
+    for name, shared in (("each answer's length by itself", False), ("lengths that a prompt's answers share", True)):
+        rng = np.random.default_rng(0)
+        ratios: dict[str, list[float]] = {"balanced": [], "round robin": []}
+        for _ in range(steps):
+            shape = (GROUPS, 1) if shared else (GROUPS, GROUP)
+            tokens = (np.ones((GROUPS, GROUP)) * rng.lognormal(math.log(380.0) - 0.5, 1.0, shape)).sum(1).astype(int)
+            for way, parts in (("balanced", balanced(tokens, RANKS)), ("round robin", dealt(GROUPS, RANKS))):
+                sums = [tokens[part].sum() for part in parts]
+                ratios[way].append(max(sums) / np.mean(sums))
+        found = ", ".join(f"{way} {np.mean(each):.4f}" for way, each in ratios.items())
+        print(f"most tokens of {RANKS} ranks over their mean, {name}, mean of {steps} steps: {found}")
+
+
+# -------------------------------------------------------------------------------------------------------- answers
+
+
+def serve(address: str, folder: str) -> None:
+    table = memoire.Table(COLUMNS, storage="prompts", group=GROUP)
+    with memoire.Server(address, tables={"t": table}, state_dir=folder or None):
+        time.sleep(600)
+
+
+def work(address: str) -> None:
+    rng = np.random.default_rng(os.getpid())
+    made = [answer_of(rng) for _ in range(256)]
+    with memoire.Prompts(address, "t", timeout=60.0) as prompts:
+        while True:
+            try:
+                for lease in prompts.lease(4, timeout=10.0):
+                    picks = rng.integers(0, len(made), len(lease.missing))
+                    prompts.answers(
+                        lease, {i: made[pick] for i, pick in zip(lease.missing, picks, strict=True)}, version=1
+                    )
+            except MemoireTimeout:
+                return
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, __file__, "--role", *arguments])
+
+
+def answers(prompts: int, durable: bool = False) -> float:
+    """Answers a second, from the first prompt that is given to the last group that is drawn."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/server"
+        started = [start("server", address, f"{folder}/state" if durable else "")]
+        try:
+            with memoire.Prompts(address, "t", timeout=60.0) as trainer:
+                started += [start("worker", address) for _ in range(2)]
+                trainer.add({0: b""}, "warm")
+                trainer.finish("warm")
+                assert len(list(trainer.groups(1))) == 1  # both workers may not be there yet; one is
+                trainer.commit(0)
+                began = time.perf_counter()
+                trainer.add(dict.fromkeys(range(prompts), b"What is 2 + 2?"), "d")
+                trainer.finish("d")
+                drawn = 0
+                for step in trainer.groups(GROUPS, first=1):
+                    drawn += len(step.group)
+                    trainer.commit(step.step)
+                return drawn / (time.perf_counter() - began)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+def first() -> float:
+    """Seconds from the start of a server's process to the first group, with a worker in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        address, began = f"ipc://{folder}/server", time.perf_counter()
+        process = start("server", address, "")
+        try:
+            with memoire.Prompts(address, "t", timeout=60.0) as prompts:
+                prompts.add({0: b"2+2="})
+                for lease in prompts.lease():
+                    prompts.answers(lease, dict.fromkeys(range(GROUP), answer_of(np.random.default_rng(0))))
+                prompts.draw(0, 1)
+                return time.perf_counter() - began
+        finally:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["draw", "balance", "answers", "first"])
+    parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--prompts", type=int, default=1024, help="of `answers`")
+    parser.add_argument("--rounds", type=int, default=15, help="draws, and starts")
+    given = parser.parse_args()
+    if given.role:
+        {"server": serve, "worker": work}[given.role[0]](*given.role[1:])
+        return
+    if "draw" in given.what:
+        draw(given.rounds)
+    if "balance" in given.what:
+        balance(1000)
+    if "answers" in given.what:
+        print(f"whole groups end to end: {answers(given.prompts):.0f} answers/s in memory")
+        print(f"whole groups end to end: {answers(given.prompts, durable=True):.0f} answers/s with a state folder")
+    if "first" in given.what:
+        print(
+            f"first group after the server's start: {statistics.median(first() for _ in range(3)):.2f} s, median of 3"
+        )
+
+
+if __name__ == "__main__":
+    main()

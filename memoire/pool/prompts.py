@@ -1,0 +1,233 @@
+"""Prompts of a table at the server: leased, answered, drawn in groups, committed.
+
+    PROMPTS, ANSWERS, GROUPS ──▶ a handler, with `held()` ──▶ PromptTable
+
+The pool is the lock around one `PromptTable`, its clock, and what every pool has to be. No sample is drawn from it by
+`get_batch`: a trainer draws groups, by `memoire.Prompts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ParameterError, ProtocolError
+from memoire.limits import Limits
+from memoire.prompts.bytes import Saved
+from memoire.prompts.figures import PromptStats, stats_of
+from memoire.prompts.rows import PromptState
+from memoire.prompts.saving import restore, take_changes
+from memoire.prompts.settings import PromptSettings
+from memoire.prompts.snapshot import KeptPrompt, kept_of, put_back
+from memoire.prompts.table import PromptTable
+from memoire.replay.batch import GatheredSamples
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+from memoire.wire.parts import Payload
+from memoire.wire.rows import CLIENT_SUMS
+
+from .draw import PooledBatch
+from .inspection import MAX_INSPECTED, Distribution, Histogram, PeekedSample
+from .interface import DEFAULTS
+from .lasting import LastingPool
+from .stats import PoolStats
+
+
+class PromptPool(LastingPool):
+    """The prompts of one table. Thread-safe.
+
+    Args:
+        schema, parameters, settings: Of the answers; `configure` changes the parameters.
+        capacity: Prompts there is room for that are not over; 0: bytes alone limit them.
+        is_bounded: Whether the oldest ready groups are dropped for want of room; else workers and givers wait.
+        byte_limit: Bytes that payloads and columns may take.
+        client_timeout: Seconds of silence after which a client is not counted any more.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        parameters: Parameters | None = None,
+        settings: PromptSettings | None = None,
+        *,
+        capacity: int = 0,
+        is_bounded: bool = False,
+        byte_limit: int = DEFAULTS.held_bytes,
+        client_timeout: float = DEFAULTS.client_timeout,
+        clock: Callable[[], float] = time.monotonic,
+        first: int | None = None,
+    ) -> None:
+        super().__init__(client_timeout, clock)
+        self.schema, self.parameters = schema, parameters or Parameters()
+        self.settings = settings or PromptSettings()
+        self.settings.check(schema, self.parameters)
+        self.capacity, self.least_bytes, self.byte_limit = capacity, 1, byte_limit
+        self.owner = b""
+        """Nobody sets priorities of entries here."""
+        first = time.time_ns() if first is None else first
+        rules = self.settings.rules(schema, self.parameters)
+        facts: dict[str, Any] = {"score": self.settings.score, "capacity": capacity, "is_bounded": is_bounded}
+        # Belongs to the waiter's lock.
+        self._table = PromptTable(schema, rules, byte_limit=byte_limit, first=first, **facts)
+
+    @contextlib.contextmanager
+    def held(self, client: bytes = b"") -> Iterator[PromptTable]:
+        """The table, with the lock, after the leases whose time has passed have ended.
+
+        Raises:
+            Closed: `close` was called.
+        """
+        with self._waiter.lock:
+            self._waiter.check_open()
+            if client:
+                self._hear(client)
+            self._table.expire(self._clock())
+            yield self._table
+
+    def now(self) -> float:
+        """The clock of leases."""
+        return self._clock()
+
+    # What is saved
+
+    def keep_changes(self) -> None:
+        """Remember from now on what is to be saved."""
+        with self._waiter.lock:
+            self._table.store.saves = {}
+
+    def take_changes(self) -> list[Saved]:
+        """All that changed since the last call."""
+        with self._waiter.lock:
+            return take_changes(self._table)
+
+    def restore(self, saved: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """Go on from what was saved. Raises msgspec's errors and ValueError: that is nothing of this table."""
+        with self._waiter.lock:
+            restore(self._table, saved, self._clock())
+
+    # What every pool has to be
+
+    def check(
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
+    ) -> Any:
+        """Refused: nothing is pushed here. Raises ProtocolError (code "table")."""
+        raise ProtocolError("table", "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts")
+
+    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
+        """Nothing is pushed here: 0."""
+        return 0
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters from now on; returns 0: nothing goes by that."""
+        with self._waiter.lock:
+            self.parameters = parameters
+            self._table.follow(self.settings.rules(self.schema, parameters))
+        return 0
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on. What is held stays, and workers wait; returns 0."""
+        with self._waiter.lock:
+            self.byte_limit = self._table.byte_limit = byte_limit
+        return 0
+
+    def clear(self) -> int:
+        """Prompts stay: they belong to no run. Returns 0."""
+        return 0
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        with self._waiter.lock:
+            self._table.saw_model(version)
+
+    def entries(self) -> int:
+        """Groups that can be drawn."""
+        with self._waiter.lock:
+            return len(self._table.book.ready)
+
+    def get(
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
+        """Refused, a batch [B, ...]: groups are drawn by `Prompts.draw`. Raises ParameterError."""
+        raise ParameterError("storage", "prompts", "'caches' or 'episodes' for a batch; here use memoire.Prompts")
+
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.void]:
+        """[0] rows of `rows.CLIENT_SUMS`: a batch cannot be drawn here."""
+        return np.empty(0, CLIENT_SUMS)
+
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> Payload | None:
+        """None for any rows [C] of `rows.CLIENT_COUNTS`: a batch cannot be drawn here."""
+        return None
+
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """None: groups have scores and no priorities; both are [N]."""
+        return None
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How the scores of groups that are ready are spread."""
+        with self._waiter.lock:
+            rows = [row for row, _ in zip(self._table.book.ready.rows(), range(most), strict=False)]
+            scores, count = np.array([row.score for row in rows], np.float64), len(self._table.book.ready)
+        spread = Histogram.of(np.abs(scores))
+        return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
+
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
+        """None: what is held is no sample."""
+        return None
+
+    def walk(self) -> Iterator[KeptPrompt]:
+        """Every prompt that is held at the beginning, in the order in which they were given."""
+        with self._waiter.lock:
+            rows = sorted(self._table.book.rows.values(), key=lambda row: row.number)
+        for row in rows:
+            with self._waiter.lock:
+                kept = kept_of(self._table, row)
+            if kept is not None:
+                yield kept
+
+    def put_back(self, kept: KeptPrompt) -> tuple[bool, int]:
+        """Hold a prompt that was walked over, here or elsewhere; whether it was not here already, and 0.
+
+        Raises:
+            Closed: `close` was called.
+        """
+        with self._waiter.lock:
+            self._waiter.check_open()
+            return put_back(self._table, kept), 0
+
+    def stats(self) -> PoolStats:
+        """A frozen picture; what is called caches elsewhere are prompts here, and samples are groups."""
+        with self._waiter.lock:
+            counts, steps = self._table.book.counts, self._table.steps
+            over = counts[PromptState.COMMITTED] + counts[PromptState.DROPPED]
+            return PoolStats(
+                clients=len(self._clients), caches=len(self._table.book.rows) - over, bytes=self._table.store.bytes,
+                unused=counts[PromptState.READY], held=counts[PromptState.READY] + counts[PromptState.DRAWN],
+                added=len(self._table.book.rows) + self._table.book.forgotten,
+                drawn=counts[PromptState.DRAWN] + counts[PromptState.COMMITTED], overwritten=self._table.full,
+                overwritten_samples=self._table.full, left=0, misses=0, passed_over=steps.stale,
+            )  # fmt: skip
+
+    def figures(self) -> PromptStats:
+        """Prompts in each state, and other figures."""
+        with self._waiter.lock:
+            return stats_of(self._table, self._clock())
+
+    def close(self) -> None:
+        """Have every call raise Closed from now on. Closing again does nothing."""
+        with self._waiter.lock:
+            self._waiter.close()

@@ -1,0 +1,116 @@
+"""The calls of workers, who lease prompts and answer them, and of those who amend answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memoire import arguments
+from memoire.arguments import whole
+from memoire.errors import WrongType
+from memoire.suggestions import checked_names
+
+from .rows import Key
+from .users import TableCalls, checked_keys
+from .worker import Lease
+
+
+class WorkerCalls(TableCalls):
+    """Leases prompts and answers them."""
+
+    @checked_names()
+    def lease(
+        self, count: int = 1, seconds: float | None = None, timeout: float | None = None, *, version: int | None = None
+    ) -> list[Lease]:
+        """Prompts for this worker: at least one, at most `count`.
+
+        Args:
+            seconds: For which they are leased; None is what the table says.
+            timeout: Seconds to wait until there is one.
+            version: Of the worker's model. With `max_model_lag`, one that is too old gets nothing.
+
+        Raises:
+            MemoireTimeout: none came in that time; it says why.
+        """
+        wanted = whole("count", count, 1, 1024)
+        lasting = 0.0 if seconds is None else arguments.seconds(seconds, 0.0)
+        return self._worker.lease(wanted, lasting, version, self._patience(timeout))
+
+    def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
+        """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
+        lasting = 0.0 if seconds is None else arguments.seconds(seconds, 0.0)
+        return self._worker.keep("renew", [checked_lease(lease)], lasting, self._patience(timeout))[0]
+
+    def release(self, lease: Lease, timeout: float | None = None) -> bool:
+        """Give a prompt back, so that another worker gets it at once. Answers that are whole stay."""
+        return self._worker.keep("release", [checked_lease(lease)], 0.0, self._patience(timeout))[0]
+
+    @checked_names()
+    def answer(
+        self,
+        lease: Lease,
+        index: int,
+        columns: Mapping[str, Any],
+        version: int = 0,
+        *,
+        piece: int | None = None,
+        last: bool = True,
+        timeout: float | None = None,
+    ) -> bool:
+        """Answer a prompt; whether this answer counts. It does not if the same one came before, from whoever had a
+        lease of the prompt.
+
+        Args:
+            index: Which answer of the group, from 0.
+            columns: Values by the schema's columns, not all of them. Of a ragged column an array [L, *F].
+            version: Of the model that made it. A group is as old as its oldest piece.
+            piece: Number of a piece of an answer that comes in several; None counts them. Ragged columns are appended.
+            last: Whether the answer is whole with this piece.
+
+        Raises:
+            EntryError, NoSuchField: a value does not fit its column.
+        """
+        return self.answers(lease, {index: columns}, version, piece=piece, last=last, timeout=timeout)[0]
+
+    @checked_names()
+    def answers(
+        self,
+        lease: Lease,
+        answers: Mapping[int, Mapping[str, Any]],
+        version: int = 0,
+        *,
+        piece: int | None = None,
+        last: bool = True,
+        timeout: float | None = None,
+    ) -> list[bool]:
+        """Several answers to one prompt in one request, by their places in the group; for each whether it counts."""
+        patience = self._patience(timeout)
+        for index in arguments.mapping("answers", answers):
+            whole("index", index, 0)
+        facts: dict[str, Any] = {"version": whole("version", version, 0), "piece": piece, "is_last": last}
+        return self._worker.answer(checked_lease(lease), answers, self.schema, patience=patience, **facts)
+
+    def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:
+        """Tell that an answer does not come; whether it was still wanted.
+
+        Args:
+            again: Whether somebody may try once more. Without it the answer has failed for good, and its group is
+                closed with the others, if those are `at_least` so many.
+        """
+        return self._worker.fail(
+            checked_lease(lease), whole("index", index, 0), str(reason), again, self._patience(timeout)
+        )
+
+    def amend(self, key: Key, index: int, columns: Mapping[str, Any], timeout: float | None = None) -> bool:
+        """Bring columns of an answer from elsewhere, such as a reward model; whether they came in time: before the
+        group was ready.
+        """
+        patience = self._patience(timeout)
+        return self._worker.amend(checked_keys([key])[0], whole("index", index, 0), columns, self.schema, patience)
+
+
+def checked_lease(lease: Any) -> Lease:
+    """The lease itself. Raises WrongType."""
+    if not isinstance(lease, Lease):
+        raise WrongType("lease", "a Lease, as lease() returns them", type(lease).__name__)
+    return lease

@@ -1,0 +1,115 @@
+"""What is seen of a table of prompts: counts, other figures, and why a call waits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .book import PromptBook
+from .rows import PromptState
+
+if TYPE_CHECKING:
+    from .table import PromptTable
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStats:
+    """A table of prompts at one moment, for those who watch. The first eight add up to `given`."""
+
+    waiting: int
+    leased: int
+    answered: int
+    ready: int
+    drawn: int
+    committed: int
+    dropped: int
+    forgotten: int
+    given: int
+    evaluation: int
+    """Prompts that are never drawn."""
+    workers: int
+    """That have a lease."""
+    oldest_lease: float
+    """Seconds since the oldest lease that lasts began."""
+    expired: int
+    """Leases that ended unfinished, since the server began."""
+    late: int
+    """Answers that came after another one, or after their group was ready."""
+    failed: int
+    """Answers that failed for good."""
+    dead: int
+    """Prompts that were dropped because their score was 0."""
+    stale: int
+    """Groups that were too old when they were to be drawn."""
+    full: int
+    """Groups that were dropped for want of room."""
+    replayable: int
+    """Committed groups that may be replayed."""
+    tokens_drawn: int
+    lag: int
+    """Versions by which the oldest token of the newest step was behind the newest model."""
+
+
+def stats_of(table: PromptTable, now: float) -> PromptStats:
+    """A frozen picture."""
+    figures, oldest = figures_of(table), table.leases.oldest()
+    names = ("given", "evaluation", "workers", "expired", "late", "failed", "dead", "stale", "full", "replayable")
+    return PromptStats(
+        **counts_of(table.book),
+        **{name: figures[name] for name in names},
+        tokens_drawn=figures["tokens_drawn"],
+        oldest_lease=0.0 if oldest is None else max(0.0, now - oldest.leased_at),
+        lag=table.lag,
+    )
+
+
+def counts_of(book: PromptBook) -> dict[str, int]:
+    """Prompts in each state, by its name; and those that were forgotten. Their sum is what was given."""
+    return {state.name.lower(): count for state, count in book.counts.items()} | {"forgotten": book.forgotten}
+
+
+def figures_of(table: PromptTable) -> dict[str, int]:
+    """Other figures."""
+    book, leases = table.book, table.leases
+    return {
+        "given": len(book.rows) + book.forgotten,
+        "evaluation": sum(book.evaluations.values()),
+        "pending": book.pending,
+        "drawable": len(book.ready),
+        "leases": leases.leases,
+        "workers": len(leases.workers),
+        "expired": leases.counts["expired"],
+        "late": leases.counts["late"],
+        "failed": leases.counts["failed"],
+        "amended": leases.counts["amended"],
+        "stale": table.steps.stale,
+        "dead": book.reasons["no signal"],
+        "full": table.full,
+        "replayable": len(table.steps.ring),
+        "tokens_drawn": table.tokens_drawn,
+        "bytes": table.store.bytes,
+        "newest_model": book.facts.newest_model,
+    }
+
+
+def why_not(table: PromptTable, count: int, now: float) -> str:
+    """What a draw of so many groups waits for."""
+    book, text = table.book, []
+    for state in (PromptState.LEASED, PromptState.ANSWERED, PromptState.WAITING):
+        if number := book.training(state):
+            text.append(f"{number} {state.name.lower()}{_detail(table, state, now)}")
+    stale = (
+        f"; {table.steps.stale} were too old (max_model_lag={table.rules.max_model_lag})" if table.steps.stale else ""
+    )
+    there = ", ".join(text) or ("no more come" if book.is_finished else "no others were given")
+    return f"{len(book.ready)} of {count} groups ready: {there}{stale}"
+
+
+def _detail(table: PromptTable, state: PromptState, now: float) -> str:
+    if state is PromptState.LEASED and (row := table.leases.oldest()) is not None:
+        left = max(0.0, row.until - now)
+        return f", the oldest by worker {row.worker.hex()[:8]} for another {left:.0f} s"
+    if state is PromptState.ANSWERED:
+        names = [name for place, name in enumerate(table.schema.names) if table.rules.required >> place & 1]
+        return f" without all required columns ({', '.join(names)})"
+    return ""

@@ -1,0 +1,304 @@
+"""Who answers which prompt until when, and what came of it. Pure: time is passed in.
+
+    waiting ──take──▶ leased ──answer, answer, ...──▶ all answers settled ──▶ ready, answered or dropped
+       ▲                 │  renew: another `lease` seconds
+       └── attempts ─────┤  the lease has ended, or its worker gives up: the answers that are whole stay
+                         └─ no attempts left: answers that are missing have failed, and the group is closed with fewer
+
+The first whole answer of a place counts, from whoever gives it. A later one is acknowledged as late, and counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Literal
+
+from memoire.errors import ProtocolError
+
+from .book import PromptBook
+from .rows import AnswerRow, PromptRow, PromptRules, PromptState
+
+Outcome = Literal["taken", "repeated", "late"]
+_OPEN = (PromptState.WAITING, PromptState.LEASED)
+NO_SIGNAL = "no signal"
+
+
+class PromptLeases:
+    """The leases of one table. Not thread-safe.
+
+    Args:
+        score: Of a group that is complete. Called once for each.
+    """
+
+    def __init__(self, book: PromptBook, rules: PromptRules, score: Callable[[PromptRow], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        """Leases that ended unfinished (expired), answers that were late, that failed, or that were amended."""
+        self.step_groups = 0
+        """Groups of a step, as the trainer said last; 0: nobody has said."""
+        self._book, self._rules, self._score = book, rules, score
+        self._rows: dict[int, PromptRow] = {}  # by number of the lease
+        self._held: dict[bytes, set[int]] = {}  # numbers by worker
+        self._ends: list[tuple[float, int]] = []  # a heap; leases that were renewed are there more than once
+
+    def restore(self, row: PromptRow, now: float) -> None:
+        """A prompt that was leased in the former life: its worker gets the time of one lease to go on."""
+        if row.state is PromptState.LEASED:
+            row.until, row.leased_at = now + self._rules.lease, now
+            self._register(row)
+
+    def follow(self, rules: PromptRules) -> None:
+        """Follow other rules from now on."""
+        self._rules = rules
+
+    def has_forgotten(self, worker: bytes, having: Collection[int]) -> bool:
+        """Whether a worker has a lease that it does not know of: a reply was lost."""
+        return bool(self._held.get(worker, set()).difference(having))
+
+    def _register(self, row: PromptRow) -> None:
+        self._rows[row.lease] = row
+        self._held.setdefault(row.worker, set()).add(row.lease)
+        heapq.heappush(self._ends, (row.until, row.lease))
+
+    # Workers
+
+    def take(
+        self, worker: bytes, now: float, seconds: float | None = None, having: Collection[int] = ()
+    ) -> PromptRow | None:
+        """The next prompt, leased to this worker; None if there is none.
+
+        Args:
+            having: Numbers of leases that it knows of: one that it has and does not know comes first, once more.
+        """
+        until = now + (self._rules.lease if seconds is None else seconds)
+        if forgotten := self._held.get(worker, set()).difference(having):
+            row = self._rows[min(forgotten)]
+            self._extend(row, until)
+            return row
+        found = self._book.waiting.pop()
+        if found is None:
+            return None
+        row = found
+        row.attempts, row.lease, row.worker, row.until = row.attempts + 1, next(self._book.numbers), worker, until
+        row.given_up, row.leased_at = [], now
+        self._book.move(row, PromptState.LEASED)
+        self._register(row)
+        return row
+
+    def why_not(self, version: int | None = None) -> str:
+        """Why no prompt can be leased now, beside that none waits; "" if one can."""
+        newest, lag = self._book.facts.newest_model, self._rules.max_model_lag
+        if version is not None and lag is not None and version < newest - lag:
+            return (
+                f"the worker has model {version}, and the newest one is {newest}: a lease needs model {newest - lag} "
+                f"(max_model_lag={lag})"
+            )
+        if self._rules.on_stale != "pace" or lag is None:
+            return ""
+        if not self.step_groups:
+            return "on_stale='pace' waits for the first draw, which says how many groups a step takes"
+        states = PromptState.LEASED, PromptState.ANSWERED, PromptState.READY
+        ahead, most = sum(map(self._book.training, states)), (lag + 1) * self.step_groups
+        if ahead < most:
+            return ""
+        return f"{ahead} groups are leased or ready, as many as can still be trained on (max_model_lag={lag})"
+
+    def renew(self, worker: bytes, number: int, now: float, seconds: float | None = None) -> float:
+        """A worker goes on; until when its lease lasts now. 0: that prompt is not wanted of it any more."""
+        row = self._rows.get(number)
+        if row is None or row.worker != worker:
+            return 0.0
+        self._extend(row, now + (self._rules.lease if seconds is None else seconds))
+        return row.until
+
+    def _extend(self, row: PromptRow, until: float) -> None:
+        row.until = until
+        heapq.heappush(self._ends, (until, row.lease))
+
+    def release(self, worker: bytes, number: int) -> bool:
+        """A worker gives its prompt back, which costs no attempt; False if it has not got it."""
+        row = self._rows.get(number)
+        if row is None or row.worker != worker:
+            return False
+        row.attempts -= 1
+        self._end(row)
+        self._book.move(row, PromptState.WAITING)
+        return True
+
+    # Answers
+
+    def answer(
+        self, row: PromptRow, lease: int, index: int, columns: int, *,
+        piece: int = 0, is_last: bool = True, version: int = 0, tokens: int = 0,
+    ) -> Outcome:  # fmt: skip
+        """A piece of an answer came. Only what is "taken" is to be stored; `settle` is called when it is.
+
+        Raises:
+            ProtocolError: (code "index") there is no such answer, or a piece before this one is missing.
+        """
+        answer = _answer_of(row, index)
+        if row.state not in _OPEN or answer.is_settled or lease < answer.lease:
+            return self._not_taken(answer, lease, piece)
+        if piece == 0 and lease > answer.lease:
+            kept = answer.amended
+            row.answers[index] = answer = AnswerRow(columns=kept, amended=kept, lease=lease)
+        if piece < answer.pieces:
+            return self._not_taken(answer, lease, piece)
+        if lease != answer.lease or piece > answer.pieces:
+            come = f"{answer.pieces} pieces came of it under this lease" if lease == answer.lease else "none came of it"
+            raise ProtocolError("index", f"piece {piece} of answer {index} to prompt {row.index}, but {come}")
+        answer.pieces, answer.is_whole = piece + 1, is_last
+        answer.columns |= columns
+        answer.version = version if answer.version < 0 else min(version, answer.version)
+        answer.tokens += tokens
+        self._book.touch(row)
+        return "taken"
+
+    def _not_taken(self, answer: AnswerRow, lease: int, piece: int) -> Outcome:
+        if lease == answer.lease and piece < answer.pieces:
+            return "repeated"
+        self.counts["late"] += 1
+        return "late"
+
+    def amend(self, row: PromptRow, index: int, columns: int) -> Outcome:
+        """Columns of an answer came from elsewhere; the same as of `answer`."""
+        answer = _answer_of(row, index)
+        if row.state not in (*_OPEN, PromptState.ANSWERED) or answer.failed:
+            self.counts["late"] += 1
+            return "late"
+        answer.columns |= columns
+        answer.amended |= columns
+        self.counts["amended"] += 1
+        self._book.touch(row)
+        return "taken"
+
+    def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
+        """An answer is not given under this lease, or never.
+
+        Args:
+            is_again: Whether another lease may give it.
+        """
+        answer = _answer_of(row, index)
+        if row.state not in _OPEN or answer.is_settled:
+            return "repeated" if answer.failed else "late"
+        if is_again and lease != row.lease:
+            return "late"
+        if is_again:
+            row.given_up = sorted({*row.given_up, index})
+        else:
+            self.counts["failed"] += 1
+            row.answers[index] = AnswerRow(failed=reason[:200] or "failed", lease=answer.lease)
+        self._book.touch(row)
+        return "taken"
+
+    def settle(self, row: PromptRow) -> None:
+        """Bring a prompt on after one of its answers has changed."""
+        if row.state not in (*_OPEN, PromptState.ANSWERED):
+            return
+        if missing := row.missing:
+            if row.lease and set(missing) <= set(row.given_up):
+                self._give_back(row)
+            return
+        self._end(row)
+        required = self._rules.required
+        if any(each.is_whole and each.columns & required != required for each in row.answers):
+            if row.state is not PromptState.ANSWERED:
+                self._book.move(row, PromptState.ANSWERED)
+            return
+        self._close(row)
+
+    def _close(self, row: PromptRow) -> None:
+        """All answers are there or have failed: the group is ready, or cannot be."""
+        if sum(each.is_whole for each in row.answers) < min(self._rules.at_least, self._rules.group):
+            reason = next((each.failed for each in row.answers if each.failed), "failed")
+            self._book.move(row, PromptState.DROPPED, reason if reason == "attempts" else "failed")
+            return
+        row.score = self._score(row)
+        if self._rules.drops_dead and row.score == 0.0 and not row.is_evaluation:
+            self._book.move(row, PromptState.DROPPED, NO_SIGNAL)
+            return
+        self._book.put_last(row)
+        self._book.move(row, PromptState.READY)
+
+    # Ends of leases
+
+    def next_time(self) -> float:
+        """When `expire` has something to do."""
+        while self._ends:
+            until, number = self._ends[0]
+            row = self._rows.get(number)
+            if row is not None and row.until <= until:
+                return until
+            heapq.heappop(self._ends)
+        return math.inf
+
+    def expire(self, now: float) -> list[PromptRow]:
+        """End the leases whose time has passed; returns their prompts."""
+        ended = []
+        while self.next_time() <= now:
+            row = self._rows[heapq.heappop(self._ends)[1]]
+            self.counts["expired"] += 1
+            self._give_back(row)
+            ended.append(row)
+        return ended
+
+    def _give_back(self, row: PromptRow) -> None:
+        """A lease has ended without all answers: others may give them, if an attempt is left."""
+        self._end(row)
+        if row.attempts < self._rules.attempts:
+            self._book.move(row, PromptState.WAITING)
+            return
+        for index in row.missing:
+            row.answers[index] = AnswerRow(failed="attempts")
+        self._book.move(row, PromptState.WAITING)  # it is in no lease any more: settle brings it on
+        self.settle(row)
+
+    def _end(self, row: PromptRow) -> None:
+        if row.lease:
+            del self._rows[row.lease]
+            held = self._held[row.worker]
+            held.discard(row.lease)
+            if not held:
+                del self._held[row.worker]
+        row.lease, row.worker, row.until, row.given_up = 0, b"", math.inf, []
+
+    def drop(self, row: PromptRow, reason: str) -> bool:
+        """A prompt is not wanted any more; False if it is drawn, or over."""
+        if row.state >= PromptState.DRAWN:
+            return False
+        self._end(row)
+        self._book.move(row, PromptState.DROPPED, reason)
+        return True
+
+    # What is seen of it
+
+    @property
+    def leases(self) -> int:
+        """That last now."""
+        return len(self._rows)
+
+    @property
+    def workers(self) -> dict[bytes, int]:
+        """Leases of each worker."""
+        return {worker: len(numbers) for worker, numbers in self._held.items()}
+
+    def oldest(self) -> PromptRow | None:
+        """The prompt whose lease began first."""
+        return self._rows[min(self._rows)] if self._rows else None
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the parts disagree. For tests."""
+        for number, row in self._rows.items():
+            assert row.lease == number and row.state is PromptState.LEASED and number in self._held[row.worker]
+            assert row.missing and row.attempts <= self._rules.attempts
+            assert any(number == other and until <= row.until for until, other in self._ends)
+        assert len(self._rows) == self._book.counts[PromptState.LEASED]
+        assert sum(map(len, self._held.values())) == len(self._rows) and all(self._held.values())
+
+
+def _answer_of(row: PromptRow, index: int) -> AnswerRow:
+    if not 0 <= index < len(row.answers):
+        raise ProtocolError("index", f"answer {index} to a prompt that has answers 0 to {len(row.answers) - 1}")
+    return row.answers[index]

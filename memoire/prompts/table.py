@@ -1,0 +1,283 @@
+"""One table of prompts: the ledger with the bytes that belong to it. Pure: no lock; time is passed in.
+
+PromptBook    where each prompt stands              PromptSteps   what a trainer drew, commits, rewinds
+PromptLeases  who answers what until when           PromptBytes   payloads, columns
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memoire.errors import ProtocolError
+from memoire.replay.schema import Schema
+from memoire.wire.messages import StepPlan
+
+from .book import PromptBook, nothing_waits
+from .bytes import ROW, PromptBytes, packed_key
+from .columns import RawColumns, gathered, lengths_of
+from .leases import Outcome, PromptLeases
+from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
+from .scores import column_of, scorer
+from .steps import PromptSteps
+
+
+class PromptTable:
+    """What a server holds of one table of prompts. Not thread-safe.
+
+    Args:
+        score: See `PromptSettings`.
+        capacity: Prompts that there is room for that are neither committed nor dropped; 0: bytes alone limit them.
+        byte_limit: Of payloads and columns.
+        is_bounded: Whether the oldest ready groups are dropped for want of room; else workers and givers wait.
+        first: Of numbers of changes and leases.
+    """
+
+    def __init__(
+        self, schema: Schema, rules: PromptRules, *, score: str | None = None, capacity: int = 0,
+        byte_limit: int = 1 << 30, is_bounded: bool = False, first: int = 1,
+    ) -> None:  # fmt: skip
+        self.schema, self.rules, self.capacity, self.byte_limit = schema, rules, capacity, byte_limit
+        self.is_bounded = is_bounded
+        self._score, self._scored = score, -1 if score is None else schema.names.index(column_of(score))
+        self._scorer = scorer(score)
+        self.book = PromptBook(rules.group, first)
+        self.leases = PromptLeases(self.book, rules, self._score_of)
+        self.steps = PromptSteps(self.book, rules)
+        self.store = PromptBytes(schema)
+        self.plans: dict[int, StepPlan] = {}
+        """How many groups of a step each server gives, of steps that were planned here."""
+        self.new_plans: dict[int, StepPlan | None] = {}
+        """Plans that changed since they were saved; None: they are gone."""
+        self.full = 0
+        """Groups that were dropped for want of room."""
+        self.tokens_drawn = 0
+        self.lag = 0
+        """Versions by which the oldest token of the newest step was behind the newest model."""
+
+    def _score_of(self, row: PromptRow) -> float:
+        if self._score is None:
+            return 1.0
+        parts = [self.store.columns(row.key, index).get(self._scored) for index in row.group]
+        found = self._scorer(gathered(self.schema, self._scored, parts).astype(np.float64))
+        return found if math.isfinite(found) else 0.0
+
+    def follow(self, rules: PromptRules) -> None:
+        """Follow other rules from now on."""
+        self.rules = rules
+        self.leases.follow(rules)
+        self.steps.follow(rules)
+
+    # Givers
+
+    def add(
+        self, keys: Sequence[Key], payloads: Sequence[bytes], *, priority: float = 0.0, is_evaluation: bool = False,
+        tags: Mapping[str, str] | None = None,
+    ) -> list[bool]:  # fmt: skip
+        """Give prompts; for each whether it is new here.
+
+        Raises:
+            ProtocolError: (code "busy") there is no room for them; (code "value") their epoch is finished.
+        """
+        size = sum(len(data) for key, data in zip(keys, payloads, strict=True) if not self.book.knows(key))
+        if why := self._no_room(len(keys), size):
+            raise ProtocolError("busy", why)
+        new = []
+        for key, payload in zip(keys, payloads, strict=True):
+            new.append(self.book.add(key, len(payload), priority, is_evaluation, tags))
+            if new[-1]:
+                self.store.add(key, payload)
+        return new
+
+    def _no_room(self, prompts: int, size: int) -> str:
+        over = self.book.counts[PromptState.COMMITTED] + self.book.counts[PromptState.DROPPED]
+        held = len(self.book.rows) - over
+        if self.capacity and held + prompts > max(self.capacity, prompts):
+            return f"waiting for room: {held} prompts are held, and there is room for {self.capacity} (capacity)"
+        if self.store.bytes + size > self.byte_limit:
+            return f"waiting for room: {self.store.bytes} of {self.byte_limit} bytes are held (byte_limit)"
+        return ""
+
+    def cancel(self, keys: Iterable[Key]) -> int:
+        """Prompts are not wanted any more; returns how many. Those that are drawn go on."""
+        rows = [self.book.rows[key] for key in keys if key in self.book.rows]
+        done = sum(self.leases.drop(row, "cancelled") for row in rows if row.state is not PromptState.DROPPED)
+        self.tidy()
+        return done
+
+    def forget(self, dataset: str, epoch: int) -> int:
+        """Let the prompts of an epoch leave that is over; returns how many. Raises ProtocolError (code "busy")."""
+        done = self.book.forget(dataset, epoch)
+        self.tidy()
+        return done
+
+    # Workers
+
+    def lease(
+        self, worker: bytes, now: float, *, count: int = 1, seconds: float = 0.0, version: int | None = None,
+        having: Iterable[int] = (),
+    ) -> tuple[list[PromptRow], str]:  # fmt: skip
+        """Prompts for a worker, and why there are no more."""
+        known, rows = set(having), list[PromptRow]()
+        while len(rows) < count:
+            is_forgotten = self.leases.has_forgotten(worker, known)
+            why = "" if is_forgotten else self.leases.why_not(version) or self._full()
+            row = None if why else self.leases.take(worker, now, seconds or None, known)
+            if row is None:
+                return rows, why or nothing_waits(self.book)
+            known.add(row.lease)
+            rows.append(row)
+        return rows, ""
+
+    def _full(self) -> str:
+        """Why nothing more may be answered now."""
+        if self.store.bytes < self.byte_limit:
+            return ""
+        if self.is_bounded:
+            self._make_room()
+        return self._no_room(0, 1) if self.store.bytes >= self.byte_limit else ""
+
+    def _make_room(self) -> None:
+        while self.store.bytes >= self.byte_limit and (row := self.book.ready.pop()) is not None:
+            self.leases.drop(row, "full")
+            self.full += 1
+            self.tidy()
+
+    def answer(
+        self, row: PromptRow, lease: int, index: int, come: RawColumns, *, piece: int = 0, is_last: bool = True,
+        version: int = 0,
+    ) -> Outcome:  # fmt: skip
+        """A piece of an answer came. Raises ProtocolError: see `PromptLeases.answer`."""
+        mask = sum(1 << place for place in come)
+        tokens = max(lengths_of(self.schema, come), default=1 if is_last else 0)
+        facts: dict[str, Any] = {"piece": piece, "is_last": is_last, "version": version, "tokens": tokens}
+        outcome = self.leases.answer(row, lease, index, mask, **facts)
+        if outcome == "taken":
+            amended = row.answers[index].amended
+            if piece == 0:
+                self.store.begin(row.key, index, amended)
+            self.store.append(row.key, index, come, amended)
+            self._bring_on(row)
+        return outcome
+
+    def amend(self, row: PromptRow, index: int, come: RawColumns) -> Outcome:
+        """Columns of an answer came from elsewhere."""
+        outcome = self.leases.amend(row, index, sum(1 << place for place in come))
+        if outcome == "taken":
+            self.store.replace(row.key, index, come)
+            self._bring_on(row)
+        return outcome
+
+    def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
+        """An answer does not come. See `PromptLeases.fail`."""
+        outcome = self.leases.fail(row, lease, index, reason, is_again)
+        if outcome == "taken":
+            if not is_again:
+                self.store.let_go(row.key, index)
+            self._bring_on(row)
+        return outcome
+
+    def _bring_on(self, row: PromptRow) -> None:
+        self.leases.settle(row)
+        self.tidy()
+
+    def expire(self, now: float) -> int:
+        """End leases whose time has passed; returns how many."""
+        ended = len(self.leases.expire(now))
+        self.tidy()
+        return ended
+
+    # Trainers
+
+    def draw(
+        self, step: int, count: int, session: str, *, wanted: int = 0, replay: float = 0.0, is_last: bool = False,
+        plan: StepPlan | None = None,
+    ) -> StepRow | None:  # fmt: skip
+        """The groups of a step that this server gives; None while they are not fixed. See `PromptSteps.draw`.
+
+        Args:
+            count: Groups of this server; 0 only asks.
+            wanted: Groups that the whole step is to have, for the pace of workers.
+            plan: To be kept here, unless one of a later version, or the same, is.
+        """
+        self.steps.enter(session)
+        self.leases.step_groups = wanted or self.leases.step_groups
+        if plan is not None and (step not in self.plans or self.plans[step].version < plan.version):
+            self.plans[step] = self.new_plans[step] = plan
+        if not count and not is_last:
+            return self.steps.find(step, session)
+        before = self.book.counts[PromptState.DRAWN]
+        found = self.steps.draw(step, count, session, replay=replay, is_last=is_last)
+        if found is not None and self.book.counts[PromptState.DRAWN] > before:
+            rows = [self.book.rows[key] for key in found.keys]
+            self.tokens_drawn += sum(row.tokens for row in rows)
+            self.lag = max(0, self.book.facts.newest_model - min((row.version for row in rows), default=0))
+        self.tidy()
+        return found
+
+    def commit(self, step: int, session: str) -> int:
+        """See `PromptSteps.commit`."""
+        done = self.steps.commit(step, session)
+        self.tidy()
+        return done
+
+    def rewind(self, step: int, session: str, newest_model: int | None = None) -> int:
+        """See `PromptSteps.rewind`."""
+        done = self.steps.rewind(step, session, newest_model)
+        for number in [number for number in self.plans if number > step]:
+            del self.plans[number]
+            self.new_plans[number] = None
+        self.tidy()
+        return done
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version."""
+        if version > self.book.facts.newest_model:
+            self.book.facts.newest_model, self.book.has_new_facts = version, True
+
+    def tidy(self) -> None:
+        """Let bytes go that nobody wants any more."""
+        book = self.book
+        while book.let_go:
+            row = book.let_go.pop()
+            self.store.let_go(row.key)
+        while book.gone:
+            key = book.gone.pop()
+            self.store.forget(key)
+            self.steps.ring.discard(key)
+            if self.store.saves is not None:
+                self.store.saves[ROW, packed_key(*key)] = None
+        least = book.facts.committed - self.rules.keep
+        for number in [number for number in self.plans if number <= least]:
+            del self.plans[number]
+            self.new_plans[number] = None
+
+    # What is seen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more groups come."""
+        return self.book.is_finished and not self.book.pending
+
+    def columns(self, row: PromptRow, index: int, mask: int) -> RawColumns:
+        """Those of these columns that an answer has."""
+        return {place: data for place, data in self.store.columns(row.key, index).items() if mask >> place & 1}
+
+    def rows(self, states: Sequence[int], tags: Mapping[str, str], since: int) -> Iterator[PromptRow]:
+        """Prompts that changed since, in these states (none: any), with these tags."""
+        for row in self.book.changed_since(since):
+            if (not states or row.state in states) and all(row.tags.get(name) == value for name, value in tags.items()):
+                yield row
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the parts disagree. For tests."""
+        self.book.check_invariants()
+        self.leases.check_invariants()
+        self.steps.check_invariants()
+        for row in self.book.rows.values():
+            for index, answer in enumerate(row.answers):
+                there = sum(1 << place for place in self.store.columns(row.key, index))
+                assert there == (answer.columns if row.has_columns and not answer.failed else 0), (row, index, there)

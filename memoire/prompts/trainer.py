@@ -1,0 +1,256 @@
+"""A trainer's side of a table of prompts: one step's groups of all servers, the part of this rank, commits. No socket.
+
+rank 0    asks all servers for step 7    none has it: 90 and 30 groups are ready
+          plan {a: 48, b: 16} ──▶ kept at a and b, with the draw
+          a and b fix their groups ──▶ the same lists for everybody, also after a restart
+others    ask until the plan is there, and every server of it has fixed its groups
+each      takes its part of them by `plan.balanced`, and fetches the columns of that part alone
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memoire.errors import EpochOver, MemoireTimeout
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+
+from .columns import checked, mask_of, places_of
+from .plan import balanced, dealt, planned, revised
+from .rows import Key
+from .servers import PromptReply, PromptRequest, PromptServers, keys_of
+from .step import Step, StepAnswer, step_of
+
+REPLAN_TIMEOUT = 1.0
+"""Seconds that a server has for the groups of its plan, before others give them."""
+
+
+class Drawn(NamedTuple):
+    """One group of a step, and who has it."""
+
+    server: str
+    facts: messages.GroupFacts
+
+    @property
+    def key(self) -> Key:
+        """Its prompt."""
+        return self.facts.dataset, self.facts.epoch, self.facts.index
+
+
+class PromptTrainer:
+    """Draws, commits and rewinds. Used by one thread at a time.
+
+    Args:
+        rank: Which one of how many ranks.
+        session: What all ranks call this life of the trainer; "" makes one, for a single rank.
+    """
+
+    def __init__(self, servers: PromptServers, rank: tuple[int, int], session: str) -> None:
+        self._servers, self.rank, self.ranks = servers, *rank
+        self._base, self._rewinds = session or secrets.token_hex(8), 0
+        self._short_since: dict[int, float] = {}  # steps whose plan some server cannot fulfil yet
+
+    @property
+    def session(self) -> str:
+        """What servers know this trainer by."""
+        return f"{self._base}:{self._rewinds}"
+
+    # Draws
+
+    def draw(
+        self, step: int, groups: int, schema: Schema, *, columns: Sequence[str] | None, by_tokens: bool,
+        replay: float, patience: float,
+    ) -> Step:  # fmt: skip
+        """Draw the part of this rank. Raises MemoireTimeout, EpochOver, Refused."""
+        deadline = self._servers.transport.now() + patience
+        drawn = self._servers.wait(f"step {step}", patience, lambda end: self._look(step, groups, replay, end))
+        tokens = [each.facts.tokens for each in drawn]
+        parts = balanced(tokens, self.ranks) if by_tokens else dealt(len(drawn), self.ranks)
+        mine = [drawn[place] for place in parts[self.rank]]
+        places = list(range(len(schema.names))) if columns is None else places_of(mask_of(schema, columns))
+        answers = self._fetch(mine, schema, places, deadline)
+        return step_of(
+            schema, answers, places, step=step, keys=[each.key for each in mine],
+            scores=np.array([each.facts.score for each in mine], np.float64),
+            weights=np.array([each.facts.importance for each in mine], np.float64),
+            is_replayed=np.array([each.facts.is_replayed for each in mine], np.bool_),
+            total_groups=len(drawn), rank_tokens=tuple(sum(tokens[place] for place in part) for part in parts),
+            _update=self.update_scores,
+        )  # fmt: skip
+
+    def _look(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[Drawn] | None, str]:
+        body = messages.Groups(call="draw", session=self.session, step=step, wanted=groups, replay=replay)
+        told = self._servers.every(body, deadline)
+        plan = max(
+            (each.body.plan for each in told.values() if each.body.plan), key=lambda plan: plan.version, default=None
+        )
+        if plan is None:
+            if self.rank:
+                return None, f"rank 0 has not drawn step {step} yet"
+            plan, why = self._propose(step, groups, told)
+            if plan is None:
+                return None, why
+        elif (found := _complete(plan, told)) is not None:
+            if not found:
+                raise EpochOver(step)
+            return found, ""
+        if self.rank:
+            return None, f"rank 0 is drawing step {step}: {_reasons(told)}"
+        return self._fix(step, groups, replay, plan, deadline)
+
+    def _propose(self, step: int, groups: int, told: Mapping[str, PromptReply]) -> tuple[messages.StepPlan | None, str]:
+        """The first plan of a step, once enough groups are ready. Raises EpochOver if none come any more."""
+        fixed = {name: len(each.body.groups) for name, each in told.items() if each.body.groups}
+        ready = {name: each.body.counts.get("ready", 0) for name, each in told.items()}
+        is_over = self._is_over(told)
+        there = sum(ready.values()) + sum(fixed.values())
+        if there < groups and not is_over:
+            return None, _reasons(told)
+        if not there:
+            raise EpochOver(step)
+        shares = planned(ready, max(0, groups - sum(fixed.values())))
+        names = sorted({*shares, *fixed})
+        return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}), ""
+
+    def _is_over(self, told: Mapping[str, PromptReply]) -> bool:
+        """Whether no more groups come: every server that was given prompts says so."""
+        given = [each.body for each in told.values() if each.body.is_over or not each.body.is_empty]
+        return bool(given) and all(body.is_over for body in given)
+
+    def _fix(
+        self, step: int, groups: int, replay: float, plan: messages.StepPlan, deadline: float
+    ) -> tuple[list[Drawn] | None, str]:
+        """Have the servers of a plan fix their groups; the list if all have."""
+        requests = {
+            name: PromptRequest(self._body(step, groups, replay, plan, count=count))
+            for name, count in plan.groups.items()
+        }
+        told = self._servers.all(requests, deadline)
+        if (found := _complete(plan, told)) is not None:
+            self._short_since.pop(step, None)
+            return found or None, ""
+        now = self._servers.transport.now()
+        since = self._short_since.setdefault(step, now)
+        if now - since >= REPLAN_TIMEOUT or self._is_over(told):
+            self._replan(step, groups, replay, plan, told, deadline)
+            self._short_since[step] = now
+        return None, _reasons(told)
+
+    def _replan(
+        self, step: int, groups: int, replay: float, plan: messages.StepPlan, told: Mapping[str, PromptReply],
+        deadline: float,
+    ) -> None:  # fmt: skip
+        """Servers that lack groups give what they have, if others can give the rest, or nothing more comes."""
+        short = [name for name, count in plan.groups.items() if len(told[name].body.groups or ()) < count]
+        asked = self._servers.every(messages.Groups(call="draw", session=self.session, step=step), deadline)
+        spare = {name: _spare(each.body) for name, each in asked.items() if name not in short}
+        lacking = sum(plan.groups[name] - _spare(asked[name].body) for name in short)
+        if sum(spare.values()) < lacking and not self._is_over(asked):
+            return
+        closing = {
+            name: PromptRequest(self._body(step, groups, replay, None, count=plan.groups[name], is_last=True))
+            for name in short
+        }
+        fixed = {name: len(each.body.groups or ()) for name, each in self._servers.all(closing, deadline).items()}
+        changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare))
+        for name in sorted(changed.groups):
+            body = self._body(step, groups, replay, changed, count=changed.groups[name])
+            self._servers.one(name, PromptRequest(body), deadline)
+
+    def _body(
+        self,
+        step: int,
+        groups: int,
+        replay: float,
+        plan: messages.StepPlan | None,
+        *,
+        count: int,
+        is_last: bool = False,
+    ) -> messages.Groups:
+        return messages.Groups(
+            call="draw", session=self.session, step=step, wanted=groups, count=count, replay=replay, plan=plan,
+            is_last=is_last,
+        )  # fmt: skip
+
+    def _fetch(self, mine: Sequence[Drawn], schema: Schema, places: Sequence[int], deadline: float) -> list[StepAnswer]:
+        found: list[StepAnswer] = []
+        for name in {each.server for each in mine}:
+            places_here = [place for place, each in enumerate(mine) if each.server == name]
+            groups = fetched(self._servers, name, [mine[place].key for place in places_here], schema, places, deadline)
+            for place, answers in zip(places_here, groups, strict=True):
+                found += [StepAnswer(place, index, version, raw) for index, (version, raw) in answers.items()]
+        return sorted(found, key=lambda each: (each.group, each.index))
+
+    # Commits
+
+    def commit(self, step: int, patience: float) -> int:
+        """Tell all servers that everything up to this step is trained on; returns the prompts that are by that."""
+        body = messages.Groups(call="commit", session=self.session, step=step)
+        told = self._servers.every(body, self._servers.transport.now() + patience)
+        return sum(each.body.done for each in told.values())
+
+    def rewind(self, step: int, version: int | None, patience: float) -> int:
+        """Begin a new session behind a step; -1 is before all. Returns the prompts that came back."""
+        self._rewinds += 1
+        body = messages.Groups(
+            call="rewind", session=self.session, step=max(0, step), is_before_first=step < 0, version=version
+        )
+        try:
+            told = self._servers.every(body, self._servers.transport.now() + patience)
+        except MemoireTimeout:
+            self._rewinds -= 1  # called again, it goes on with the same session
+            raise
+        return sum(each.body.done for each in told.values())
+
+    def update_scores(self, scores: Mapping[Key, float]) -> int:
+        """Set scores of groups at all servers; returns how many are known."""
+        keys, deadline = list(scores), self._servers.transport.now() + self._servers.transport.limits.request_timeout
+        body = messages.Groups(call="score", keys=keys_of(keys), values=[float(scores[key]) for key in keys])
+        return sum(each.body.done for each in self._servers.every(body, deadline).values())
+
+
+def fetched(
+    servers: PromptServers, name: str, keys: Sequence[Key], schema: Schema, places: Sequence[int], deadline: float
+) -> list[dict[int, tuple[int, Any]]]:
+    """Model version and columns of each answer to these prompts, which are at one server, by its place."""
+    found: list[dict[int, tuple[int, Any]]] = []
+    mask = sum(1 << place for place in places)
+    while len(found) < len(keys):
+        body = messages.Prompts(call="fetch", keys=keys_of(keys[len(found) :][:4096]), columns=mask)
+        reply = servers.one(name, PromptRequest(body), deadline)
+        come: list[dict[int, tuple[int, Any]]] = [{} for _ in range(reply.body.answered)]
+        begin = 0
+        for told in reply.body.columns:
+            part = reply.payload[begin : begin + told.bytes]
+            begin += told.bytes
+            raw = checked(schema, told.columns, told.lengths, part) if told.columns else {}
+            come[told.key][told.answer] = told.version, raw
+        found += come
+    return found
+
+
+def _complete(plan: messages.StepPlan, told: Mapping[str, PromptReply]) -> list[Drawn] | None:
+    """All groups of a plan, in an order that is the same everywhere; None while some are not fixed."""
+    drawn: list[Drawn] = []
+    for name in sorted(plan.groups):
+        groups = told[name].body.groups if name in told else None
+        if groups is None or len(groups) != plan.groups[name]:
+            return None
+        drawn += [Drawn(name, facts) for facts in groups]
+    return drawn
+
+
+def _spare(body: messages.Prompted) -> int:
+    """Groups that a server could give beside those that it has fixed."""
+    return 0 if body.is_closed else body.counts.get("ready", 0)
+
+
+def _reasons(told: Mapping[str, PromptReply]) -> str:
+    reasons = {name: each.body.wait for name, each in told.items() if each.body.wait}
+    if len(told) == 1:
+        return next(iter(reasons.values()), "")
+    return "; ".join(f"server {name!r}: {why}" for name, why in sorted(reasons.items()))

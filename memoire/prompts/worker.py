@@ -1,0 +1,265 @@
+"""A worker's side of a table of prompts: what it has leased, and how its answers travel. No socket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+
+from .columns import RawColumns, joined, lengths_of, raw_columns
+from .rows import Key
+from .servers import PromptReply, PromptRequest, PromptServers
+
+LEASE_TIMEOUT = 3.0
+"""Seconds for which a lease waits for the answer of one server, when there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A prompt that is this worker's to answer until a moment."""
+
+    key: Key
+    """Data set, epoch and index."""
+    number: int
+    payload: bytes
+    missing: tuple[int, ...]
+    """Answers that are wanted, by their places in the group."""
+    until: float
+    """When it ends, by `time.monotonic`."""
+    is_evaluation: bool
+    """It is never trained on."""
+    tags: Mapping[str, str]
+    server: str = field(repr=False)
+
+    @property
+    def dataset(self) -> str:
+        """The prompt's data set."""
+        return self.key[0]
+
+    @property
+    def epoch(self) -> int:
+        """The prompt's epoch."""
+        return self.key[1]
+
+    @property
+    def index(self) -> int:
+        """The prompt's place in its data set."""
+        return self.key[2]
+
+
+class PromptWorker:
+    """Leases prompts and sends answers. Thread-safe."""
+
+    def __init__(self, servers: PromptServers) -> None:
+        self._servers = servers
+        self._one_lease = threading.Lock()  # held while prompts are leased: what is `held` must be known by then
+        self._lock = threading.Lock()  # for what follows
+        self._held: dict[str, set[int]] = {}  # leases by server
+        self._homes: dict[Key, str] = {}  # of prompts that were leased or listed
+        self._pieces: dict[tuple[int, int], int] = {}  # of answers that are not whole: pieces that were sent
+        self._turn = 0
+
+    # Leases
+
+    def lease(self, count: int, seconds: float, version: int | None, patience: float) -> list[Lease]:
+        """At least one prompt, at most `count`. Raises MemoireTimeout."""
+        with self._one_lease:
+            return self._servers.wait(
+                "lease", patience, lambda deadline: self._lease(count, seconds, version, deadline)
+            )
+
+    def _lease(
+        self, count: int, seconds: float, version: int | None, deadline: float
+    ) -> tuple[list[Lease] | None, str]:
+        names, reasons = self._servers.names, list[str]()
+        self._turn += 1
+        for place in range(len(names)):
+            name = names[(self._turn + place) % len(names)]
+            patience = deadline if len(names) == 1 else min(deadline, self._servers.transport.now() + LEASE_TIMEOUT)
+            with self._lock:
+                having = sorted(self._held.get(name, ()))
+            body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
+            answer = self._servers.some({name: PromptRequest(body)}, patience)[name]
+            if isinstance(answer, Refused):
+                raise answer
+            if isinstance(answer, MemoireError):
+                reasons.append(f"server {name!r} does not answer")
+                continue
+            if answer.body.leases:
+                return self._take(name, answer), ""
+            reasons.append(answer.body.wait if len(names) == 1 else f"server {name!r}: {answer.body.wait}")
+        return None, "; ".join(reasons) or "no server is known"
+
+    def _take(self, name: str, answer: PromptReply) -> list[Lease]:
+        leases, begin, now = [], 0, self._servers.transport.now()
+        for told in answer.body.leases:
+            payload = bytes(answer.payload[begin : begin + told.bytes])
+            begin += told.bytes
+            key, until = (told.dataset, told.epoch, told.index), now + told.seconds
+            leases.append(
+                Lease(key, told.lease, payload, tuple(told.missing), until, told.is_evaluation, told.tags, name)
+            )
+        with self._lock:
+            self._held.setdefault(name, set()).update(lease.number for lease in leases)
+            self._homes.update((lease.key, name) for lease in leases)
+        return leases
+
+    def forget(self, lease: Lease) -> None:
+        """A lease is over, as far as this worker is concerned."""
+        with self._lock:
+            self._held.get(lease.server, set()).discard(lease.number)
+
+    def keep(self, call: str, leases: Sequence[Lease], seconds: float, patience: float) -> list[bool]:
+        """Renew leases, or give them back ("release"); for each whether it was this worker's."""
+        deadline = self._servers.transport.now() + patience
+        found: dict[int, bool] = {}
+        for name in {lease.server for lease in leases}:
+            numbers = [lease.number for lease in leases if lease.server == name]
+            body = messages.Answers(call=call, leases=numbers, seconds=seconds)  # type: ignore[arg-type]
+            reply = self._servers.one(name, PromptRequest(body), deadline)
+            found |= dict(zip(numbers, map(bool, reply.body.flags), strict=True))
+        for lease in leases:
+            if call == "release" or not found[lease.number]:
+                self.forget(lease)
+        return [found[lease.number] for lease in leases]
+
+    # Answers
+
+    def answer(
+        self, lease: Lease, answers: Mapping[int, Mapping[str, Any]], schema: Schema, *, version: int,
+        piece: int | None, is_last: bool, patience: float,
+    ) -> list[bool]:  # fmt: skip
+        """Send answers to one prompt; for each whether it counts.
+
+        Args:
+            piece: Number of this piece of each; None is the one after those that were sent.
+        """
+        deadline, flags = self._servers.transport.now() + patience, dict[int, bool]()
+        for pieces, data in self._requests(lease, answers, schema, version, piece, is_last):
+            body = messages.Answers(call="answer", pieces=pieces)
+            reply = self._servers.one(lease.server, PromptRequest(body, data), deadline)
+            for sent, flag in zip(pieces, reply.body.flags, strict=True):
+                flags[sent.answer] = flag < 2
+                self._pieces[lease.number, sent.answer] = sent.piece + 1
+        if is_last:
+            for index in answers:
+                self._pieces.pop((lease.number, index), None)
+        if is_last and set(lease.missing) <= set(answers):
+            self.forget(lease)
+        return [flags[index] for index in answers]
+
+    def _requests(
+        self, lease: Lease, answers: Mapping[int, Mapping[str, Any]], schema: Schema, version: int,
+        piece: int | None, is_last: bool,
+    ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:  # fmt: skip
+        """The pieces of each request, of about as many bytes as one may have."""
+        limit = self._servers.transport.limits.request_bytes * 3 // 4
+        pieces: list[messages.AnswerPiece] = []
+        parts: list[bytes] = []
+        for index, columns in answers.items():
+            cuts = list(cut_up(schema, raw_columns(schema, columns), limit))
+            first = self._pieces.get((lease.number, index), 0) if piece is None else piece
+            for place, raw in enumerate(cuts):
+                data, number = joined(raw), first + place
+                if pieces and (sum(map(len, parts)) + len(data) > limit or len(pieces) >= 256):
+                    yield pieces, b"".join(parts)
+                    pieces, parts = [], []
+                mask, is_end = sum(1 << column for column in raw), is_last and place == len(cuts) - 1
+                pieces.append(
+                    messages.AnswerPiece(
+                        *lease.key,
+                        lease.number,
+                        index,
+                        number,
+                        is_end,
+                        version,
+                        mask,
+                        lengths_of(schema, raw),
+                        len(data),
+                        "",
+                        False,
+                    )
+                )
+                parts.append(data)
+        if pieces:
+            yield pieces, b"".join(parts)
+
+    def fail(self, lease: Lease, index: int, reason: str, is_again: bool, patience: float) -> bool:
+        """Tell that an answer does not come; whether it was still wanted."""
+        piece = messages.AnswerPiece(*lease.key, lease.number, index, 0, True, 0, 0, [], 0, reason[:1000], is_again)
+        body = messages.Answers(call="fail", pieces=[piece])
+        deadline = self._servers.transport.now() + patience
+        return self._servers.one(lease.server, PromptRequest(body), deadline).body.flags[0] < 2
+
+    def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
+        """Bring columns of an answer from elsewhere; whether they came in time."""
+        raw = raw_columns(schema, columns)
+        mask, data = sum(1 << place for place in raw), joined(raw)
+        lengths = lengths_of(schema, raw)
+        piece = messages.AnswerPiece(*key, 0, index, 0, True, 0, mask, lengths, len(data), "", False)
+        request = PromptRequest(messages.Answers(call="amend", pieces=[piece]), data)
+        return self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2
+
+    # Where a prompt is
+
+    def learn(self, keys: Iterable[Key], server: str) -> None:
+        """These prompts are at this server."""
+        with self._lock:
+            if len(self._homes) > 1 << 18:
+                self._homes.clear()
+            self._homes.update((key, server) for key in keys)
+
+    def at_home(self, key: Key, request: PromptRequest, deadline: float) -> PromptReply:
+        """Ask the server that has a prompt: the one that is known, or else each of them."""
+        with self._lock:
+            home = self._homes.get(key)
+        if home in self._servers.names:
+            assert home is not None
+            answer = self._servers.some({home: request}, deadline)[home]
+            if isinstance(answer, PromptReply):
+                return answer
+            if not (isinstance(answer, Refused) and answer.code == "missing"):
+                raise answer
+        answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
+        for name, answer in answers.items():
+            if isinstance(answer, PromptReply):
+                self.learn([key], name)
+                return answer
+        errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]
+        raise next((each for each in errors if isinstance(each, MemoireTimeout)), errors[0])
+
+
+def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
+    """Columns of one answer in pieces of at most so many bytes. Ragged ones are cut; plain ones come with the first.
+
+    Raises:
+        EntryError: the plain columns alone are larger.
+    """
+    if sum(map(len, raw.values())) <= limit:
+        yield raw
+        return
+    plain = {place: data for place, data in raw.items() if not schema[schema.names[place]].is_ragged}
+    if (size := sum(map(len, plain.values()))) > limit:
+        raise EntryError("columns", f"plain columns of at most {limit} bytes (request_bytes)", f"{size} bytes")
+    steps = [schema[schema.names[place]].nbytes for place in raw if place not in plain]
+    if (largest := max(steps, default=0)) > limit:
+        raise EntryError("columns", f"elements of at most {limit} bytes (request_bytes)", f"{largest} bytes")
+    room, piece = limit - size, plain
+    for place, data in raw.items():
+        step = schema[schema.names[place]].nbytes
+        begin = 0
+        while place not in plain and begin < len(data):
+            take = min(room // step * step, len(data) - begin)
+            if take:
+                piece = {**piece, place: data[begin : begin + take]}
+                begin, room = begin + take, room - take
+            if begin < len(data) or room < 8:
+                yield piece
+                piece, room = {}, limit
+    if piece:
+        yield piece

@@ -1,0 +1,156 @@
+"""Prompts far away: one face for those who give prompts, answer them, train on the groups, and listen.
+
+  giver ──add──▶                        ──lease, answer──  worker
+                   Table(storage="prompts")
+trainer ◀─draw──                        ──list, amend────  reward model
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from memoire.arguments import process_name, seconds, table_name, whole
+from memoire.errors import EndpointError, ParameterError
+from memoire.limits import Limits
+from memoire.net import process
+from memoire.net.context import Context
+from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
+from memoire.prompts.calls import PromptCalls
+from memoire.security.keyfolder import Given, Keys
+from memoire.suggestions import checked_names
+from memoire.version import SOFTWARE
+from memoire.wire import messages
+
+from .io import ReaderThread
+from .io_prompts import RemotePrompts
+from .prefetch import BatchQueue
+from .rounds import ClientPartition
+
+_log = logging.getLogger(__name__)
+
+MAX_RANKS = 65_536
+
+
+class Prompts(PromptCalls, Node):
+    """A table of prompts at one or several servers. All methods may be called from any thread, those of a trainer by
+    one at a time.
+
+    What each process may call is for its key: an actor's key leases, answers and amends; a reader's lists and fetches;
+    a learner's may do everything.
+
+    Args:
+        addresses: Of servers, proxies or both.
+        table: Its name; None is the first table.
+        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
+        rank: Which one of how many trainers that learn as one: each draws its part of a step.
+        timeout: Seconds that a call takes at most if it is given no other number; also this one.
+        session: What all ranks of one start of the trainer call it, such as a text that rank 0 made and sent to them.
+            "" makes one, for a single rank.
+        name: What people see of this process.
+
+    Raises:
+        MemoireTimeout, AuthError: no server answered in `timeout` seconds.
+        ParameterError: the table stores something else.
+        Refused: there is no such table.
+    """
+
+    CALLED = "this user of prompts"
+    CLOSED_AT_EXIT = 1
+
+    @checked_names()
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        table: str | None = None,
+        *,
+        keys: Given = None,
+        rank: tuple[int, int] = (0, 1),
+        timeout: float = 30.0,
+        session: str = "",
+        name: str = "",
+        limits: Limits | None = None,
+        context: Context | None = None,
+        tune_process: bool = True,
+    ) -> None:
+        if tune_process:
+            process.tune()
+        self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self.urls:
+            raise EndpointError("", "connect to", "prompts need at least one address")
+        self.rank = _rank(rank, session)
+        self.name = process_name(name)
+        self.client_id = secrets.token_bytes(16)
+        """What servers know this process by: a worker's leases belong to it."""
+        self._asked_table, self._limits, self._pid = table_name(table or ""), limits or Limits(), os.getpid()
+        self._close_lock = threading.Lock()
+        self._thread = ReaderThread(
+            self.urls,
+            reader_id=self.client_id,
+            hello=lambda: _hello(self),
+            prefetch=BatchQueue(1, may_grow=False),
+            partition=ClientPartition((0, 1)),
+            rng=random.Random(),
+            limits=self._limits,
+            keys=Keys.of(keys, "learner"),
+            context=context,
+        )
+        self._monitor = self._thread.monitor
+        transport = RemotePrompts(self._thread, self._limits)
+        super().__init__(transport, self.rank, seconds(timeout, 30.0), session)
+        self._thread.worker.start()
+        close_at_exit(self)
+        try:
+            transport.table(self._monitor.now() + seconds(timeout, 30.0))
+        except BaseException:
+            self.close(UNDO_TIMEOUT)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._monitor.is_closing
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread and its sockets; calls that wait raise `Closed`. Leases last until their time."""
+        patience = seconds(timeout, self._limits.close_timeout)
+        with self._monitor.changed:
+            self._monitor.is_closing = True
+            self._monitor.changed.notify_all()
+        with self._closer(time.monotonic() + patience) as is_mine:
+            if is_mine and not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5)):
+                _log.warning("prompts %s: the thread did not end in time", self.client_id.hex()[:8])
+
+    def __repr__(self) -> str:
+        return f"<memoire.Prompts {self.client_id.hex()[:8]} of {', '.join(self.urls)}>"
+
+
+def _rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
+    try:
+        mine, ranks = rank
+    except (TypeError, ValueError):
+        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
+    ranks = whole("rank", ranks, 1, MAX_RANKS)
+    mine = whole("rank", mine, 0, ranks - 1)
+    if ranks > 1 and not session:
+        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
+        raise ParameterError("session", session, expected)
+    return mine, ranks
+
+
+def _hello(prompts: Prompts) -> messages.Hello:
+    """What a user of prompts says of itself. Called inside of its thread."""
+    return messages.Hello(
+        role="prompts",
+        table=prompts._asked_table,
+        software=SOFTWARE,
+        host=socket.gethostname()[:256],
+        name=prompts.name,
+        pid=os.getpid(),
+    )

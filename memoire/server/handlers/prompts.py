@@ -1,0 +1,269 @@
+"""What givers, workers, trainers and listeners of tables of prompts ask. Pure.
+
+    PROMPTS  counts, list, fetch, payloads                      nothing is changed
+    ANSWERS  lease, renew, answer, amend, fail, release         a worker's, and those of reward models
+    GROUPS   add, ..., draw, commit, rewind                     a giver's and a trainer's
+
+Every call may come any number of times: names of prompts, answers, pieces and steps make it the same one. Nothing here
+changes what the dispatcher's lock guards: a pool has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memoire.errors import ProtocolError
+from memoire.pool.prompts import PromptPool
+from memoire.prompts.columns import checked, joined, lengths_of
+from memoire.prompts.figures import counts_of, figures_of, why_not
+from memoire.prompts.rows import Key, PromptRow, PromptState
+from memoire.prompts.table import PromptTable
+from memoire.server.reply import Reply
+from memoire.server.state import ServerState
+from memoire.wire import messages
+from memoire.wire.frames import MessageHeader
+
+REPLY_PART = 4
+"""A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
+MAX_LISTED = 2000
+"""Prompts of one reply."""
+UNSAVED = ("lease", "renew", "known")
+"""Calls whose replies need not wait for the disk: what is lost of them is asked again."""
+
+
+class PromptsHandler:
+    """Answers those who use tables of prompts."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
+        """Tell how prompts stand, and what they hold."""
+        pool = self._pool_of(header)
+        with pool.held(header.client) as table:
+            if body.call == "counts":
+                return self._reply(table, counts=counts_of(table.book) | figures_of(table))
+            if body.call == "list":
+                return self._list(table, body)
+            return self._fetch(table, body) if body.call == "fetch" else self._payloads(table, body)
+
+    def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
+        """Lease prompts, take answers in, let leases end."""
+        pool, worker = self._pool_of(header), header.client
+        with pool.held(worker) as table:
+            if body.call == "lease":
+                return self._lease(table, worker, body, pool.now())
+            if body.call in ("renew", "release"):
+                return self._keep_leases(table, worker, body, pool.now())
+            return self._answer(table, body, memoryview(payload or b"").cast("B"))
+
+    def lead(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
+        """Take prompts in, hand groups out, commit and rewind."""
+        pool = self._pool_of(header)
+        with pool.held(header.client) as table:
+            if body.call == "add":
+                return self._add(table, body, memoryview(payload or b"").cast("B"))
+            if body.call == "draw":
+                return self._draw(table, body, pool.now())
+            return self._order(table, body)
+
+    # What nobody changes
+
+    def _list(self, table: PromptTable, body: messages.Prompts) -> Reply:
+        cursors = table.book.facts.cursors
+        since = cursors.get(body.consumer, 0) if body.is_going_on else body.since
+        if body.consumer and not body.is_going_on and cursors.get(body.consumer) != since:
+            cursors[body.consumer], table.book.has_new_facts = since, True
+        rows = list(itertools.islice(table.rows(body.states, body.tags, since), min(body.most, MAX_LISTED)))
+        told = [_facts_of(row) for row in rows]
+        return self._reply(table, prompts=told, cursor=rows[-1].changed if rows else since)
+
+    def _fetch(self, table: PromptTable, body: messages.Prompts) -> Reply:
+        told: list[messages.AnswerColumns] = []
+        parts: list[bytes] = []
+        size, limit, answered = 0, self._state.limits.message_bytes // REPLY_PART, 0
+        for place, key in enumerate(body.keys):
+            if size > limit:
+                break
+            row = table.book.rows.get(_key_of(key))
+            for index in [] if row is None else row.group if row.has_columns else []:
+                assert row is not None
+                raw = table.columns(row, index, body.columns)
+                parts.append(joined(raw))
+                size += len(parts[-1])
+                mask, lengths = sum(1 << column for column in raw), lengths_of(table.schema, raw)
+                version = max(0, row.answers[index].version)
+                told.append(messages.AnswerColumns(place, index, version, mask, lengths, len(parts[-1])))
+            answered = place + 1
+        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered)
+
+    def _payloads(self, table: PromptTable, body: messages.Prompts) -> Reply:
+        parts: list[bytes] = []
+        for key in body.keys:
+            if sum(map(len, parts)) > self._state.limits.message_bytes // REPLY_PART:
+                break
+            parts.append(table.store.payload(table.book.find(_key_of(key)).key))
+        return self._reply(table, payload=b"".join(parts), sizes=list(map(len, parts)), answered=len(parts))
+
+    # Workers
+
+    def _lease(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
+        facts: dict[str, Any] = {"count": min(body.count, MAX_LISTED), "seconds": body.seconds, "version": body.version}
+        rows, why = table.lease(worker, now, having=body.leases, **facts)
+        payloads = [table.store.payload(row.key) for row in rows]
+        told = [_lease_of(row, now, len(data)) for row, data in zip(rows, payloads, strict=True)]
+        return self._reply(table, payload=b"".join(payloads), leases=told, wait=why, done=len(rows), is_saved=True)
+
+    def _keep_leases(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
+        flags = bytearray()
+        for number in body.leases:
+            if body.call == "renew":
+                flags.append(table.leases.renew(worker, number, now, body.seconds or None) > 0.0)
+            else:
+                flags.append(table.leases.release(worker, number))
+        return self._reply(table, flags=bytes(flags), done=sum(flags), is_saved=body.call == "renew")
+
+    def _answer(self, table: PromptTable, body: messages.Answers, data: memoryview) -> Reply:
+        _check_size([piece.bytes for piece in body.pieces], data)
+        rows = [table.book.find((piece.dataset, piece.epoch, piece.index)) for piece in body.pieces]
+        come, begin = [], 0
+        for piece in body.pieces:  # all are checked before the first one counts
+            part = data[begin : begin + piece.bytes]
+            begin += piece.bytes
+            come.append({} if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
+        flags = bytearray()
+        for row, piece, raw in zip(rows, body.pieces, come, strict=True):
+            if body.call == "fail":
+                outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
+            elif body.call == "amend":
+                outcome = table.amend(row, piece.answer, raw)
+            else:
+                facts: dict[str, Any] = {"piece": piece.piece, "is_last": piece.is_last, "version": piece.version}
+                outcome = table.answer(row, piece.lease, piece.answer, raw, **facts)
+            flags.append(("taken", "repeated", "late").index(outcome))
+        return self._reply(table, flags=bytes(flags), done=flags.count(0))
+
+    # Givers and trainers
+
+    def _add(self, table: PromptTable, body: messages.Groups, data: memoryview) -> Reply:
+        sizes = [each.bytes for each in body.new]
+        _check_size(sizes, data)
+        ends = itertools.accumulate(sizes)
+        payloads = [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        keys = [(body.dataset, body.epoch, each.index) for each in body.new]
+        facts: dict[str, Any] = {"is_evaluation": body.is_evaluation, "tags": body.tags}
+        new = table.add(keys, payloads, priority=body.priority, **facts)
+        return self._reply(table, flags=bytes(new), done=sum(new))
+
+    def _order(self, table: PromptTable, body: messages.Groups) -> Reply:
+        if body.call == "known":
+            return self._reply(table, flags=bytes(map(table.book.knows, _keys_of(body))), is_saved=True)
+        done = self._changes[body.call](self, table, body)
+        return self._reply(table, done=done)
+
+    def _cancel(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.cancel(_keys_of(body))
+
+    def _prioritise(self, table: PromptTable, body: messages.Groups) -> int:
+        rows = [table.book.rows[key] for key in _keys_of(body) if key in table.book.rows]
+        for row in rows:
+            table.book.prioritise(row, body.priority)
+        return len(rows)
+
+    def _finish(self, table: PromptTable, body: messages.Groups) -> int:
+        table.book.finish(body.dataset, body.epoch)
+        return 1
+
+    def _forget(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.forget(body.dataset, body.epoch)
+
+    def _share(self, table: PromptTable, body: messages.Groups) -> int:
+        table.book.share_out(body.shares)
+        return len(body.shares)
+
+    def _model(self, table: PromptTable, body: messages.Groups) -> int:
+        table.saw_model(body.version or 0)
+        return 0
+
+    def _commit(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.commit(body.step, body.session)
+
+    def _rewind(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.rewind(-1 if body.is_before_first else body.step, body.session, body.version)
+
+    def _score(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.steps.update_scores(dict(zip(_keys_of(body), body.values, strict=False)))
+
+    _changes: dict[str, Callable[[PromptsHandler, PromptTable, messages.Groups], int]] = {
+        "cancel": _cancel, "prioritise": _prioritise, "finish": _finish, "forget": _forget, "shares": _share,
+        "model": _model, "commit": _commit, "rewind": _rewind, "score": _score,
+    }  # fmt: skip
+
+    def _draw(self, table: PromptTable, body: messages.Groups, now: float) -> Reply:
+        facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
+        found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
+        plan = table.plans.get(body.step)
+        if found is None:
+            why = why_not(table, body.count or body.wanted, now)
+            return self._reply(
+                table, wait=why, plan=plan, counts={"ready": len(table.book.ready)}, is_saved=body.plan is None
+            )
+        if not table.steps.is_kept(found):
+            text = f"the columns of step {body.step} were let go: step {table.book.facts.committed} is committed"
+            raise ProtocolError("missing", text)
+        groups = [_group_of(table.book.rows[key], None) for key in found.keys]
+        for key, importance in zip(found.replayed, found.importance, strict=True):
+            groups.append(_group_of(table.book.rows[key], importance))
+        counts = {"ready": len(table.book.ready)}
+        return self._reply(table, groups=groups, plan=plan, is_closed=found.is_closed, counts=counts)
+
+    # Replies
+
+    def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
+        committed = table.book.facts.committed
+        facts: dict[str, Any] = {"epoch": self._state.epoch, "committed": None if committed < 0 else committed}
+        is_empty = not table.book.rows and not table.book.forgotten
+        body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
+        return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
+
+    def _pool_of(self, header: MessageHeader) -> PromptPool:
+        table = self._state.tables.numbered(header.table)
+        if header.fingerprint:
+            table.check_fingerprint(header.fingerprint)
+        if not isinstance(table.pool, PromptPool):
+            raise ProtocolError("table", f"{table.name!r} stores {table.storage}; {header.type.name} is for prompts")
+        return table.pool
+
+
+def _key_of(key: messages.PromptKey) -> Key:
+    return key.dataset, key.epoch, key.index
+
+
+def _keys_of(body: messages.Groups) -> Iterator[Key]:
+    return map(_key_of, body.keys)
+
+
+def _check_size(sizes: list[int], data: memoryview) -> None:
+    if sum(sizes) != len(data):
+        raise ProtocolError("container", f"rows of {sum(sizes)} bytes in a payload of {len(data)}")
+
+
+def _facts_of(row: PromptRow) -> messages.PromptFacts:
+    columns = [each.columns if each.is_whole or each.columns else 0 for each in row.answers]
+    return messages.PromptFacts(
+        *row.key, int(row.state), row.reason, row.step, row.priority, row.score, row.version, row.tokens, row.attempts,
+        row.is_evaluation, row.tags, columns if row.state is not PromptState.DROPPED else [],
+    )  # fmt: skip
+
+
+def _lease_of(row: PromptRow, now: float, size: int) -> messages.LeasedPrompt:
+    left = max(0.0, row.until - now)
+    return messages.LeasedPrompt(*row.key, row.lease, left, row.missing, row.is_evaluation, row.tags, size)
+
+
+def _group_of(row: PromptRow, importance: float | None) -> messages.GroupFacts:
+    is_replayed = importance is not None
+    weight = 1.0 if importance is None else importance
+    return messages.GroupFacts(*row.key, row.group, row.tokens, row.version, row.score, weight, is_replayed)

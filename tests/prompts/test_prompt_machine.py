@@ -1,0 +1,262 @@
+"""A table of prompts against a slow and obvious one: any order of calls, with restarts in between."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from memoire.errors import ProtocolError
+from memoire.prompts.columns import raw_columns
+from memoire.prompts.figures import counts_of
+from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.saving import restore, take_changes
+from memoire.prompts.table import PromptTable
+from memoire.replay.row_schema import RowSchema
+from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
+
+SCHEMA = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
+GROUP, AT_LEAST = 3, 2
+WORKERS = (b"a" * 16, b"b" * 16)
+
+
+class PromptMachine(RuleBasedStateMachine):
+    @initialize(on_stale=st.sampled_from(["drop", "wait"]))
+    def begin(self, on_stale):
+        self.rules = PromptRules(
+            group=GROUP, at_least=AT_LEAST, required=3, max_model_lag=LAG, on_stale=on_stale, lease=LEASE,
+            attempts=ATTEMPTS, keep=KEEP,
+        )  # fmt: skip
+        self.table, self.model = PromptTable(SCHEMA, self.rules), ModelTable(GROUP, AT_LEAST, on_stale)
+        self.table.store.saves, self.disk = {}, {}
+        self.now, self.leases, self.step, self.rewinds = 0.0, [], 0, 0
+        self.table.steps.enter("s0")
+        self.model.session = "s0"
+        self.add(range(8), 0, 0.0)
+
+    @rule(
+        indexes=st.lists(st.integers(0, 20), max_size=6), epoch=st.integers(0, 1), priority=st.sampled_from([0.0, 1.0])
+    )
+    def add(self, indexes, epoch, priority):
+        for index in indexes:
+            self.add_one(("d", epoch, index), priority, index % 7 == 0)
+
+    def add_one(self, key, priority, is_evaluation):
+        if key[:2] in self.model.finished and not is_evaluation:
+            return
+        new = self.table.add([key], [b"p%d" % key[2]], priority=priority, is_evaluation=is_evaluation)
+        assert new == [self.model.add(key, priority, is_evaluation)]
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lease(self, worker):
+        having = [each.number for each in self.leases if each.worker == worker]
+        rows, why = self.table.lease(worker, self.now, having=having)
+        model = self.model.lease(worker, self.now, rows[0].lease if rows else 0)
+        assert [row.key for row in rows] == ([] if model is None else [model.key])
+        assert bool(why) == (not rows)
+        for row in rows:
+            assert row.missing == self.model.missing(model)
+            self.leases.append(HeldLease(row.key, row.lease, worker))
+
+    @rule(
+        count=st.integers(1, 4), versions=st.lists(st.integers(0, 6), min_size=GROUP, max_size=GROUP), cut=st.booleans()
+    )
+    def answer_whole_prompts(self, count, versions, cut):
+        for _ in range(count):
+            before = len(self.leases)
+            self.lease(WORKERS[0])
+            for lease in self.leases[before:]:
+                for index in self.table.book.rows[lease.key].missing:
+                    self.answer_one(lease, index, versions[index], True, cut)
+
+    @rule(
+        data=st.data(),
+        index=st.integers(0, GROUP - 1),
+        version=st.integers(0, 6),
+        scored=st.booleans(),
+        cut=st.booleans(),
+    )
+    def answer(self, data, index, version, scored, cut):
+        if self.leases:
+            lease = data.draw(st.sampled_from(self.leases[-8:]))
+            if lease.key in self.model.prompts:
+                self.answer_one(lease, index, version, scored, cut)
+
+    def answer_one(self, lease, index, version, scored, cut):
+        row, model = self.table.book.rows[lease.key], self.model.prompts[lease.key]
+        if lease.number < row.answers[index].lease:
+            cut = False
+        columns = {"tokens": np.arange(index + 3, dtype=np.int32)} | ({"reward": np.float32(1.0)} if scored else {})
+        raw = raw_columns(SCHEMA, columns)
+        facts = {"version": version}
+        if cut and index in self.model.missing(model):
+            first = raw_columns(SCHEMA, {"tokens": columns["tokens"][:2]})
+            assert self.table.answer(row, lease.number, index, first, piece=0, is_last=False, **facts) == "taken" or (
+                model.state not in ("waiting", "leased")
+            )
+            raw = raw_columns(SCHEMA, columns | {"tokens": columns["tokens"][2:]})
+            facts["piece"] = 1
+        counts = self.model.answer(model, index, version, 1.0 if scored else None)
+        assert (self.table.answer(row, lease.number, index, raw, **facts) == "taken") == counts
+        if counts and row.has_columns:
+            there = self.table.store.columns(row.key, index)
+            assert there[0] == columns["tokens"].tobytes()
+
+    @rule(data=st.data(), index=st.integers(0, GROUP - 1))
+    def amend(self, data, index):
+        if self.model.prompts:
+            key = data.draw(st.sampled_from(sorted(self.model.prompts)))
+            if index not in self.model.prompts[key].answers:
+                return
+            self.table.amend(self.table.book.rows[key], index, raw_columns(SCHEMA, {"reward": np.float32(0.5)}))
+            self.model.amend(self.model.prompts[key], index, 0.5)
+
+    @rule(data=st.data(), index=st.integers(0, GROUP - 1), is_again=st.booleans())
+    def fail(self, data, index, is_again):
+        if self.leases:
+            lease = data.draw(st.sampled_from(self.leases[-8:]))
+            if lease.key in self.model.prompts:
+                self.table.fail(self.table.book.rows[lease.key], lease.number, index, "too long", is_again)
+                self.model.fail(self.model.prompts[lease.key], lease.number, index, is_again)
+
+    @rule(data=st.data())
+    def release(self, data):
+        if self.leases:
+            lease = data.draw(st.sampled_from(self.leases[-8:]))
+            done = self.table.leases.release(lease.worker, lease.number)
+            model = self.model.prompts.get(lease.key)
+            assert done == (model is not None and model.lease == lease.number)
+            if done:
+                model.attempts -= 1
+                self.model.end(model)
+                model.state = "waiting"
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
+    def wait(self, seconds):
+        self.now += seconds
+        self.table.expire(self.now)
+        self.model.expire(self.now)
+
+    @rule(data=st.data(), priority=st.sampled_from([0.0, 1.0]))
+    def order(self, data, priority):
+        if self.model.prompts:
+            key = data.draw(st.sampled_from(sorted(self.model.prompts)))
+            self.table.book.prioritise(self.table.book.rows[key], priority)
+            self.model.prompts[key].priority = priority
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.model.prompts:
+            key = data.draw(st.sampled_from(sorted(self.model.prompts)))
+            model = self.model.prompts[key]
+            is_open = model.state not in ("drawn", "committed", "dropped")
+            assert self.table.cancel([key]) == is_open
+            if is_open:
+                self.model.drop(model, "cancelled")
+
+    @rule(version=st.integers(0, 6))
+    def see_model(self, version):
+        self.table.saw_model(version)
+        self.model.newest = max(self.model.newest, version)
+
+    @rule(count=st.integers(1, 3), again=st.booleans())
+    def draw(self, count, again):
+        self.draw_one(count, again)
+
+    @rule(steps=st.integers(1, 3), count=st.integers(1, 2), commits=st.booleans())
+    def train(self, steps, count, commits):
+        for _ in range(steps):
+            self.draw_one(count, False)
+            if commits:
+                self.commit(0)
+
+    def draw_one(self, count, again):
+        step = max(self.step - again, self.model.committed + 1)
+        found = self.table.draw(step, count, self.model.session)
+        expected = self.model.draw(step, count if step not in self.table.steps.steps or not found else len(found.keys))
+        assert (None if found is None else found.keys) == expected
+        self.step = max(self.step, step + (expected is not None))
+
+    @rule(ahead=st.integers(0, 2))
+    def commit(self, ahead):
+        step = max(0, self.step - 1 - ahead)
+        self.table.commit(step, self.model.session)
+        self.model.commit(step)
+
+    @rule(back=st.integers(0, 3))
+    def rewind(self, back):
+        step = max(-1, self.step - 1 - back)
+        former, self.rewinds = self.model.session, self.rewinds + 1
+        self.table.rewind(step, f"s{self.rewinds}")
+        self.model.rewind(step, f"s{self.rewinds}")
+        self.step = step + 1
+        with pytest.raises(ProtocolError, match="this trainer is over"):
+            self.table.draw(self.step, 1, former)
+        assert self.table.rewind(0, f"s{self.rewinds}") == 0
+
+    @rule(epoch=st.integers(0, 1), luck=st.integers(0, 9))
+    def finish(self, epoch, luck):
+        if luck:
+            return
+        self.table.book.finish("d", epoch)
+        self.model.finished.add(("d", epoch))
+
+    @rule(epoch=st.integers(0, 1), luck=st.integers(0, 2))
+    def forget(self, epoch, luck):
+        if luck:
+            return
+        expected = self.model.forget("d", epoch)
+        if expected is None:
+            with pytest.raises(ProtocolError, match="not over yet"):
+                self.table.forget("d", epoch)
+        else:
+            assert self.table.forget("d", epoch) == expected
+
+    @rule(is_saved=st.just(True))
+    def restart(self, is_saved):
+        for kind, key, body in take_changes(self.table):
+            if body is None:
+                self.disk.pop((kind, key), None)
+            else:
+                self.disk[kind, key] = body
+        first = next(self.table.book.numbers) + 1000
+        self.table = PromptTable(SCHEMA, self.rules, first=first)
+        self.table.store.saves = {}
+        restore(self.table, ((kind, key, body) for (kind, key), body in sorted(self.disk.items())), self.now)
+        for model in self.model.of("leased"):
+            model.until = self.now + LEASE
+
+    @invariant()
+    def the_states_are_those_of_the_model(self):
+        if not hasattr(self, "table"):
+            return
+        self.table.check_invariants()
+        rows = self.table.book.rows
+        assert rows.keys() == self.model.prompts.keys()
+        for key, model in self.model.prompts.items():
+            row = rows[key]
+            assert (row.state.name.lower(), row.reason, row.step) == (model.state, model.reason, model.step), key
+            assert (row.attempts, row.lease, row.has_columns) == (model.attempts, model.lease, model.has_columns), key
+        counts = counts_of(self.table.book)
+        assert sum(counts.values()) == len(rows) + sum(self.model.forgotten.values())
+        ready = sum(not each.is_evaluation for each in self.model.of("ready"))
+        assert len(self.table.book.ready) == ready
+        open_states = ("waiting", "leased", "answered")
+        assert self.table.book.pending == sum(not each.is_evaluation for each in self.model.of(*open_states))
+
+
+class HeldLease:
+    """A lease that a worker has, or had."""
+
+    def __init__(self, key, number, worker):
+        self.key, self.number, self.worker = key, number, worker
+
+
+TestPrompts = PromptMachine.TestCase
+TestPrompts.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_states_have_the_names_that_counts_use():
+    assert [state.name.lower() for state in PromptState] == [
+        "waiting", "leased", "answered", "ready", "drawn", "committed", "dropped"
+    ]  # fmt: skip

@@ -1,0 +1,320 @@
+"""`memoire.Prompts` over sockets: givers, workers, trainers of several ranks, several servers, restarts and snapshots."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
+
+COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
+ANY = "tcp://127.0.0.1:*"
+
+
+def table(**settings):
+    return memoire.Table(COLUMNS, storage="prompts", **{"group": 2, "lease": 30.0, **settings})
+
+
+def answer_all(prompts, count=1 << 20, version=0, timeout=0.2):
+    """Answer what waits, at most so many prompts."""
+    done = 0
+    while done < count:
+        try:
+            leases = prompts.lease(min(8, count - done), timeout=timeout)
+        except MemoireTimeout:
+            return done
+        for lease in leases:
+            size = lease.index + 1
+            prompts.answers(
+                lease, {i: {"tokens": np.full(size, lease.index), "reward": float(i)} for i in lease.missing}, version
+            )
+            done += 1
+    return done
+
+
+@pytest.fixture
+def server():
+    with memoire.Server(ANY, tables={"t": table()}) as made:
+        yield made
+
+
+@pytest.fixture
+def prompts(server):
+    with memoire.Prompts(server.endpoint, "t", timeout=10.0) as made:
+        yield made
+
+
+def test_every_prompt_is_trained_on_once_and_the_last_step_is_shorter(prompts):
+    assert prompts.add({i: f"p{i}" for i in range(7)}, "d") == 7
+    assert prompts.add({3: "again", 7: "new"}, "d") == 1
+    prompts.finish("d")
+    assert answer_all(prompts) == 8
+    steps = []
+    for step in prompts.groups(3):
+        steps.append(step)
+        prompts.commit(step.step)
+    assert [len(step.keys) for step in steps] == [3, 3, 2]
+    assert sorted(key[2] for step in steps for key in step.keys) == list(range(8))
+    assert prompts.counts()["committed"] == 8
+    with pytest.raises(EpochOver, match="no group for step 3"):
+        prompts.draw(3, 3)
+    with pytest.raises(Refused, match="epoch 0 of data set 'd' is finished"):
+        prompts.add({9: ""}, "d")
+
+
+def test_a_step_has_its_answers_packed_and_padded(prompts):
+    prompts.add({0: "", 2: ""}, "d")
+    answer_all(prompts)
+    step = prompts.draw(0, 2)
+    assert step["tokens"].lengths.tolist() == [1, 1, 3, 3] and step["reward"].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert step.group.tolist() == [0, 0, 1, 1] and step.answer.tolist() == [0, 1, 0, 1] and step.tokens == 8
+    packed = step.packed()
+    assert packed["tokens"].tolist() == [0, 0, 2, 2, 2, 2, 2, 2] and packed.starts.tolist() == [0, 1, 2, 5, 8]
+    assert packed.positions.tolist() == [0, 0, 0, 1, 2, 0, 1, 2] and packed.segment.tolist() == [0, 1, 2, 2, 2, 3, 3, 3]
+    padded = step.padded()
+    assert padded["tokens"].shape == (4, 3) and padded["is_token"].sum() == 8
+    assert "tokens" in step and "logprob" not in step
+    with pytest.raises(NoSuchField):
+        step["logprob"]
+
+
+def test_waits_end_at_their_timeouts_and_say_why(prompts):
+    with pytest.raises(MemoireTimeout, match="No prompt was given yet"):
+        prompts.lease(timeout=0.05)
+    prompts.add({0: "", 1: ""}, "d")
+    lease = prompts.lease()[0]
+    with pytest.raises(MemoireTimeout, match=r"0 of 1 groups ready: 1 leased, the oldest by worker \w+ .*, 1 waiting"):
+        prompts.draw(0, 1, timeout=0.05)
+    prompts.answers(lease, {i: {"tokens": [1]} for i in lease.missing})
+    with pytest.raises(MemoireTimeout, match=r"1 answered without all required columns \(tokens, reward\)"):
+        prompts.draw(0, 1, timeout=0.05)
+    assert prompts.amend(lease.key, 0, {"reward": 1.0}) and prompts.amend(lease.key, 1, {"reward": 0.0})
+    assert prompts.draw(0, 1).keys == [lease.key]
+    assert not prompts.amend(lease.key, 0, {"reward": 9.0})
+
+
+def test_a_lost_lease_comes_back_and_one_that_ended_is_anothers(server):
+    with (
+        memoire.Prompts(server.endpoint, "t", timeout=10.0) as one,
+        memoire.Prompts(server.endpoint, "t", timeout=10.0) as other,
+    ):
+        one.add({0: "payload"}, "d")
+        lease = one.lease(seconds=0.05)[0]
+        assert lease.payload == b"payload" and lease.missing == (0, 1)
+        one.answer(lease, 0, {"tokens": [1], "reward": 1.0})
+        again = other.lease(timeout=5.0)[0]
+        assert again.key == lease.key and again.missing == (1,) and again.number > lease.number
+        assert not one.renew(lease) and other.renew(again)
+        assert one.answer(lease, 1, {"tokens": [2], "reward": 0.0})  # whoever is first
+        assert not other.answer(again, 1, {"tokens": [3], "reward": 0.0})
+        assert one.draw(0, 1)["tokens"].values.tolist() == [1, 2] and one.figures()["late"] == 1
+
+
+def test_long_answers_come_in_pieces_and_old_groups_are_known_by_the_oldest(prompts):
+    prompts.add({0: ""}, "d")
+    lease = prompts.lease()[0]
+    prompts.answer(lease, 0, {"tokens": [1, 2]}, version=3, last=False)
+    prompts.answer(lease, 0, {"tokens": [3], "reward": 1.0}, version=5)
+    huge = np.arange(500_000)
+    prompts.answer(lease, 1, {"tokens": huge, "reward": 0.0}, version=4)  # larger than one request may be
+    step = prompts.draw(0, 1)
+    assert step["tokens"][0].tolist() == [1, 2, 3] and (step["tokens"][1] == huge).all()
+    assert step.version.tolist() == [3, 4]
+    with pytest.raises(EntryError, match="reward"):
+        prompts.answer(lease, 0, {"reward": "good"})
+    with pytest.raises(Refused, match="answer 2 to a prompt that has answers 0 to 1"):
+        prompts.answer(lease, 2, {"reward": 1.0})
+
+
+def test_ranks_draw_disjoint_parts_and_the_same_again_after_a_restart(server):
+    with memoire.Prompts(server.endpoint, "t", timeout=10.0) as giver:
+        giver.add(dict.fromkeys(range(16), ""), "d")
+        answer_all(giver)
+    ranks = [memoire.Prompts(server.endpoint, "t", rank=(i, 2), session="life 1", timeout=10.0) for i in range(2)]
+    parts = [rank.draw(0, 8) for rank in ranks]
+    drawn = [index for part in parts for _, _, index in part.keys]
+    assert sorted(drawn) == list(range(8)) and [len(part.keys) for part in parts] == [4, 4]
+    assert parts[0].rank_tokens == parts[1].rank_tokens == (parts[0].tokens, parts[1].tokens)
+    again = memoire.Prompts(server.endpoint, "t", rank=(1, 2), session="life 1", timeout=10.0)
+    assert again.draw(0, 8).keys == parts[1].keys
+    with pytest.raises(MemoireTimeout, match="Rank 0 has not drawn step 1 yet"):
+        again.draw(1, 8, timeout=0.05)
+    for each in (*ranks, again):
+        each.close()
+    with pytest.raises(ParameterError, match="session"):
+        memoire.Prompts(server.endpoint, "t", rank=(0, 2))
+
+
+def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server):
+    one, two = (memoire.Prompts(server.endpoint, "t", timeout=10.0) for _ in range(2))
+    one.add(dict.fromkeys(range(8), ""), "d")
+    one.finish("d")
+    answer_all(one)
+    keys = [one.draw(step, 2).keys for step in range(3)]
+    one.commit(0)
+    assert two.resume(1) == 2  # step 1 is committed by that, step 2 comes back
+    counts = two.counts()
+    assert (counts["committed"], counts["drawn"], counts["ready"]) == (4, 0, 4)
+    assert two.draw(2, 2).keys == keys[2]
+    with pytest.raises(Refused, match=r"session .* ended when session .* began by a rewind"):
+        one.draw(2, 2)
+    with pytest.raises(Refused, match="session"):
+        one.commit(2)
+    assert two.rewind(-1, version=0) == 0
+    assert two.counts()["ready"] == 8 and two.draw(0, 2).keys == keys[0]
+    one.close()
+    two.close()
+
+
+def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledged(tmp_path):
+    address = f"ipc://{tmp_path}/server"
+    server = memoire.Server(address, tables={"t": table()}, state_dir=tmp_path / "state", name="s")
+    with memoire.Prompts(address, "t", timeout=20.0) as prompts:
+        prompts.add({i: f"p{i}" for i in range(6)}, "d", tags={"level": "hard"})
+        answer_all(prompts, 4)
+        lease = prompts.lease()[0]
+        prompts.answer(lease, 0, {"tokens": [1, 2]}, last=False)
+        drawn = prompts.draw(0, 2).keys
+        prompts.commit(0)
+        further = prompts.draw(1, 1).keys
+        before = prompts.list()[0]
+        server.close()
+        with memoire.Server(address, tables={"t": table()}, state_dir=tmp_path / "state", name="s"):
+            after = {each.key: each for each in prompts.list()[0]}
+            assert {each.key: each.state for each in before} == {key: each.state for key, each in after.items()}
+            assert all(each.tags == {"level": "hard"} for each in after.values())
+            assert prompts.draw(1, 1).keys == further and drawn != further
+            assert prompts.payload(("d", 0, 3)) == b"p3"
+            prompts.answer(lease, 0, {"tokens": [3], "reward": 1.0}, piece=1)
+            prompts.answer(lease, 1, {"tokens": [4], "reward": 1.0})
+            assert prompts.fetch([lease.key])[lease.key]["tokens"][0].tolist() == [1, 2, 3]
+
+
+def test_several_servers_share_prompts_and_each_is_trained_on_once():
+    servers = [memoire.Server(ANY, tables={"t": table()}, name=f"s{i}") for i in range(3)]
+    with memoire.Prompts([each.endpoint for each in servers], "t", timeout=10.0) as prompts:
+        assert (
+            prompts.add(dict.fromkeys(range(40), ""), "d") == 40 and prompts.add(dict.fromkeys(range(40), ""), "d") == 0
+        )
+        prompts.finish("d")
+        held = [each.prompts().counts()["waiting"] for each in servers]
+        assert sum(held) == 40 and min(held) > 0
+        worker = threading.Thread(target=answer_all, args=(prompts,), kwargs={"timeout": 2.0})
+        worker.start()
+        trained = [key for step in prompts.groups(6) for key in (step.keys, prompts.commit(step.step))[0]]
+        worker.join()
+        assert sorted(index for _, _, index in trained) == list(range(40))
+        assert prompts.counts()["committed"] == 40
+    for each in servers:
+        each.close()
+
+
+def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
+    with memoire.Server(ANY, tables={"t": table()}, state_dir=tmp_path / "one", name="s") as server:
+        prompts = server.prompts()
+        prompts.add({i: f"p{i}" for i in range(20)}, "d")
+        answer_all(prompts, 12)
+        for step in range(3):
+            prompts.draw(step, 2)
+        prompts.commit(0)
+        path = server.snapshot(tmp_path / "all.snapshot").path
+    servers = [memoire.Server(ANY, tables={"t": table()}, name=f"n{i}") for i in range(2)]
+    for place, each in enumerate(servers):
+        each.restore([path], part=(place, 2))
+    with memoire.Prompts([each.endpoint for each in servers], "t", timeout=10.0) as prompts:
+        with pytest.raises(Refused, match="restored from a snapshot"):
+            prompts.draw(1, 2)
+        assert prompts.resume(0) == 1
+        counts = prompts.counts()
+        assert (counts["committed"], counts["ready"], counts["waiting"]) == (2, 10, 8)
+        answer_all(prompts)
+        prompts.finish("d")
+        assert sum(len(step.keys) for step in prompts.groups(4, first=1)) == 18
+        assert prompts.payload(("d", 0, 19)) == b"p19"
+    for each in servers:
+        each.close()
+
+
+def test_listeners_go_on_where_they_were(prompts):
+    prompts.add(dict.fromkeys(range(3), ""), "d", tags={"level": "hard"})
+    prompts.add({9: ""}, "d", evaluation=True)
+    found, cursor = prompts.list(consumer="reward model")
+    assert len(found) == 4 and {each.state for each in found} == {"waiting"}
+    assert prompts.list(since=cursor, consumer="reward model")[0] == []
+    answer_all(prompts, 1)
+    changed, _ = prompts.list("ready", consumer="reward model")
+    assert [each.key for each in changed] == [("d", 0, 0)] and changed[0].columns == (("tokens", "reward"),) * 2
+    assert len(prompts.list(tags={"level": "hard"})[0]) == 3
+    answer_all(prompts)
+    prompts.finish("d")
+    assert sum(len(step.keys) for step in prompts.groups(8)) == 3  # one is for evaluation
+    assert prompts.fetch([("d", 0, 9)])["d", 0, 9]["reward"].tolist() == [0.0, 1.0]
+
+
+def test_dead_groups_are_dropped_and_informative_ones_replayed():
+    settings = {"score": "variance", "drop_dead": True, "replay_limit": 8, "keep": 0}
+    with memoire.Server(ANY, tables={"t": table(**settings)}) as server:
+        prompts = server.prompts()
+        prompts.add(dict.fromkeys(range(12), ""), "d")
+        for lease in prompts.lease(12):
+            rewards = (1.0, 1.0) if lease.index % 3 == 0 else (0.0, 1.0)
+            prompts.answers(lease, {i: {"tokens": [1], "reward": rewards[i]} for i in lease.missing})
+        assert prompts.counts()["dropped"] == 4 and server.stats().tables["t"].prompts.dead == 4
+        first = prompts.draw(0, 4)
+        prompts.commit(0)
+        step = prompts.draw(1, 4, replay=0.5)
+        assert step.is_replayed.tolist() == [False, False, True, True]
+        assert {key for key, old in zip(step.keys, step.is_replayed, strict=True) if old} <= set(first.keys)
+        assert step.weights.max() == 1.0 and step.update_scores([0.5] * 4) == 4
+        assert prompts.counts()["drawn"] == 2
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "wait", "pace"])
+def test_groups_that_are_too_old_are_not_handed_out(on_stale):
+    with memoire.Server(ANY, tables={"t": table(max_model_lag=1, on_stale=on_stale)}) as server:
+        prompts = server.prompts()
+        prompts.add(dict.fromkeys(range(4), ""), "d")
+        if on_stale == "pace":
+            with pytest.raises(MemoireTimeout, match="waits for the first draw"):
+                prompts.lease(timeout=0.05)
+            with pytest.raises(MemoireTimeout):
+                prompts.draw(0, 1, timeout=0.05)
+            assert answer_all(prompts, version=1) == 2  # (1 + max_model_lag) steps of one group
+            return
+        answer_all(prompts, version=1)
+        prompts.saw_model(3)
+        with pytest.raises(MemoireTimeout, match="4 were too old"):
+            prompts.draw(0, 4, timeout=0.05)
+        counts = prompts.counts()
+        assert (counts["dropped"], counts["waiting"]) == ((4, 0) if on_stale == "drop" else (0, 4))
+        with pytest.raises(MemoireTimeout, match="a lease needs model 2"):
+            prompts.lease(version=1, timeout=0.05)
+
+
+def test_settings_that_do_not_fit_are_refused_by_name(server):
+    for settings, word in (
+        ({"at_least": 3}, "at_least"), ({"required": ["logp"]}, "required"), ({"score": "best"}, "score"),
+        ({"on_stale": "wait"}, "on_stale"), ({"drop_dead": True}, "drop_dead"), ({"lease": 0.0}, "lease"),
+        ({"min_size": 5}, "min_size"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=word):
+            table(**settings)
+    with pytest.raises(ParameterError, match="it is for storage='prompts'"):
+        memoire.Table({"obs": np.float32, "reward": np.float32}, group=8)
+    with memoire.Server(ANY, {"obs": np.float32}) as other:
+        with pytest.raises(ParameterError, match="table 'default' is for memoire.connect"):
+            memoire.Prompts(other.endpoint, timeout=10.0)
+        with pytest.raises(ParameterError, match="storage"):
+            other.prompts()
+
+
+def test_the_terminal_shows_how_prompts_stand(server, prompts, capsys):
+    from memoire.cli.main import main
+
+    prompts.add(dict.fromkeys(range(3), ""), "d")
+    prompts.lease()
+    assert main(["prompts", server.endpoint]) == 0
+    shown = capsys.readouterr().out
+    assert f"table 't' at {server.name}: 3 prompts" in shown
+    assert [line.split() for line in shown.splitlines()[1:3]] == [["waiting", "2"], ["leased", "1"]]
