@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .book import PromptBook
 from .rows import PromptState
-
-if TYPE_CHECKING:
-    from .table import PromptTable
+from .table import PromptTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,10 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
         ),
         ({"server": {"capacity": True}}, "server.capacity must be a number, got True"),
         ({"server": {"snapshot-every": "soon"}}, "server.snapshot-every must be a number, got 'soon'"),
-        ({"server": {"storage": "tapes"}}, "server.storage must be one of caches, episodes, rollouts, got 'tapes'"),
+        (
+            {"server": {"storage": "tapes"}},
+            "server.storage must be one of caches, episodes, rollouts, prompts, got 'tapes'",
+        ),
         ({"server": {"name": ["a"]}}, "server.name must be text, got ['a']"),
         ({"server": {"snapshot-caches": "yes"}}, "server.snapshot-caches must be true or false, got 'yes'"),
         ({"server": {"restore": "a"}}, "server.restore must be a list, got 'a'"),
