@@ -46,7 +46,7 @@ help:
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
 	@echo "make test-chart    the Helm chart, rendered by helm"
-	@echo "make test-torch    what needs torch or Stable-Baselines3, installed into $$MEMOIRE_TORCH (build/torch): one gigabyte or more"
+	@echo "make test-torch    what needs torch, Stable-Baselines3, TRL or tensordict, installed into $$MEMOIRE_TORCH (build/torch) and build/language"
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
 	@echo "make protocol      every order of events of small worlds, and each rule taken out with the harm that it does; Spin's models"
@@ -115,10 +115,17 @@ test-chart: setup-dev
 	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
+# TRL and tensordict, with what they need beside torch; half a gigabyte.
+LANGUAGE ?= $(CURDIR)/build/language
+
+$(LANGUAGE)/trl: tests/frameworks/requirements.txt | setup-torch
+	$(BIN)/python -m pip install --quiet --upgrade --target $(LANGUAGE) --no-deps -r tests/frameworks/requirements.txt
+	touch $(LANGUAGE)/trl
+
 # torch is put in front of what .venv has; where it cannot be installed, this fails. Threads of its own would wait for each
 # other.
-test-torch: setup-torch
-	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK_WORKERS) -m torch $(PYTEST_ARGS)
+test-torch: setup-torch $(LANGUAGE)/trl
+	PYTHONPATH=$(MEMOIRE_TORCH):$(LANGUAGE) OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK_WORKERS) -m torch $(PYTEST_ARGS)
 
 # A failing seed prints its schedule, made as short as it can be, and the line that runs it again.
 simulate: setup-dev

@@ -41,6 +41,20 @@ class NotInstalled(MemoireError, ImportError):
         return f"this needs {self.module}, which is not installed: {self.command}"
 
 
+class ProtocolMoved(MemoireError, ImportError):
+    """Another library is installed in a version whose interface is not the one that an adapter was written for."""
+
+    def __init__(self, module: str, version: str, problem: str) -> None:
+        super().__init__(module, version, problem)
+        self.module, self.version, self.problem = module, version, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.module} {self.version} is not what this adapter was written for: {self.problem}. Install a version "
+            f"that it was tried with, or a newer memoire."
+        )
+
+
 class SchemaError(MemoireError, ValueError):
     """A column, role, dtype or shape that a schema cannot have."""
 

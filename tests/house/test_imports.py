@@ -19,9 +19,11 @@ KERNELS = "_kernels"
 """What compiled modules share: headers of C and Cython, which need nothing of memoire."""
 FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
+LATE = ["trl"]
+"""Those of them that need a reader."""
 FOLDERS = [
     "replay", "wire", "prompts", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
-    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "tq", "dashboard", "cli",
+    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "tq", *LATE, "dashboard", "cli",
 ]  # fmt: skip
 ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
 
@@ -54,7 +56,18 @@ WITHOUT_IO = {"replay", "wire", "prompts", "pool", "models", "accounting"}
 KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
-HEAVY = {"minari", "torch", "sb3", "nodes", "cli", "rl", "tmrl", "tq", "dashboard"}  # may need extras at import time
+HEAVY = {
+    "minari",
+    "torch",
+    "sb3",
+    "nodes",
+    "cli",
+    "rl",
+    "tmrl",
+    "tq",
+    "trl",
+    "dashboard",
+}  # may need extras at import time
 
 
 def sources() -> list[Path]:
@@ -93,8 +106,8 @@ def everywhere() -> Iterator[tuple[str, str, str]]:
 def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
     files = {room_of(path) for path in sources() if len(house.place(path, ROOT)) == 1} - house.FRONT_DOORS
     folders = {room_of(path) for path in sources() if len(house.place(path, ROOT)) > 1}
-    assert files == {*WORDS, *FOR_USERS}
-    assert folders == {KERNELS, *FOLDERS} - set(FOR_USERS), "say in FOLDERS where a folder stands"
+    assert files == {*WORDS, *FOR_USERS, *LATE}
+    assert folders == {KERNELS, *FOLDERS} - {*FOR_USERS, *LATE}, "say in FOLDERS where a folder stands"
 
 
 def test_imports_point_one_way() -> None:
@@ -112,7 +125,7 @@ def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
 
 def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
-    top = HEAVY | {"classic", *FOR_USERS} | house.FRONT_DOORS
+    top = HEAVY | {"classic", *FOR_USERS, *LATE} | house.FRONT_DOORS
     wrong = [
         f"{where}: {name}"
         for room, where, name in everywhere()

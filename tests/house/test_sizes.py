@@ -11,7 +11,7 @@ import house
 from house import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS, FLOORS, ARROWS = 36, 14, 225
+ROOMS, FLOORS, ARROWS = 37, 14, 230
 CLASS_LINES, LONG_CLASSES = 400, 3  # the faces: Server, Client, Memory
 METHODS, FACE_LINES, LONGER_METHODS = 25, 10, 8
 """A class may have more than METHODS methods if it is a face, whose methods have at most FACE_LINES lines of code; so many

@@ -1,0 +1,127 @@
+"""GRPO in plain torch on `a+b mod 10`: three rollout processes, one trainer, a checkpoint that nothing is lost behind.
+
+    python examples/language/loop.py            # needs torch and transformers; a minute on two cores
+
+The trainer gives prompts, draws whole groups of answers, and publishes its weights. The rollout processes lease prompts
+and answer them; kill any of them, and its prompts go to the others. A commit goes with each checkpoint.
+"""
+
+import io
+import multiprocessing
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import memoire
+from memoire.errors import Closed, MemoireTimeout
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sums
+
+GROUP, GROUPS, STEPS, GOAL = 8, 8, 2000, 0.9
+COLUMNS = {
+    "tokens": memoire.Column(np.int32, (None,)),
+    "logprob": memoire.Column(np.float32, (None,)),
+    "reward": memoire.Column(np.float32),
+}
+TABLES = {
+    "sums": memoire.Table(
+        COLUMNS, storage="prompts", group=GROUP, score="variance", drop_dead=True, max_model_lag=20, on_stale="pace",
+        lease=10.0, capacity=100_000,
+    ),
+    "weights": memoire.Table({"obs": "u1"}),  # for those who only hear of weights
+}  # fmt: skip
+
+
+def answer(url: str, seed: int) -> None:
+    """A rollout process: it answers prompts with the newest weights until the server is gone."""
+    torch.set_num_threads(1)
+    policy = sums.model(0)
+    torch.manual_seed(seed)
+    with memoire.Prompts(url, "sums") as prompts, memoire.connect(url, table="weights") as client:
+        weights, version = client.model("policy"), 0
+        try:
+            while True:
+                newest = weights.wait(timeout=30.0) if not version else weights.newest()
+                if newest.version != version:
+                    policy.load_state_dict(torch.load(io.BytesIO(newest.body), weights_only=True))
+                    version = newest.version
+                for lease in prompts.lease(4, version=version):
+                    answer_one(prompts, lease, policy, version)
+        except (MemoireTimeout, Closed):
+            return
+
+
+def answer_one(prompts: memoire.Prompts, lease, policy, version: int) -> None:
+    text = bytes(lease.payload).decode()
+    said, known = sums.answers(policy, [text], GROUP)
+    right = sums.right_token(text)
+    rows = {
+        index: {
+            "tokens": np.array([*sums.ids_of(text), token], np.int32),
+            "logprob": np.array([logprob], np.float32),
+            "reward": np.float32(token == right),
+        }
+        for index, (token, logprob) in enumerate(zip(said[0].tolist(), known[0].tolist(), strict=True))
+    }
+    prompts.answers(lease, {index: rows[index] for index in lease.missing}, version=version)
+
+
+def train(policy, optimizer, step) -> None:
+    """One step: the clipped ratio to the probabilities at which the answers were made."""
+    columns = step.padded()
+    tokens = torch.from_numpy(columns["tokens"]).long()
+    reward = torch.from_numpy(columns["reward"]).reshape(-1, GROUP)
+    advantage = (reward - reward.mean(1, keepdim=True)) / (reward.std(1, keepdim=True) + 1e-4)
+    known = torch.log_softmax(policy(tokens[:, :-1]).logits[:, -1], -1).gather(1, tokens[:, -1:]).squeeze(1)
+    ratio = (known - torch.from_numpy(step["logprob"].values)).exp()
+    gain = advantage.reshape(-1)
+    loss = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.step()
+
+
+def packed(policy) -> bytes:
+    """The weights as bytes."""
+    file = io.BytesIO()
+    torch.save(policy.state_dict(), file)
+    return file.getvalue()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    policy = sums.model(0)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=5e-4)
+    context = multiprocessing.get_context("spawn")
+    with memoire.Server("tcp://127.0.0.1:*", tables=TABLES) as server:
+        workers = [context.Process(target=answer, args=(server.endpoint, seed), daemon=True) for seed in (1, 2, 3)]
+        [worker.start() for worker in workers]
+        server.publish("policy", packed(policy))
+        prompts, epoch = server.prompts("sums"), 0
+        for step in range(STEPS):
+            while prompts.counts()["waiting"] < 2 * len(sums.PROMPTS):
+                prompts.add(enumerate(sums.PROMPTS), "sums", epoch)
+                epoch += 1
+            train(policy, optimizer, prompts.draw(step, GROUPS, 120.0))
+            server.publish("policy", packed(policy))
+            if step == 20:
+                workers[0].kill()  # whatever it had leased is answered by the others
+            if step % 50 == 49:
+                # Here a real trainer writes its checkpoint, with the number of this step. At a restart it calls
+                # prompts.rewind(step of the checkpoint): what was drawn since comes back, once.
+                prompts.commit(step)
+                right = sums.accuracy(policy)
+                found = prompts.counts()
+                shown = ", ".join(f"{found[state]} {state}" for state in ("waiting", "committed", "dropped"))
+                print(f"step {step + 1}: {right:.0%} right; prompts: {shown} without signal", flush=True)
+                if right >= GOAL:
+                    break
+        [worker.kill() for worker in workers]
+
+
+if __name__ == "__main__":
+    main()
