@@ -111,6 +111,7 @@ class Prompts(PromptCalls, Node):
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
+        self._guard()
 
     @property
     def closed(self) -> bool:

@@ -11,7 +11,7 @@ lock is held.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from memoire.accounting.account import Account
 from memoire.accounting.logbook import LogEntry
@@ -20,7 +20,7 @@ from memoire.accounting.runs import Runs, StateStore
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
 from memoire.models.model import Model
 from memoire.pool.prompts import PromptPool
-from memoire.pool.tables import Tables
+from memoire.pool.tables import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
@@ -109,7 +109,7 @@ class Committer:
 
     # What the store asks
 
-    def collect(self, runs: Runs, tables: Tables) -> SavedGroup | None:
+    def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is.
 
         Tickets are taken before prompts: what a reply tells of these had happened by then.

@@ -210,7 +210,7 @@ NEVER = {
     Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
-        update_priorities client_name show_pages""",
+        update_priorities client_name show_pages prompts""",
     TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
     Inference: "closed endpoint keys liveness readiness show_pages stats update version",
     Pending: "cancel done version",

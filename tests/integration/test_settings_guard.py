@@ -44,6 +44,9 @@ def objects():
     rows = {"obs": np.float32}
     node = memoire.Inference("inproc://infer", rows, rows, dict, context=cluster.context)
     policy = memoire.RemotePolicy([node.endpoint], rows, rows, context=cluster.context)
+    tables = {"t": memoire.Table({"reward": np.float32}, storage="prompts")}
+    giver = memoire.Server("inproc://prompts", tables=tables, context=cluster.context)
+    prompts = memoire.Prompts("inproc://prompts", context=cluster.context)
     yield {
         "Buffer": buffer,
         "Client": client,
@@ -51,6 +54,7 @@ def objects():
         "Memory": Memory(SCHEMA, 100),
         "PrioritizedReplayBuffer": PrioritizedReplayBuffer(8, 0.5),
         "PriorityExperienceReplayBuffer": PriorityExperienceReplayBuffer(8, 0.5),
+        "Prompts": prompts,
         "Proxy": proxy,
         "RemotePolicy": policy,
         "Reader": cluster.reader([proxy]),
@@ -65,7 +69,7 @@ def objects():
         "a client's writer": client.writer(),
         **FROZEN,
     }
-    for each in (policy, node, classic, classic_server):
+    for each in (prompts, giver, policy, node, classic, classic_server):
         each.close(0.2)
     worker.join(30.0)
     cluster.close()

@@ -105,7 +105,14 @@ def test_requests_of_one_kind_may_be_answered_elsewhere(dispatcher):
 
 
 def test_what_would_change_something_twice_is_granted_once(dispatcher):
-    assert set(ONCE) == {messages.Publish, messages.Draw, messages.Take, messages.Feedback, messages.Control}
+    assert set(ONCE) == {
+        messages.Publish,
+        messages.Draw,
+        messages.Take,
+        messages.Feedback,
+        messages.ChangeRows,
+        messages.Control,
+    }
     handler, granted = dispatcher.handlers[messages.Control], []
 
     def control(*request):
