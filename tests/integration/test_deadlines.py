@@ -202,7 +202,7 @@ LOOPS = {
 """Work until their server is closed, as a thread's whole life: tests/samples/test_threads.py ends each of them so."""
 
 NEVER = {
-    Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness room run scalars
+    Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness report room run scalars
         schema stats storage subscribe table writer""",
     ModelHandle: "newest published version",
     Receiver: "close skipped",
@@ -330,8 +330,8 @@ def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
 
 
 def is_waiting(frame):
-    """Whether a function of ours waits there for another thread."""
-    while frame is not None and frame.f_globals["__name__"] == "threading":
+    """Whether a function of ours waits there, for another thread or for a socket."""
+    while frame is not None and frame.f_globals["__name__"] in ("threading", "zmq.sugar.poll"):
         frame = frame.f_back
         if frame is not None and frame.f_globals["__name__"].startswith("memoire."):
             return True
