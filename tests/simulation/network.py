@@ -347,6 +347,7 @@ class Socket:
         self._events = 0
         self.inbox: deque[list[bytes]] = deque()  # of a monitor's own end
         self._turn = 0
+        self._unsent: list[Any] = []  # frames of a message that is not whole yet
         self._waiting: Any = None  # the task inside of a receive
         self.number = self.world.next_number()
 
@@ -489,6 +490,13 @@ class Socket:
         if self.kind == ROUTER:
             return [connection.identity, *frames]
         return frames
+
+    def send(self, frame: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
+        """As ZeroMQ's, without waiting; here the last frame finds out whether there is room."""
+        self._unsent.append(frame)
+        if not flags & zmq.SNDMORE:
+            frames, self._unsent = self._unsent, []
+            self.send_multipart(frames, flags, copy, track)
 
     def send_multipart(self, frames: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
         """As ZeroMQ's, without waiting."""
