@@ -447,7 +447,8 @@ def test_a_learner_may_be_the_server():
     (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
     said = {one["name"]: one.get("value") for one in learner["env"]}
     assert said["MEMOIRE_LISTEN"] == "tcp://*:5560" and said["MEMOIRE_STATE_DIR"] == "/var/lib/memoire/state"
-    assert {port["name"] for port in learner["ports"]} == {"requests", "caches", "notices", "http", "probes"}
+    names = {"requests", "caches", "notices", "inference", "http", "probes"}
+    assert {port["name"] for port in learner["ports"]} == names
     assert learner["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
 
 
