@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.prompts.bytes import Saved
 from memoire.prompts.figures import PromptStats, stats_of
@@ -25,21 +24,17 @@ from memoire.prompts.saving import restore, take_changes
 from memoire.prompts.settings import PromptSettings
 from memoire.prompts.snapshot import KeptPrompt, kept_of, put_back
 from memoire.prompts.table import PromptTable
-from memoire.replay.batch import GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
-from memoire.wire.parts import Payload
-from memoire.wire.rows import CLIENT_SUMS
 
-from .draw import PooledBatch
-from .inspection import MAX_INSPECTED, Distribution, Histogram, PeekedSample
+from .batchless import BatchlessPool
+from .inspection import MAX_INSPECTED, Distribution, Histogram
 from .interface import DEFAULTS
-from .lasting import LastingPool
 from .stats import PoolStats
 
 
-class PromptPool(LastingPool):
+class PromptPool(BatchlessPool):
     """The prompts of one table. Thread-safe.
 
     Args:
@@ -50,6 +45,8 @@ class PromptPool(LastingPool):
         client_timeout: Seconds of silence after which a client is not counted any more.
         clock: Seconds that only grow.
     """
+
+    STORAGE, INSTEAD = "prompts", "memoire.Prompts"
 
     def __init__(
         self,
@@ -151,32 +148,6 @@ class PromptPool(LastingPool):
         with self._waiter.lock:
             return len(self._table.book.ready)
 
-    def get(
-        self,
-        samples: int,
-        *,
-        timeout: float | None = None,
-        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
-    ) -> PooledBatch:
-        """Refused, a batch [B, ...]: groups are drawn by `Prompts.draw`. Raises ParameterError."""
-        raise ParameterError("storage", "prompts", "'caches' or 'episodes' for a batch; here use memoire.Prompts")
-
-    def reserve(
-        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> NDArray[np.void]:
-        """[0] rows of `rows.CLIENT_SUMS`: a batch cannot be drawn here."""
-        return np.empty(0, CLIENT_SUMS)
-
-    def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> Payload | None:
-        """None for any rows [C] of `rows.CLIENT_COUNTS`: a batch cannot be drawn here."""
-        return None
-
-    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """None: groups have scores and no priorities; both are [N]."""
-        return None
-
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """How the scores of groups that are ready are spread."""
         with self._waiter.lock:
@@ -184,10 +155,6 @@ class PromptPool(LastingPool):
             scores, count = np.array([row.score for row in rows], np.float64), len(self._table.book.ready)
         spread = Histogram.of(np.abs(scores))
         return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
-
-    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
-        """None: what is held is no sample."""
-        return None
 
     def walk(self) -> Iterator[KeptPrompt]:
         """Every prompt that is held at the beginning, in the order in which they were given."""

@@ -11,30 +11,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import Limits
-from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.parts import Payload
-from memoire.wire.rows import CLIENT_SUMS
 
-from .draw import PooledBatch
+from .batchless import BatchlessPool
 from .episode_checks import CheckedEpisode, checked_episode
-from .inspection import MAX_INSPECTED, Distribution, PeekedSample
+from .inspection import MAX_INSPECTED, Distribution
 from .interface import DEFAULTS
-from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
 from .rollout_transport import packed
@@ -44,7 +38,7 @@ DEFAULT_ENTRIES: Final = 65_536
 """Entries there is room for where nobody said a number."""
 
 
-class RolloutPool(LastingPool):
+class RolloutPool(BatchlessPool):
     """The rollouts of one table. Thread-safe.
 
     Args:
@@ -60,6 +54,8 @@ class RolloutPool(LastingPool):
     Raises:
         ParameterError: `capacity` entries do not fit into `byte_limit`.
     """
+
+    STORAGE, INSTEAD = "rollouts", "take(steps)"
 
     def __init__(
         self,
@@ -168,10 +164,6 @@ class RolloutPool(LastingPool):
         if room:
             self.on_room(room)
 
-    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """None: entries that are handed out once have no priorities; both are [N]."""
-        return None
-
     # Snapshots
 
     def walk(self) -> Iterator[KeptEpisode]:
@@ -269,28 +261,6 @@ class RolloutPool(LastingPool):
                 facts = self._queue.entries, len(self._queue), len(self._clients)
                 raise NotEnoughSamples(wanted.steps, *facts, time.monotonic() - began if timeout else 0.0, why)
 
-    def get(
-        self,
-        samples: int,
-        *,
-        timeout: float | None = None,
-        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
-    ) -> PooledBatch:
-        """Refused, a batch [B, ...]: entries are handed out once, by `take`. Raises ParameterError."""
-        raise ParameterError("storage", "rollouts", "'caches' or 'episodes' for a batch; here use take(steps)")
-
-    def reserve(
-        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> NDArray[np.void]:
-        """[0] rows of `rows.CLIENT_SUMS`: a batch cannot be drawn here."""
-        return np.empty(0, CLIENT_SUMS)
-
-    def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> Payload | None:
-        """None for any rows [C] of `rows.CLIENT_COUNTS`: a batch cannot be drawn here."""
-        return None
-
     # Inspection
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
@@ -298,10 +268,6 @@ class RolloutPool(LastingPool):
         with self._waiter.lock:
             held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
         return distribution_of(held, entries, now, most)
-
-    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
-        """None: what is held is no sample yet."""
-        return None
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are fragments here, and samples are entries."""
