@@ -5,7 +5,6 @@ observer ──WORK, INFER, RESULT──▶ its agent by rendezvous hash    down
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.limits import Limits
-from memoire.net.channel import Channel
+from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
 from memoire.net.turns import LentWorker
 from memoire.security.keyfolder import Keys
@@ -67,14 +66,8 @@ class ObserverThread:
         self._open: set[_Call] = set()
         self._held: set[HeldJob] = set()
         self._channels: dict[str, Channel] = {}
-        rng = random.Random(client)
-        try:
-            for url in self.choice.order:
-                made = Channel(self.worker.doors, context, url, client=client, limits=limits, rng=rng, keys=keys)
-                self._channels[url] = made
-        except BaseException:
-            self.worker.stop(0.0)
-            raise
+        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys}
+        open_channels(self._channels, self.choice.order, self.worker, context, **facts)
 
     # From any thread
 

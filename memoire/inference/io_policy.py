@@ -11,7 +11,7 @@ from typing import Any
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.net.channel import Channel
+from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
 from memoire.net.turns import LentWorker
 from memoire.replay.row_schema import RowSchema
@@ -76,15 +76,10 @@ class PolicyThread:
         self._numbers = itertools.count(1)
         self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end)
         self._channels: dict[str, Channel] = {}
-        rng = random.Random(client)
-        try:
-            for url in self.choice.order:
-                made = Channel(self.worker.doors, context, url, client=client, limits=limits, rng=rng, keys=keys)
-                made.fingerprint = inputs.fingerprint
-                self._channels[url] = made
-        except BaseException:
-            self.worker.stop(0.0)
-            raise
+        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys}
+        open_channels(self._channels, self.choice.order, self.worker, context, **facts)
+        for channel in self._channels.values():
+            channel.fingerprint = inputs.fingerprint
 
     # From any thread
 

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import zmq
@@ -26,6 +26,7 @@ from .context import Context, Socket
 from .link import dial
 from .pending_requests import PendingRequest, PendingRequests
 from .poller import Poller
+from .thread import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -295,3 +296,34 @@ class Channel:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
         advice = f"{tries} {self._link.explain(probe=False)}"
         return MemoireTimeout("reply", self.endpoint, now - call.started, advice)
+
+
+def open_channels(
+    channels: dict[str, Channel],
+    urls: Iterable[str],
+    worker: Worker,
+    context: Context,
+    *,
+    client: bytes,
+    limits: Limits,
+    keys: Keys | None,
+    numbers: Iterator[int] | None = None,
+) -> None:
+    """Put a channel to each address into `channels`, which the worker closes at its end; before the worker begins.
+
+    Args:
+        client: 16 bytes, the id of whoever asks.
+        numbers: One counter for the requests of all of them; None: one each.
+
+    Raises:
+        EndpointError: an address is malformed. The worker has ended.
+        KeyFileError: the keys cannot be used. Likewise.
+    """
+    facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": numbers}
+    rng = random.Random(client)
+    try:
+        for url in urls:
+            channels[url] = Channel(worker.doors, context, url, rng=rng, **facts)
+    except BaseException:
+        worker.stop(0.0)
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ from typing import Any
 
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.net.channel import Channel
+from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
@@ -33,17 +32,11 @@ class KeyedThread:
     def __init__(
         self, urls: Sequence[str], *, client: bytes, limits: Limits, keys: Keys | None, context: Context
     ) -> None:
-        self._limits, numbers, rng = limits, itertools.count(1), random.Random(client)
+        self._limits = limits
         self._worker = Worker("memoire-tq", self._turn, self._next_time, self._at_end)
         self._channels: dict[str, Channel] = {}
-        try:
-            for url in urls:
-                self._channels[url] = Channel(
-                    self._worker.doors, context, url, client=client, limits=limits, rng=rng, numbers=numbers, keys=keys
-                )
-        except BaseException:
-            self._worker.stop(0.0)
-            raise
+        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": itertools.count(1)}
+        open_channels(self._channels, urls, self._worker, context, **facts)
 
     def start(self) -> None:
         """Begin."""
