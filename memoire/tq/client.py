@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -142,31 +142,23 @@ class KeyedClient(Node):
 
     async def put(self, partition: str, rows: Sequence[Row]) -> list[Stored]:
         """Write rows; returns them in this order, as they are then."""
-        by_server = self._by_server(partition, [row.key for row in rows])
-        made = await asyncio.gather(
-            *(self._put(url, partition, [rows[place] for place in places]) for url, places in by_server.items())
-        )
-        return _in_order(by_server, made, len(rows))
+        names = [row.key for row in rows]
+        return await self._over(partition, names, lambda url, places: self._put(url, partition, _at(rows, places)))
 
     async def facts(self, partition: str, names: Sequence[str]) -> list[Stored]:
         """Rows of these keys that exist, in this order, without values."""
         by_server = self._by_server(partition, names)
         made = await asyncio.gather(
-            *(self._facts(url, partition, [names[place] for place in places]) for url, places in by_server.items())
+            *(self._facts(url, partition, _at(names, places)) for url, places in by_server.items())
         )
         found = {row.key: row for rows in made for row in rows}
         return [found[name] for name in names if name in found]
 
     async def values(self, partition: str, names: Sequence[str], fields: Sequence[str]) -> list[Values | None]:
         """Values of these fields (none: of all), of these keys, in this order. None for a key that does not exist."""
-        by_server = self._by_server(partition, names)
-        made = await asyncio.gather(
-            *(
-                self._values(url, partition, [names[place] for place in places], fields)
-                for url, places in by_server.items()
-            )
+        return await self._over(
+            partition, names, lambda url, places: self._values(url, partition, _at(names, places), fields)
         )
-        return _in_order(by_server, made, len(names))
 
     async def rows(self, partition: str | None) -> dict[str, list[Stored]]:
         """Rows without values by partition, of one or of all, in the order in which they were made."""
@@ -195,6 +187,18 @@ class KeyedClient(Node):
         answer = await asyncio.wrap_future(self._thread.ask(self.servers[0], messages.Hello(role="reader")))
         said = answer.body
         return said.pages[0] if isinstance(said, messages.Welcome) and said.pages else None
+
+    async def _over(
+        self, partition: str, names: Sequence[str], ask: Callable[[str, list[int]], Awaitable[Sequence[Any]]]
+    ) -> list[Any]:
+        """What each server says of the keys that it has, in the order of the keys."""
+        by_server = self._by_server(partition, names)
+        made = await asyncio.gather(*(ask(url, places) for url, places in by_server.items()))
+        found: list[Any] = [None] * len(names)
+        for places, rows in zip(by_server.values(), made, strict=True):
+            for place, row in zip(places, rows, strict=True):
+                found[place] = row
+        return found
 
     # One server
 
@@ -310,9 +314,5 @@ def _staged(upload: bytearray, long: Sequence[tuple[str, bytes]]) -> list[keyed.
     return made
 
 
-def _in_order(by_server: Mapping[str, list[int]], made: Sequence[Sequence[Any]], count: int) -> list[Any]:
-    found: list[Any] = [None] * count
-    for places, rows in zip(by_server.values(), made, strict=True):
-        for place, row in zip(places, rows, strict=True):
-            found[place] = row
-    return found
+def _at(items: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [items[place] for place in places]
