@@ -264,13 +264,8 @@ def add_totals(commands: Commands) -> None:
         "was at home. Exit status: 0 every server answered; 1 nobody did; 3 some did not, and what they alone have "
         "counted is missing.",
     )
-    totals.add_argument(
-        "endpoints", nargs="+", metavar="ENDPOINT", help="address of a proxy or its page, or of all servers"
-    )
     totals.add_argument("--run", help="name of the experiment (default: the one that is counted now)")
-    totals.add_argument("--json", action="store_true", help="print one JSON object")
-    totals.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
-    add_keys(totals)
+    _add_asking(totals)
     totals.set_defaults(command=_totals)
 
 
@@ -282,14 +277,19 @@ def add_prompts(commands: Commands) -> None:
         description="Print how many prompts of a table are in each state, added up over all servers behind an address, "
         "with leases, late answers and groups that were too old. Exit status: 0 every server answered; 1 one did not.",
     )
-    prompts.add_argument(
+    prompts.add_argument("--table", help="name of the table (default: the first one)")
+    _add_asking(prompts)
+    prompts.set_defaults(command=_prompts)
+
+
+def _add_asking(command: argparse.ArgumentParser) -> None:
+    """What commands take that ask every server of a cluster."""
+    command.add_argument(
         "endpoints", nargs="+", metavar="ENDPOINT", help="address of a proxy or its page, or of all servers"
     )
-    prompts.add_argument("--table", help="name of the table (default: the first one)")
-    prompts.add_argument("--json", action="store_true", help="print one JSON object")
-    prompts.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
-    add_keys(prompts)
-    prompts.set_defaults(command=_prompts)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
+    add_keys(command)
 
 
 def _prompts(given: argparse.Namespace) -> int:
