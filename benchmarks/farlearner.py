@@ -258,19 +258,15 @@ class Cluster:
         self.roles.setdefault(role, []).append(child)
         return child
 
-    def spent(self) -> dict[str, float]:
-        """CPU seconds of each role until now."""
-        return {role: sum(map(processor_seconds, children)) for role, children in self.roles.items()}
-
     def take(self, seconds: float) -> Turn:
         for child in self.roles["actors"]:
             child.tell(1)
         for child in self.learners:
             child.pipe.send(seconds)
         time.sleep(WARM)
-        before = self.spent()
+        before = spent_by(self.roles)
         answers = [child.answer() for child in self.learners]
-        spent = {role: used - before[role] for role, used in self.spent().items()}
+        spent = {role: used - before[role] for role, used in spent_by(self.roles).items()}
         for child in self.roles["actors"]:
             child.tell(0)
         for child in self.roles["actors"]:
@@ -299,13 +295,10 @@ class Raw:
         self.senders = [Child(raw_sender, self.middle.first_answer, size) for _ in range(min(cell.actors, 4))]
         self.count = max(64, (1 << 29) // size) // len(self.senders) * len(self.senders)
         self.roles = {"actors": self.senders, "server": [self.middle], "reader": [self.end]}
-
-    def spent(self) -> dict[str, float]:
-        """CPU seconds of each role until now; what stands in place of a server is called one."""
-        return {role: sum(map(processor_seconds, children)) for role, children in self.roles.items()}
+        """What stands in place of a server is called one."""
 
     def take(self, seconds: float) -> Turn:
-        before = self.spent()
+        before = spent_by(self.roles)
         self.middle.tell(1)
         self.end.tell(self.count)
         for child in self.senders:
@@ -313,7 +306,7 @@ class Raw:
         taken = float(self.end.answer())
         self.middle.tell(0)
         million = self.count * BATCH / 1e6
-        costs = {role: (used - before[role]) / million for role, used in self.spent().items()}
+        costs = {role: (used - before[role]) / million for role, used in spent_by(self.roles).items()}
         return Turn((self.count - 1) * BATCH / taken, costs, [])
 
     def close(self) -> None:
@@ -340,6 +333,11 @@ def processor_seconds(child: Child) -> float:
     """That the threads of a process have used."""
     tasks = Path(f"/proc/{child.process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def spent_by(roles: dict[str, list[Child]]) -> dict[str, float]:
+    """CPU seconds of each role until now."""
+    return {role: sum(map(processor_seconds, children)) for role, children in roles.items()}
 
 
 def cache_bytes(task: Task) -> int:
