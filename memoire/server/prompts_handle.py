@@ -83,9 +83,10 @@ class DirectPrompts:
             self._check_open()
             raise
         self._dispatcher.send(header, reply, send)
-        if not is_there.wait(max(0.0, deadline - time.monotonic()) + 1.0):
+        patience = max(0.0, deadline - time.monotonic()) + 1.0
+        if not is_there.wait(patience):
             self._check_open()
-            return MemoireTimeout("disk", self.where(), deadline, "The state folder has not saved it yet.")
+            return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved it yet.")
         if isinstance(box[0].body, messages.Refused):
             return Refused(self.where(), box[0].body.code, box[0].body.text)
         return Message(header, box[0].body, box[0].payload)
