@@ -1,4 +1,4 @@
-"""What a pool answers that hands its entries out by calls of its own: no batch is drawn from it, by nobody."""
+"""A pool that hands its entries out by calls of its own, and from which no batch can be drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lasting import LastingPool
 
 
 class BatchlessPool(LastingPool):
-    """Clients count as in every pool of this kind; batches, priorities and samples there are none. Thread-safe."""
+    """Refuses batches, and has no priorities and no samples. Thread-safe."""
 
     STORAGE: ClassVar[str]
     """What tables call it."""
