@@ -3,8 +3,8 @@
     capacity 4096     8 clients are granted 512 each, and wait when they have recorded them
     take(4096)        room for 4096 more, at once or when the next model is published
 
-Room that is lost, with a client that died or a message that never came, is found again while a learner waits: after
-`STALLED_TIMEOUT` without any news its missing entries may be recorded by those who ask, in equal shares.
+Room that is lost is found again while a learner waits: after `STALLED_TIMEOUT` without any news, what was granted and
+not used is taken back, since whoever had it may have died, and entries that were counted and never came are forgiven.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .limiter import ClusterSurplus, Limiter, ServerSurplus
 from .parameters import Parameters
 
 STALLED_TIMEOUT = 1.0
-"""Seconds without news from any client after which a learner's missing entries may be recorded beyond the capacity."""
+"""Seconds without news from any client after which there is room for all entries that a learner misses."""
 
 
 class RoomLimiter(Limiter):
@@ -48,22 +48,30 @@ class RoomLimiter(Limiter):
 
     def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
         """`Limiter.grant`. A client that has just been granted room may use it: nobody is stalled meanwhile."""
+        if self.has_band and (missing := self._missing(entries, now)):
+            self._find_room(missing)
         outstanding = self._outstanding
         found = super().grant(client, sharers, entries, now)
         if self._outstanding > outstanding:
             self._news_at = now
         return found
 
+    def _find_room(self, missing: int) -> None:
+        """Have room for so many entries: of those who have used none of theirs for long, and beyond the capacity."""
+        for known in self._clients.values():
+            known.through = known.inserted
+        self._outstanding = 0
+        lost = self._surplus + missing - (self.parameters.samples_per_insert_tolerance or 0.0)
+        if lost > 0.0:
+            self._forgiven += lost
+            self._surplus -= lost
+
     def _settle(self, entries: int, now: float) -> None:
-        """Forgive what is beyond the capacity while a learner waits for entries that nobody has."""
-        capacity = self.parameters.samples_per_insert_tolerance
-        if capacity is not None and self._surplus > capacity and self._missing(entries, now):
-            self._forgiven += self._surplus - capacity
-            self._surplus = capacity
+        """Nothing: what is beyond the capacity is forgiven when somebody asks for room."""
 
     def _needed(self, entries: int, sharers: int, now: float) -> int:
-        """A client's share of what a stalled learner is missing."""
-        return math.ceil(self._missing(entries, now) / max(1, sharers))
+        """Nothing beyond a client's share of the room: there is enough, since it was found."""
+        return 0
 
     def _missing(self, entries: int, now: float) -> int:
         """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""

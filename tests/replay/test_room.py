@@ -55,3 +55,32 @@ def test_room_of_a_client_that_never_reports_is_granted_to_others_while_a_learne
             reported = granted
         now += 0.5 * STALLED_TIMEOUT
     assert room.entries == CAPACITY
+
+
+def rounds_of(room, clients, sharers, now, steps):
+    """Have each of these clients record all that it is granted, turn by turn, until a learner could take; the time."""
+    inserted = dict.fromkeys(clients, 0) | steps
+    while room.entries < CAPACITY:
+        assert now < 100.0
+        for client in clients:
+            granted = room.grant(client, sharers, now)
+            if granted > inserted[client]:
+                room.report(client, granted, granted - inserted[client], now)
+                inserted[client] = granted
+        now += 0.01
+    room.limiter.drew(CAPACITY)
+    room.entries = 0
+    return now, inserted
+
+
+def test_a_client_that_dies_with_room_and_open_entries_stalls_a_learner_once():
+    room, now = Room(), 10.0 * STARVING_TIMEOUT
+    for client in (A, B):
+        room.meet(client)
+    assert room.grant(A, 2, now) == CAPACITY // 2
+    room.report(A, 100, 0, now)  # of episodes that are open, and never come
+    began, inserted = now, {}  # A is dead, and is counted as a sharer for a minute
+    for _ in range(5):
+        now, inserted = rounds_of(room, [B], 2, now, inserted)
+    assert STALLED_TIMEOUT <= now - began < 3.0 * STALLED_TIMEOUT
+    assert room.limiter.stats(0, 0.0).surplus == 0.0
