@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,10 +26,10 @@ from memoire.wire.frames import Answer, Message
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import unpack_accounts
 
-from .directory import RemoteServer
-
 if TYPE_CHECKING:
     from .io import ReaderThread
+
+_log = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL = 0.1
 """Seconds between two questions how a snapshot stands."""
@@ -63,12 +64,21 @@ class ClusterAdmin:
         """See `Reader.finish`."""
         self._monitor.check_open()
         deadline = self._monitor.now() + self._seconds(timeout)
-        # Without a run's name: the end is of the run that each address counts.
-        answers = self._control(messages.Control(finish=True), lambda: self._directory.there, deadline, None)
-        is_silent = [isinstance(answer, MemoireTimeout) for answer in answers.values()]
+        # Without a run's name: the end is of the run that each address counts. Servers that are away are waited for,
+        # too: a proxy that has just started does not reach its servers yet, and their clients would work on.
+        answers = self._control(messages.Control(finish=True), deadline, None)
+        silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
-            if all(is_silent) or not isinstance(answer, MemoireTimeout):
+            if len(silent) == len(answers) or name not in silent:
                 _raise_error(name, answer)
+        if silent:
+            names = ", ".join(map(repr, silent))
+            _log.warning(
+                "the run is over, and these servers did not answer within %.1f s: %s. Their clients work on; "
+                "call finish() again when they are back",
+                self._seconds(timeout),
+                names,
+            )
 
     def _order(self, body: messages.Control, timeout: float | None) -> None:
         """What every server has to take, whichever run it counts: behind one proxy they may count several.
@@ -81,7 +91,7 @@ class ClusterAdmin:
         patience = self._seconds(timeout)
         deadline = self._monitor.now() + patience
         self._await_all(patience)
-        for name, answer in self._control(body, lambda: self._directory.known, deadline, 0).items():
+        for name, answer in self._control(body, deadline, 0).items():
             _raise_error(name, answer)
 
     def _await_all(self, patience: float) -> None:
@@ -91,27 +101,18 @@ class ClusterAdmin:
             advice = "A server there would not hear of it, so nothing was changed. Start it, or take it off the list."
             raise MemoireTimeout("server", where, patience, advice)
 
-    def _control(
-        self,
-        body: messages.Control,
-        awaited: Callable[[], Iterable[RemoteServer]],
-        deadline: float,
-        run: int | None,
-    ) -> dict[str, Answer]:
-        """Tell all servers; the answers of those that are awaited, chosen inside of the thread."""
+    def _control(self, body: messages.Control, deadline: float, run: int | None) -> dict[str, Answer]:
+        """Tell all servers that are known inside of the thread, away or not; their answers."""
 
         def bodies() -> dict[str, messages.Body]:
             return dict.fromkeys(self._directory.servers, body)
-
-        def names() -> list[str]:
-            return [server.name for server in awaited()]
 
         def heard(answer: Answer) -> None:
             self._directory.ask_soon()  # see what came of it
             if isinstance(answer, Message) and isinstance(answer.body, messages.Taken):
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
-        return self._gather(bodies, names, heard, deadline, run)
+        return self._gather(bodies, bodies, heard, deadline, run)
 
     # Questions
 

@@ -40,7 +40,10 @@ class ClusterOrders:
         self._admin.configure(timeout, changes_of(sampler, discount, fields))
 
     def finish(self, timeout: float | None = None) -> None:
-        """Declare the run over at every server; returns when those that are there know it.
+        """Declare the run over at every server; returns when all of them know it.
+
+        Servers that are away are waited for until `timeout`. If they are not back then, a warning names them: their
+        clients work on until this is called again.
 
         Raises:
             MemoireTimeout: none of them answered in time.

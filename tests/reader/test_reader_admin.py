@@ -136,12 +136,18 @@ def test_a_run_that_is_begun_is_entered_when_all_servers_count_it():
         admin.begin_run(3, None)
 
 
-def test_the_end_is_told_to_all_and_only_awaited_of_those_that_are_there():
-    thread, admin = cluster(a=messages.Taken(finished=True), b=None)
+def test_the_end_is_told_to_all_and_awaited_of_those_that_are_away_too(caplog):
+    thread, admin = cluster(a=messages.Taken(finished=True), b=messages.Taken(finished=True))
     thread.directory.servers["b"].is_away = True
     admin.finish(None)
     assert [(name, run) for name, _, _, run in thread.sent] == [("a", None), ("b", None)]
-    assert thread.directory.is_finished
+    assert thread.directory.is_finished and not caplog.records
+    thread.servers["b"] = silent()
+    admin.finish(3.0)
+    assert "did not answer within 3.0 s: 'b'" in caplog.text
+    thread.servers["b"] = None
+    with pytest.raises(MemoireTimeout, match="answer"):
+        admin.finish(3.0)  # it was not awaited once, and clients whose home it was never heard of the end
 
 
 def test_an_end_that_is_taken_anywhere_is_an_end_and_one_that_nobody_answers_is_none():
