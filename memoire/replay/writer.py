@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from threading import RLock
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -111,7 +111,7 @@ class Writer:
         self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
         self._refused = (-1, "")  # clock when a step was refused, and why
         self._closed = ""  # what is closed, once no more steps are taken
-        self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
+        self._inside = threading.RLock()  # held by a thread inside of a call: others are refused, and never wait
         self._usual = self._given.usual_steps(memory, self.lanes, self._returns, check)
         for lane in self.lanes.tolist():
             memory.open(lane)

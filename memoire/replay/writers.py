@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections import deque
 from contextlib import suppress
-from threading import Lock
-from time import monotonic
 from typing import Any
 
 from memoire.errors import EpisodeError, MemoireError, ParameterError
@@ -26,7 +26,7 @@ class WriterRegistry:
     def __init__(self, memory: EpisodeStore) -> None:
         self.memory = memory
         """Whose they are."""
-        self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
+        self._lock = threading.Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
@@ -89,7 +89,7 @@ class WriterRegistry:
         problems = []
         for writer in living:
             try:
-                if entries := writer.end(closed, max(0.0, deadline - monotonic())):
+                if entries := writer.end(closed, max(0.0, deadline - time.monotonic())):
                     problems.append(f"{entries} entries: a thread is still inside of their writer")
             except MemoireError as error:
                 problems.append(f"an open episode: {error}")

@@ -7,12 +7,12 @@ Archive       a timer's thread, and one for each order    PlainProxies  in their
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from os import getpid
-from secrets import token_hex
 from typing import Any
 
 from memoire.accounting.runs import StateStore
@@ -274,4 +274,4 @@ def default_name(endpoint: str | None) -> str:
     port = (endpoint or "").rpartition(":")[2]
     if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
         return f"{socket.gethostname()}:{port}"
-    return f"{socket.gethostname()}:{getpid()}:{token_hex(4)}"
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

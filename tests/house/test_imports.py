@@ -172,6 +172,46 @@ def test_what_decides_does_no_io() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+ASKED = {"time", "random", "secrets", "threading", "os", "socket"}
+"""Modules of clocks, chance, threads and what a machine is like."""
+CLOCKS = {f"time.{name}" for name in ("monotonic", "time", "perf_counter", "monotonic_ns", "time_ns")}
+
+
+def kept_parts(tree: ast.Module) -> Iterator[str]:
+    """What a file keeps of clocks and chance: parts that it imports, and clocks that are no default and not called."""
+    nodes = list(ast.walk(tree))
+    fine = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        if isinstance(node, ast.arguments):
+            fine |= {id(each) for each in (*node.defaults, *node.kw_defaults)}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module in ASKED and not node.level:
+            yield f"{node.lineno}: from {node.module} import"
+        elif isinstance(node, ast.Attribute) and id(node) not in fine and ast.unparse(node) in CLOCKS:
+            yield f"{node.lineno}: {ast.unparse(node)} as a value"
+
+
+def test_clocks_and_chance_are_called_by_their_module_or_are_defaults_so_that_a_simulation_can_replace_them() -> None:
+    """tests/simulation/installed.py replaces the parts of these modules, and defaults."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources() if path.suffix == ".py"}
+    wrong = [f"{path.relative_to(ROOT)}:{part}" for path, tree in trees.items() for part in kept_parts(tree)]
+    assert [each.partition(":")[0] for each in wrong] == ["memoire/clock.py"], "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_kept"),
+    [
+        ("from time import monotonic", True),
+        ("x = time.time", True),
+        ("time.monotonic()", False),
+        ("def f(clock=time.monotonic): pass", False),
+        ("def f(*, clock=time.monotonic): pass", False),
+    ],
+)
+def test_a_clock_that_is_kept_is_seen(line: str, is_kept: bool) -> None:
+    assert any(kept_parts(ast.parse(line))) == is_kept
+
+
 def test_nothing_is_pickled() -> None:
     wrong = [f"{where}: {name}" for _, where, name in everywhere() if name.split(".")[0] in NEVER]
     assert not wrong, "\n".join(wrong)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import inspect
 import os
 import random
 import secrets
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -80,6 +83,10 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
         def put(where: Any, name: str, what: Any) -> None:
             stack.enter_context(mock.patch.object(where, name, what))
 
+        clocks = {time.monotonic: world.monotonic, time.time: world.wall}
+        for function, positional, named in _functions_with_clocks():
+            put(function, "__defaults__", tuple(_of_world(clocks, each) for each in positional))
+            put(function, "__kwdefaults__", {name: _of_world(clocks, each) for name, each in named.items()})
         for name in (*NAMES, "current_thread", "get_ident"):
             put(threading, name, getattr(made, name))
         put(time, "monotonic", world.monotonic)
@@ -97,6 +104,7 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
         put(secrets, "randbelow", rng.randrange)
         put(np.random, "default_rng", default_rng)
         put(socket, "gethostname", lambda: world.process.name)
+        put(os, "getpid", lambda: 1)
         put(process, "tune", lambda: None)
         put(progress, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {
@@ -118,13 +126,28 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
 
 def _users_of(name: str, what: Any) -> list[Any]:
     """Modules of the product that have imported something by its name."""
-    import sys
-
     return [
         module
         for key, module in list(sys.modules.items())
         if key.startswith(("memoire.", "dashboard.")) and getattr(module, name, None) is what
     ]
+
+
+@functools.cache
+def _functions_with_clocks() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Functions of the product that have a clock as a default, and their defaults."""
+    modules = [each for key, each in sorted(sys.modules.items()) if key.startswith(("memoire.", "dashboard."))]
+    places = [*modules, *(each for module in modules for each in vars(module).values() if inspect.isclass(each))]
+    functions = {id(each): each for place in places for each in vars(place).values() if inspect.isfunction(each)}
+    found = [(each, each.__defaults__ or (), each.__kwdefaults__ or {}) for each in functions.values()]
+    clocks = [time.monotonic, time.time]
+    return [
+        each for each in found if any(value in clocks for value in (*each[1], *each[2].values()) if callable(value))
+    ]
+
+
+def _of_world(clocks: dict[Any, Any], default: Any) -> Any:
+    return clocks.get(default, default) if callable(default) else default
 
 
 class Database(sqlite3.Connection):
