@@ -104,17 +104,15 @@ def serve(address: str, folder: str) -> None:
         time.sleep(600)
 
 
-def work(address: str) -> None:
-    rng = np.random.default_rng(os.getpid())
+def work(address: str, groups: str) -> None:
+    rng, batch = np.random.default_rng(os.getpid()), int(groups)
     made = [answer_of(rng) for _ in range(256)]
     with memoire.Prompts(address, "t", timeout=60.0) as prompts:
         while True:
             try:
-                for lease in prompts.lease(4, timeout=10.0):
-                    picks = rng.integers(0, len(made), len(lease.missing))
-                    prompts.answers(
-                        lease, {i: made[pick] for i, pick in zip(lease.missing, picks, strict=True)}, version=1
-                    )
+                leases = prompts.lease(batch, timeout=10.0)
+                picks = iter(rng.integers(0, len(made), GROUP * batch).tolist())
+                prompts.answer_all([(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases], 1)
             except MemoireTimeout:
                 return
 
@@ -123,14 +121,14 @@ def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, __file__, "--role", *arguments])
 
 
-def answers(prompts: int, durable: bool = False) -> float:
+def answers(prompts: int, durable: bool = False, batch: int = 16) -> float:
     """Answers a second, from the first prompt that is given to the last group that is drawn."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/server"
         started = [start("server", address, f"{folder}/state" if durable else "")]
         try:
             with memoire.Prompts(address, "t", timeout=60.0) as trainer:
-                started += [start("worker", address) for _ in range(2)]
+                started += [start("worker", address, str(batch)) for _ in range(2)]
                 trainer.add({0: b""}, "warm")
                 trainer.finish("warm")
                 assert len(list(trainer.groups(1))) == 1  # both workers may not be there yet; one is

@@ -55,7 +55,11 @@ def run(options) -> None:
                 Curve.rows.append((state.global_step, Curve.answers(state.global_step), right, seconds))
                 control.should_training_stop = right >= GOAL
 
-    side = {} if options.side == "trl" else memoire_side(sums, learned, Curve)
+    side = {
+        "trl": dict,
+        "direct": lambda: direct_side(sums, learned),
+        "memoire": lambda: memoire_side(sums, learned, Curve),
+    }[options.side]()
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=GROUP * GROUPS, num_generations=GROUP,
@@ -83,6 +87,21 @@ def rewards_of(sums):
         return [float(ids[:1] == [sums.right_token(each)]) for each, ids in zip(prompts, completion_ids, strict=True)]
 
     return rewards
+
+
+def direct_side(sums, learned):
+    """TRL alone with the generator of memoire's side, which is quicker than TRL's: so their seconds can be compared."""
+
+    def rollout(prompts, trainer):
+        asked = prompts[:: trainer.num_generations]
+        said, known = sums.answers(learned, asked, trainer.num_generations)
+        return {
+            "prompt_ids": [sums.ids_of(each) for each in prompts],
+            "completion_ids": [[token] for token in said.flatten().tolist()],
+            "logprobs": [[each] for each in known.flatten().tolist()],
+        }
+
+    return {"rollout_func": rollout}
 
 
 def memoire_side(sums, learned, curve):
@@ -202,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     calls = parser.add_subparsers(required=True)
     one = calls.add_parser("run")
-    one.add_argument("--side", choices=["trl", "memoire"], required=True)
+    one.add_argument("--side", choices=["trl", "direct", "memoire"], required=True)
     one.add_argument("--rate", type=float, required=True)
     one.add_argument("--seed", type=int, required=True)
     one.add_argument("--steps", type=int, default=2000)

@@ -3,8 +3,8 @@
     python benchmarks/peers/with_transferqueue.py          # in an environment with TransferQueue 0.1.11 and Ray
 
 The load is that of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a
-mask and a reward; steps of 64 groups; each step is taken away when it was read. There are three ways to do it, and all
-are tried with one and two storage units:
+mask and a reward; steps of 64 groups; each step is taken away when it was read. There are three ways to do it. All are
+tried with one and two storage units, and with 1, 8 and 32 groups in one put:
 
     keys       as verl does it: `kv_batch_put` of a group, then the tag of its prompt; the trainer lists the tags until
                64 prompts are finished, reads their rows by key, and clears them
@@ -37,8 +37,8 @@ def answer_of(rng, mean=380.0):
     return {"tokens": tokens, "logprob": torch.rand(size), "mask": tokens > 9, "reward": torch.tensor(float(size % 2))}
 
 
-def group_of(answers, padded):
-    """A group as TransferQueue takes it: nested tensors, or padded ones."""
+def rows_of(answers, padded):
+    """Answers as TransferQueue takes them: nested tensors, or padded ones."""
     columns = {}
     for name in FIELDS:
         rows = [each[name] for each in answers]
@@ -48,31 +48,37 @@ def group_of(answers, padded):
             columns[name] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         else:
             columns[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    return TensorDict(columns, batch_size=GROUP)
+    return TensorDict(columns, batch_size=len(answers))
 
 
 @ray.remote(num_cpus=0)
 class Worker:
     """Puts groups that were made before."""
 
-    def __init__(self, number, way) -> None:
+    def __init__(self, number, way, batch) -> None:
         torch.set_num_threads(1)
         tq.init()
         rng = np.random.default_rng(number)
         made = [answer_of(rng) for _ in range(256)]
-        self.number, self.way = number, way
-        self.groups = [
-            group_of([made[pick] for pick in rng.integers(0, 256, GROUP)], way == "padded") for _ in range(64)
-        ]
+        self.number, self.way, self.batch = number, way, batch
+        self.rows = {
+            count: [
+                rows_of([made[pick] for pick in rng.integers(0, 256, count * GROUP)], way == "padded")
+                for _ in range(max(1, 64 // count))
+            ]
+            for count in {1, batch}
+        }
 
     def put(self, groups, partition) -> None:
-        """Put so many groups, one after the other."""
-        for place in range(groups):
-            uid = f"{self.number}-{place}"
-            tags = [{"seq_len": 380}] * GROUP
-            tq.kv_batch_put([f"{uid}_{i}_0" for i in range(GROUP)], partition, self.groups[place % 64], tags)
+        """Put so many groups, `batch` of them at once."""
+        count = min(self.batch, groups)
+        for first in range(0, groups, count):
+            uids = [f"{self.number}-{place}" for place in range(first, first + count)]
+            keys, tags = [f"{uid}_{i}_0" for uid in uids for i in range(GROUP)], [{"seq_len": 380}] * (GROUP * count)
+            made = self.rows[count]
+            tq.kv_batch_put(keys, partition, made[first // count % len(made)], tags)
             if self.way == "keys":
-                tq.kv_put(uid, partition, tag={"is_prompt": True, "status": "finished"})
+                tq.kv_batch_put(uids, partition, tags=[{"is_prompt": True, "status": "finished"}] * count)
 
 
 def by_keys(prompts, partition):
@@ -107,14 +113,18 @@ def by_sampler(prompts, partition):
     return read
 
 
-def answers(prompts, way, units) -> tuple[float, float]:
-    """Answers a second from the first put to the last read, and seconds from the start to the first group."""
+def answers(prompts, way, units, batch) -> tuple[float, float]:
+    """Answers a second from the first put to the last read, and seconds from the start to the first group.
+
+    Args:
+        batch: Groups in one put; `prompts` are a multiple of 2 * batch.
+    """
     began = time.perf_counter()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=GROUP)
     conf = {"backend": {"SimpleStorage": {"num_data_storage_units": units}}}
     tq.init(conf | ({} if way == "keys" else {"controller": {"sampler": sampler, "polling_mode": True}}))
-    workers = [Worker.remote(number, way) for number in range(WORKERS)]
+    workers = [Worker.remote(number, way, batch) for number in range(WORKERS)]
     read = by_keys if way == "keys" else by_sampler
     ray.get(workers[0].put.remote(1, "warm"))
     read(1, "warm")
@@ -136,13 +146,16 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1024)
     parser.add_argument("--ways", nargs="+", default=["keys", "sampler", "padded"])
     parser.add_argument("--units", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32], help="groups in one put")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for way in options.ways:
         for units in options.units:
-            rate, first = answers(options.prompts, way, units)
-            said = f"{rate:.0f} answers/s, first group after {first:.1f} s"
-            print(f"TransferQueue 0.1.11, {way}, {units} storage units: {said}", flush=True)
+            for batch in options.batches:
+                rate, first = answers(options.prompts, way, units, batch)
+                said = f"{rate:.0f} answers/s, first group after {first:.1f} s"
+                what = f"{way}, {units} storage units, {batch} groups a put"
+                print(f"TransferQueue 0.1.11, {what}: {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import msgspec
 
 from memoire.replay.schema import Schema
 
-from .columns import RawColumns, append
+from .columns import NOTHING, Packed, RawColumns, append, chosen, packed, unpacked
 from .rows import Key
 
 ROW, PAYLOAD, COLUMNS, STEP, PLAN, FACTS = range(6)
@@ -35,7 +35,7 @@ class PromptBytes:
         """What changed since it was saved last; None: nothing is ever saved."""
         self._schema = schema
         self._payloads: dict[Key, bytes] = {}
-        self._columns: dict[Key, dict[int, RawColumns]] = {}
+        self._answers: dict[Key, dict[int, Packed]] = {}
 
     def add(self, key: Key, payload: bytes) -> None:
         """Keep the payload of a prompt."""
@@ -47,42 +47,49 @@ class PromptBytes:
         """The payload of a prompt."""
         return self._payloads.get(key, b"")
 
-    def begin(self, key: Key, index: int, amended: int) -> None:
-        """An answer begins anew: only what was amended stays of it."""
-        kept = self._columns.get(key, {}).get(index)
-        if kept:
-            self._put(key, index, {place: data for place, data in kept.items() if amended >> place & 1})
+    def begin(self, key: Key, index: int, amended: int, come: Packed) -> None:
+        """The first piece of an answer came: beside it only what was amended stays."""
+        if amended:
+            self._put(key, index, chosen(self._schema, self.packed(key, index), amended))
+            self.append(key, index, amended, come)
+        else:
+            self._put(key, index, come)
 
-    def append(self, key: Key, index: int, come: RawColumns, amended: int = 0) -> None:
+    def append(self, key: Key, index: int, amended: int, come: Packed) -> None:
         """A piece of an answer came."""
-        kept = dict(self._columns.get(key, {}).get(index, {}))
-        append(self._schema, kept, come, amended)
-        self._put(key, index, kept)
+        kept = self.columns(key, index)
+        append(self._schema, kept, unpacked(self._schema, come), amended)
+        self._put(key, index, packed(self._schema, kept))
 
-    def replace(self, key: Key, index: int, come: RawColumns) -> None:
+    def replace(self, key: Key, index: int, come: Packed) -> None:
         """Columns of an answer are these from now on."""
-        self._put(key, index, self._columns.get(key, {}).get(index, {}) | come)
+        self._put(key, index, packed(self._schema, self.columns(key, index) | unpacked(self._schema, come)))
 
-    def _put(self, key: Key, index: int, columns: RawColumns) -> None:
-        answers = self._columns.setdefault(key, {})
-        self.bytes += _size(columns) - _size(answers.get(index, {}))
-        answers[index] = columns
-        self._save(COLUMNS, packed_key(*key, index), msgspec.msgpack.encode(columns))
+    def _put(self, key: Key, index: int, made: Packed) -> None:
+        answers = self._answers.setdefault(key, {})
+        self.bytes += len(made.data) - len(answers.get(index, NOTHING).data)
+        answers[index] = made
+        if self.saves is not None:
+            self.saves[COLUMNS, packed_key(*key, index)] = msgspec.msgpack.encode(made)
+
+    def packed(self, key: Key, index: int) -> Packed:
+        """What is there of an answer."""
+        return self._answers.get(key, {}).get(index, NOTHING)
 
     def columns(self, key: Key, index: int) -> RawColumns:
-        """What is there of an answer."""
-        return self._columns.get(key, {}).get(index, {})
+        """The same, each column by itself."""
+        return unpacked(self._schema, self.packed(key, index))
 
     def let_go(self, key: Key, index: int | None = None) -> None:
         """Keep the columns of an answer, or of all answers to a prompt, no longer."""
-        answers = self._columns.get(key, {})
+        answers = self._answers.get(key, {})
         for each in [index] if index is not None else list(answers):
-            columns = answers.pop(each, None)
-            if columns is not None:
-                self.bytes -= _size(columns)
+            made = answers.pop(each, None)
+            if made is not None:
+                self.bytes -= len(made.data)
                 self._save(COLUMNS, packed_key(*key, each), None)
         if not answers:
-            self._columns.pop(key, None)
+            self._answers.pop(key, None)
 
     def forget(self, key: Key) -> None:
         """A prompt has left the table."""
@@ -98,14 +105,10 @@ class PromptBytes:
             self.bytes += len(body)
         else:
             dataset, epoch, index, answer = msgspec.msgpack.decode(key, type=tuple[str, int, int, int])
-            columns = msgspec.msgpack.decode(body, type=dict[int, bytes])
-            self._columns.setdefault((dataset, epoch, index), {})[answer] = columns
-            self.bytes += _size(columns)
+            made = msgspec.msgpack.decode(body, type=Packed)
+            self._answers.setdefault((dataset, epoch, index), {})[answer] = made
+            self.bytes += len(made.data)
 
     def _save(self, kind: int, key: bytes, body: bytes | None) -> None:
         if self.saves is not None:
             self.saves[kind, key] = body
-
-
-def _size(columns: RawColumns) -> int:
-    return sum(map(len, columns.values()))

@@ -8,12 +8,15 @@ A table keeps the bytes of each column; pieces of a ragged one are put behind ea
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from memoire.errors import EntryError, NoSuchField, ParameterError, ProtocolError
+from memoire.replay.columns import Column
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 from memoire.replay.value_conversion import exact, finite, is_finite
@@ -48,6 +51,14 @@ def names_of(schema: Schema, mask: int) -> list[str]:
     return [name for place, name in enumerate(schema.names) if mask >> place & 1]
 
 
+def mask_of_places(places: Iterable[int]) -> int:
+    """A bit for each of these places in the schema."""
+    mask = 0
+    for place in places:
+        mask |= 1 << place
+    return mask
+
+
 def places_of(mask: int) -> list[int]:
     """The places of these bits."""
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
@@ -59,53 +70,104 @@ def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
     Raises:
         NoSuchField, EntryError: a column is not in the schema, or has another dtype or shape.
     """
-    mask_of(schema, columns)
     found: RawColumns = {}
     for place, name in enumerate(schema.names):
         if name in columns:
-            value = finite(name, schema[name], exact(name, schema[name], columns[name]))
-            found[place] = np.ascontiguousarray(value).tobytes()
+            column = schema[name]
+            value = exact(name, column, columns[name])
+            found[place] = (finite(name, column, value) if column.is_finite else value).tobytes()
+    if len(found) < len(columns):
+        mask_of(schema, columns)  # names the one that is not there
     if not found:
         raise EntryError("columns", f"at least one of {', '.join(schema.names)}", "none")
     return found
 
 
-def lengths_of(schema: Schema, raw: Mapping[int, bytes]) -> list[int]:
-    """Elements of each ragged one of these columns, in the schema's order."""
-    columns = [(schema[schema.names[place]], data) for place, data in sorted(raw.items())]
-    return [len(data) // column.nbytes for column, data in columns if column.is_ragged]
+class Packed(NamedTuple):
+    """Columns of one answer as they travel, and as a table keeps them."""
+
+    columns: int
+    """A bit for each column of the schema that is there."""
+    lengths: list[int]
+    """Elements of each ragged one of them, in the schema's order."""
+    data: bytes
+    """Their bytes, likewise, without padding."""
 
 
-def joined(raw: Mapping[int, bytes]) -> bytes:
-    """The bytes of all these columns, in the schema's order."""
-    return b"".join(data for _, data in sorted(raw.items()))
+NOTHING: Final = Packed(0, [], b"")
 
 
-def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview) -> RawColumns:
+class _Form(NamedTuple):
+    """How the bytes of some columns follow each other."""
+
+    columns: list[tuple[int, str, Column]]
+    """With their places."""
+    plain: int
+    """Bytes of those that are not ragged."""
+    ragged: list[int]
+    """Bytes of one element of each ragged one."""
+    has_finite: bool
+    """Whether some may only have finite numbers."""
+
+
+@functools.lru_cache(maxsize=256)
+def _form(schema: Schema, mask: int) -> _Form:
+    """Raises ProtocolError: there are no such columns."""
+    names = schema.names
+    if mask >> len(names) or mask < 0:
+        raise ProtocolError("container", f"columns {mask:#x} of a schema that has {len(names)}")
+    columns = [(place, names[place], schema[names[place]]) for place in places_of(mask)]
+    plain = sum(column.nbytes for _, _, column in columns if not column.is_ragged)
+    ragged = [column.nbytes for _, _, column in columns if column.is_ragged]
+    return _Form(columns, plain, ragged, any(column.is_finite for _, _, column in columns))
+
+
+def packed(schema: Schema, raw: RawColumns) -> Packed:
+    """Columns behind each other."""
+    mask, lengths = mask_of_places(raw), list[int]()
+    for place, _, column in _form(schema, mask).columns:
+        if column.is_ragged:
+            lengths.append(len(raw[place]) // column.nbytes)
+    return Packed(mask, lengths, b"".join([raw[place] for place in sorted(raw)]))
+
+
+def unpacked(schema: Schema, made: Packed) -> RawColumns:
+    """Each column by itself."""
+    found, begin, lengths = RawColumns(), 0, iter(made.lengths)
+    for place, _, column in _form(schema, made.columns).columns:
+        end = begin + (column.nbytes * next(lengths) if column.is_ragged else column.nbytes)
+        found[place] = made.data[begin:end]
+        begin = end
+    return found
+
+
+def chosen(schema: Schema, made: Packed, mask: int) -> Packed:
+    """Those of these columns that an answer has."""
+    if not made.columns & ~mask:
+        return made
+    return packed(schema, {place: data for place, data in unpacked(schema, made).items() if mask >> place & 1})
+
+
+def checked(schema: Schema, mask: int, lengths: list[int], data: memoryview) -> Packed:
     """The columns of a received piece, completely checked, as bytes of their own.
 
     Raises:
         ProtocolError: and nothing else, whatever the bytes.
     """
-    if mask >> len(schema.names) or not mask:
-        raise ProtocolError("container", f"columns {mask:#x} of a schema that has {len(schema.names)}")
-    found, begin, ragged = RawColumns(), 0, iter(lengths)
-    for place in places_of(mask):
-        name = schema.names[place]
-        column = schema[name]
-        size = column.nbytes
-        if column.is_ragged:
-            length = next(ragged, None)
-            if length is None or length * size > len(data):
-                raise ProtocolError("container", f"column {name!r} of {length} elements in {len(data)} bytes")
-            size *= length
-        found[place] = bytes(data[begin : begin + size])
-        begin += size
-        if column.is_finite and not is_finite(np.frombuffer(found[place], column.dtype)):
-            raise ProtocolError("value", f"column {name!r} is not finite; declare it with nan='allow' where it may be")
-    if begin != len(data) or next(ragged, None) is not None:
-        raise ProtocolError("container", f"columns of {begin} bytes in {len(data)}")
-    return found
+    form = _form(schema, mask)
+    if len(lengths) != len(form.ragged):
+        raise ProtocolError("container", f"{len(lengths)} lengths of {len(form.ragged)} ragged columns")
+    size = form.plain + sum(map(operator.mul, lengths, form.ragged))
+    if size != len(data) or not mask:
+        raise ProtocolError("container", f"columns of {size} bytes in {len(data)}")
+    made = Packed(mask, lengths, bytes(data))
+    if form.has_finite:
+        raw = unpacked(schema, made)
+        for place, name, column in form.columns:
+            if column.is_finite and not is_finite(np.frombuffer(raw[place], column.dtype)):
+                text = f"column {name!r} is not finite; declare it with nan='allow' where it may be"
+                raise ProtocolError("value", text)
+    return made
 
 
 def append(schema: Schema, kept: RawColumns, come: RawColumns, amended: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .book import PromptBook
+from .plan import needed
 from .rows import PromptState
 from .table import PromptTable
 
@@ -89,8 +90,8 @@ def figures_of(table: PromptTable) -> dict[str, int]:
     }
 
 
-def why_not(table: PromptTable, count: int, now: float) -> str:
-    """What a draw of so many groups waits for."""
+def why_not(table: PromptTable, count: int, now: float, replay: float = 0.0) -> str:
+    """What a draw of so many groups waits for, of which the share `replay` may be replayed."""
     book, text = table.book, []
     for state in (PromptState.LEASED, PromptState.ANSWERED, PromptState.WAITING):
         if number := book.training(state):
@@ -99,7 +100,9 @@ def why_not(table: PromptTable, count: int, now: float) -> str:
         f"; {table.steps.stale} were too old (max_model_lag={table.rules.max_model_lag})" if table.steps.stale else ""
     )
     there = ", ".join(text) or ("no more come" if book.is_finished else "no others were given")
-    return f"{len(book.ready)} of {count} groups ready: {there}{stale}"
+    wanted = needed(count, len(table.steps.ring), replay)
+    again = f" ({count - wanted} more are replayed)" if wanted < count else ""
+    return f"{len(book.ready)} of {wanted} groups ready{again}: {there}{stale}"
 
 
 def _detail(table: PromptTable, state: PromptState, now: float) -> str:

@@ -197,8 +197,8 @@ class PromptLeases:
         """Bring a prompt on after one of its answers has changed."""
         if row.state not in (*_OPEN, PromptState.ANSWERED):
             return
-        if missing := row.missing:
-            if row.lease and set(missing) <= set(row.given_up):
+        if not row.is_settled:
+            if row.given_up and set(row.missing) <= set(row.given_up):
                 self._give_back(row)
             return
         self._end(row)

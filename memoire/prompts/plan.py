@@ -1,6 +1,7 @@
 """How the groups of a step are shared out: over servers, by what is ready, and over a trainer's ranks, by tokens. Pure.
 
     servers   a 90 ready, b 30      64 groups      plan {a: 48, b: 16}
+    replay    a 1 ready, 9 committed, share 0.75: a can give 4, of which 3 are replayed
     ranks     tokens 9 7 6 5 4 1    2 ranks        0: 9 5 1 = 15     1: 7 6 4 = 17, then 5 and 6 change places: 16, 16
 
 Every rank comes to the same lists, since they follow from the step's groups alone.
@@ -8,6 +9,7 @@ Every rank comes to the same lists, since they follow from the step's groups alo
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,8 +20,22 @@ MAX_SWAPS: Final = 256
 """Exchanges of two groups that are tried to even out two ranks."""
 
 
+def most_of(ready: int, replayable: int, replay: float, groups: int) -> int:
+    """Groups of a step that a server can give, at most `groups`: those that are ready, and for the share `replay` of
+    them groups that may be replayed.
+    """
+    if not replay:
+        return min(ready, groups)
+    return bisect.bisect_right(range(1, groups + 1), ready, key=lambda count: needed(count, replayable, replay))
+
+
+def needed(count: int, replayable: int, replay: float) -> int:
+    """Ready groups without which a server cannot give `count` groups."""
+    return count - min(round(replay * count), replayable)
+
+
 def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
-    """Groups of each server, in proportion to those that are ready; in all `groups`, or all that are ready."""
+    """Groups of each server, in proportion to those that it can give; in all `groups`, or all that it can."""
     total = sum(ready.values())
     if total <= groups:
         return {name: count for name, count in ready.items() if count}

@@ -105,6 +105,11 @@ class PromptRow(msgspec.Struct, array_like=True, eq=False):
         return [i for i, answer in enumerate(self.answers) if not answer.is_settled]
 
     @property
+    def is_settled(self) -> bool:
+        """Whether workers have nothing more to give. What is missing is often at the end."""
+        return all(answer.is_settled for answer in reversed(self.answers))
+
+    @property
     def version(self) -> int:
         """Of the model that made the group's oldest token; 0 if nothing came."""
         return max(0, min((each.version for each in self.answers if each.is_whole), default=0))

@@ -12,7 +12,7 @@ import msgspec
 
 from memoire.errors import ProtocolError
 
-from .columns import RawColumns, checked, joined, lengths_of
+from .columns import NOTHING, Packed, checked
 from .rows import PromptRow, PromptState
 from .table import PromptTable
 
@@ -40,11 +40,8 @@ def kept_of(table: PromptTable, row: PromptRow) -> KeptPrompt | None:
     """A prompt as a snapshot has it; None if it has left the table."""
     if row.key not in table.book.rows:
         return None
-    answers: dict[int, tuple[int, list[int], bytes]] = {}
-    for index in range(len(row.answers)):
-        raw = table.store.columns(row.key, index)
-        if raw:
-            answers[index] = (sum(1 << place for place in raw), lengths_of(table.schema, raw), joined(raw))
+    kept = ((index, table.store.packed(row.key, index)) for index in range(len(row.answers)))
+    answers = {index: made for index, made in kept if made.columns}
     encode = msgspec.msgpack.encode
     return KeptPrompt(encode(row), table.store.payload(row.key), encode(answers))
 
@@ -65,8 +62,8 @@ def put_back(table: PromptTable, kept: KeptPrompt) -> bool:
     table.book.restore(row)
     table.steps.hold(row)
     table.store.add(row.key, kept.payload)
-    for index, raw in columns.items():
-        table.store.append(row.key, index, raw)
+    for index, made in columns.items():
+        table.store.begin(row.key, index, 0, made)
     table.book.touch(row)
     facts = table.book.facts
     if facts.session != RESTORED:
@@ -75,17 +72,17 @@ def put_back(table: PromptTable, kept: KeptPrompt) -> bool:
     return True
 
 
-def _unpacked(table: PromptTable, kept: KeptPrompt) -> tuple[PromptRow, dict[int, RawColumns]]:
+def _unpacked(table: PromptTable, kept: KeptPrompt) -> tuple[PromptRow, dict[int, Packed]]:
     try:
         row = msgspec.msgpack.decode(kept.row, type=PromptRow)
-        told = msgspec.msgpack.decode(kept.columns, type=dict[int, tuple[int, list[int], bytes]])
+        told = msgspec.msgpack.decode(kept.columns, type=dict[int, Packed])
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError("container", f"a record that is no prompt: {error}") from None
     if len(row.answers) != table.rules.group or not set(told) <= set(range(table.rules.group)):
         raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.rules.group}")
     columns = {i: checked(table.schema, mask, lengths, memoryview(data)) for i, (mask, lengths, data) in told.items()}
     for index, answer in enumerate(row.answers):
-        there = sum(1 << place for place in columns.get(index, {}))
+        there = columns.get(index, NOTHING).columns
         if there != (answer.columns if row.has_columns and not answer.failed else 0):
             raise ProtocolError("container", f"answer {index} has other columns than its row says")
     return row, columns

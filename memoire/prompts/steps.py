@@ -202,11 +202,12 @@ class PromptSteps:
         missing = count - len(found.keys) - len(found.replayed)
         if found.is_closed or (step in self.steps and missing <= 0):
             return self._fix(found, count, is_last) if is_last and not found.is_closed else found
-        chosen, importance = ([], []) if found.keys else self.ring.draw(round(replay * count), self._seed(step))
+        is_begun = bool(found.keys or found.replayed)
+        chosen, importance = ([], []) if is_begun else self.ring.draw(round(replay * count), self._seed(step))
         rows = self._take(missing - len(chosen), is_last)
         if rows is None:
             return None
-        if rows and chosen:
+        if chosen:
             found.replayed, found.importance = [row.key for row in chosen], importance
         for row in rows:
             row.step = step

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from memoire.wire.messages import StepPlan
 
 from .book import PromptBook, nothing_waits
 from .bytes import ROW, PromptBytes, packed_key
-from .columns import RawColumns, gathered, lengths_of
+from .columns import Packed, chosen, gathered
 from .leases import Outcome, PromptLeases
 from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
 from .scores import column_of, scorer
@@ -147,25 +146,24 @@ class PromptTable:
             self.tidy()
 
     def answer(
-        self, row: PromptRow, lease: int, index: int, come: RawColumns, *, piece: int = 0, is_last: bool = True,
+        self, row: PromptRow, lease: int, index: int, come: Packed, *, piece: int = 0, is_last: bool = True,
         version: int = 0,
     ) -> Outcome:  # fmt: skip
         """A piece of an answer came. Raises ProtocolError: see `PromptLeases.answer`."""
-        mask = sum(1 << place for place in come)
-        tokens = max(lengths_of(self.schema, come), default=1 if is_last else 0)
-        facts: dict[str, Any] = {"piece": piece, "is_last": is_last, "version": version, "tokens": tokens}
-        outcome = self.leases.answer(row, lease, index, mask, **facts)
+        outcome = self.leases.answer(
+            row, lease, index, come.columns, piece=piece, is_last=is_last, version=version,
+            tokens=max(come.lengths, default=1 if is_last else 0),
+        )  # fmt: skip
         if outcome == "taken":
-            amended = row.answers[index].amended
-            if piece == 0:
-                self.store.begin(row.key, index, amended)
-            self.store.append(row.key, index, come, amended)
-            self._bring_on(row)
+            put = self.store.append if piece else self.store.begin
+            put(row.key, index, row.answers[index].amended, come)
+            if is_last:
+                self._bring_on(row)
         return outcome
 
-    def amend(self, row: PromptRow, index: int, come: RawColumns) -> Outcome:
+    def amend(self, row: PromptRow, index: int, come: Packed) -> Outcome:
         """Columns of an answer came from elsewhere."""
-        outcome = self.leases.amend(row, index, sum(1 << place for place in come))
+        outcome = self.leases.amend(row, index, come.columns)
         if outcome == "taken":
             self.store.replace(row.key, index, come)
             self._bring_on(row)
@@ -182,12 +180,14 @@ class PromptTable:
 
     def _bring_on(self, row: PromptRow) -> None:
         self.leases.settle(row)
-        self.tidy()
+        if self.book.let_go:
+            self.tidy()
 
     def expire(self, now: float) -> int:
         """End leases whose time has passed; returns how many."""
         ended = len(self.leases.expire(now))
-        self.tidy()
+        if ended:
+            self.tidy()
         return ended
 
     # Trainers
@@ -250,6 +250,9 @@ class PromptTable:
             self.steps.ring.discard(key)
             if self.store.saves is not None:
                 self.store.saves[ROW, packed_key(*key)] = None
+        if self.store.saves is None:  # nobody takes what has changed
+            for each in (book.dirty, self.steps.dirty, self.new_plans):
+                each.clear()
         least = book.facts.committed - self.rules.keep
         for number in [number for number in self.plans if number <= least]:
             del self.plans[number]
@@ -262,9 +265,9 @@ class PromptTable:
         """Whether no more groups come."""
         return self.book.is_finished and not self.book.pending
 
-    def columns(self, row: PromptRow, index: int, mask: int) -> RawColumns:
+    def columns(self, row: PromptRow, index: int, mask: int) -> Packed:
         """Those of these columns that an answer has."""
-        return {place: data for place, data in self.store.columns(row.key, index).items() if mask >> place & 1}
+        return chosen(self.schema, self.store.packed(row.key, index), mask)
 
     def rows(self, states: Sequence[int], tags: Mapping[str, str], since: int) -> Iterator[PromptRow]:
         """Prompts that changed since, in these states (none: any), with these tags."""
@@ -279,5 +282,5 @@ class PromptTable:
         self.steps.check_invariants()
         for row in self.book.rows.values():
             for index, answer in enumerate(row.answers):
-                there = sum(1 << place for place in self.store.columns(row.key, index))
+                there = self.store.packed(row.key, index).columns
                 assert there == (answer.columns if row.has_columns and not answer.failed else 0), (row, index, there)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from memoire.errors import EpochOver, MemoireTimeout
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
-from .columns import checked, mask_of, places_of
-from .plan import balanced, dealt, planned, revised
+from .columns import NOTHING, RawColumns, checked, mask_of, mask_of_places, places_of, unpacked
+from .plan import balanced, dealt, most_of, planned, revised
 from .rows import Key
 from .servers import PromptReply, PromptRequest, PromptServers, keys_of
 from .step import Step, StepAnswer, step_of
@@ -91,7 +91,7 @@ class PromptTrainer:
         if plan is None:
             if self.rank:
                 return None, f"rank 0 has not drawn step {step} yet"
-            plan, why = self._propose(step, groups, told)
+            plan, why = self._propose(step, groups, replay, told)
             if plan is None:
                 return None, why
         elif (found := _complete(plan, told)) is not None:
@@ -102,17 +102,19 @@ class PromptTrainer:
             return None, f"rank 0 is drawing step {step}: {_reasons(told)}"
         return self._fix(step, groups, replay, plan, deadline)
 
-    def _propose(self, step: int, groups: int, told: Mapping[str, PromptReply]) -> tuple[messages.StepPlan | None, str]:
+    def _propose(
+        self, step: int, groups: int, replay: float, told: Mapping[str, PromptReply]
+    ) -> tuple[messages.StepPlan | None, str]:
         """The first plan of a step, once enough groups are ready. Raises EpochOver if none come any more."""
         fixed = {name: len(each.body.groups) for name, each in told.items() if each.body.groups}
-        ready = {name: each.body.counts.get("ready", 0) for name, each in told.items()}
+        spare = {name: _spare(each.body, replay, groups) for name, each in told.items()}
         is_over = self._is_over(told)
-        there = sum(ready.values()) + sum(fixed.values())
+        there = sum(spare.values()) + sum(fixed.values())
         if there < groups and not is_over:
             return None, _reasons(told)
-        if not there:
+        if not fixed and not any(each.body.counts.get("ready", 0) for each in told.values()) and is_over:
             raise EpochOver(step)
-        shares = planned(ready, max(0, groups - sum(fixed.values())))
+        shares = planned(spare, max(0, groups - sum(fixed.values())))
         names = sorted({*shares, *fixed})
         return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}), ""
 
@@ -147,8 +149,8 @@ class PromptTrainer:
         """Servers that lack groups give what they have, if others can give the rest, or nothing more comes."""
         short = [name for name, count in plan.groups.items() if len(told[name].body.groups or ()) < count]
         asked = self._servers.every(messages.Groups(call="draw", session=self.session, step=step), deadline)
-        spare = {name: _spare(each.body) for name, each in asked.items() if name not in short}
-        lacking = sum(plan.groups[name] - _spare(asked[name].body) for name in short)
+        spare = {name: _spare(each.body, replay, groups) for name, each in asked.items()}
+        lacking = sum(plan.groups[name] - spare.pop(name) for name in short)
         if sum(spare.values()) < lacking and not self._is_over(asked):
             return
         closing = {
@@ -215,20 +217,20 @@ class PromptTrainer:
 
 def fetched(
     servers: PromptServers, name: str, keys: Sequence[Key], schema: Schema, places: Sequence[int], deadline: float
-) -> list[dict[int, tuple[int, Any]]]:
+) -> list[dict[int, tuple[int, RawColumns]]]:
     """Model version and columns of each answer to these prompts, which are at one server, by its place."""
-    found: list[dict[int, tuple[int, Any]]] = []
-    mask = sum(1 << place for place in places)
+    found: list[dict[int, tuple[int, RawColumns]]] = []
+    mask = mask_of_places(places)
     while len(found) < len(keys):
         body = messages.Prompts(call="fetch", keys=keys_of(keys[len(found) :][:4096]), columns=mask)
         reply = servers.one(name, PromptRequest(body), deadline)
-        come: list[dict[int, tuple[int, Any]]] = [{} for _ in range(reply.body.answered)]
+        come: list[dict[int, tuple[int, RawColumns]]] = [{} for _ in range(reply.body.answered)]
         begin = 0
         for told in reply.body.columns:
             part = reply.payload[begin : begin + told.bytes]
             begin += told.bytes
-            raw = checked(schema, told.columns, told.lengths, part) if told.columns else {}
-            come[told.key][told.answer] = told.version, raw
+            made = checked(schema, told.columns, told.lengths, part) if told.columns else NOTHING
+            come[told.key][told.answer] = told.version, unpacked(schema, made)
         found += come
     return found
 
@@ -244,9 +246,12 @@ def _complete(plan: messages.StepPlan, told: Mapping[str, PromptReply]) -> list[
     return drawn
 
 
-def _spare(body: messages.Prompted) -> int:
+def _spare(body: messages.Prompted, replay: float, groups: int) -> int:
     """Groups that a server could give beside those that it has fixed."""
-    return 0 if body.is_closed else body.counts.get("ready", 0)
+    counts = body.counts
+    if body.is_closed or body.groups:  # what it has fixed has its share of replayed groups
+        return 0 if body.is_closed else counts.get("ready", 0)
+    return most_of(counts.get("ready", 0), counts.get("replayable", 0), replay, groups)
 
 
 def _reasons(told: Mapping[str, PromptReply]) -> str:

@@ -37,7 +37,8 @@ class TrainerCalls(TableCalls):
             groups: Of all ranks together.
             balance: "tokens": ranks get as many groups each, and about as many tokens. None: one after the other.
             columns: Those that are fetched; None is all.
-            replay: Share of the groups that is drawn from committed ones by their scores (`Table(replay_limit=...)`).
+            replay: Share of the groups that is drawn from committed ones by their scores (`Table(replay_limit=...)`),
+                as far as there are so many. With 1 a step waits for no new group once enough are committed.
 
         Raises:
             MemoireTimeout: not enough groups were ready in that time; says what is missing.

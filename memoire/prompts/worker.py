@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
-from .columns import RawColumns, joined, lengths_of, raw_columns
+from .columns import RawColumns, packed, raw_columns
 from .rows import Key
 from .servers import PromptReply, PromptRequest, PromptServers
 
+MAX_PIECES = 1024
+"""Of answers in one request."""
+Answers: TypeAlias = Mapping[int, Mapping[str, Any]]
+"""Answers to one prompt, by their places in its group."""
 LEASE_TIMEOUT = 3.0
 """Seconds for which a lease waits for the answer of one server, when there are others."""
 
@@ -131,61 +135,61 @@ class PromptWorker:
     # Answers
 
     def answer(
-        self, lease: Lease, answers: Mapping[int, Mapping[str, Any]], schema: Schema, *, version: int,
-        piece: int | None, is_last: bool, patience: float,
-    ) -> list[bool]:  # fmt: skip
-        """Send answers to one prompt; for each whether it counts.
+        self, given: Sequence[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None,
+        is_last: bool, patience: float,
+    ) -> list[list[bool]]:  # fmt: skip
+        """Send answers to prompts; for each prompt whether each of them counts.
 
         Args:
             piece: Number of this piece of each; None is the one after those that were sent.
         """
-        deadline, flags = self._servers.transport.now() + patience, dict[int, bool]()
-        for pieces, data in self._requests(lease, answers, schema, version, piece, is_last):
-            body = messages.Answers(call="answer", pieces=pieces)
-            reply = self._servers.one(lease.server, PromptRequest(body, data), deadline)
-            for sent, flag in zip(pieces, reply.body.flags, strict=True):
-                flags[sent.answer] = flag < 2
-                self._pieces[lease.number, sent.answer] = sent.piece + 1
-        if is_last:
+        deadline, flags = self._servers.transport.now() + patience, dict[tuple[int, int], bool]()
+        facts: dict[str, Any] = {"version": version, "piece": piece, "is_last": is_last}
+        left = {
+            name: self._requests([each for each in given if each[0].server == name], schema, **facts)
+            for name in {lease.server for lease, _ in given}
+        }
+        while parts := {name: part for name, each in left.items() if (part := next(each, None)) is not None}:
+            requests = {
+                name: PromptRequest(messages.Answers(call="answer", pieces=pieces), data)
+                for name, (pieces, data) in parts.items()
+            }
+            for name, reply in self._servers.all(requests, deadline).items():
+                for sent, flag in zip(parts[name][0], reply.body.flags, strict=True):
+                    flags[sent.lease, sent.answer] = flag < 2
+                    self._pieces[sent.lease, sent.answer] = sent.piece + 1
+        for lease, answers in given if is_last else ():
             for index in answers:
                 self._pieces.pop((lease.number, index), None)
-        if is_last and set(lease.missing) <= set(answers):
-            self.forget(lease)
-        return [flags[index] for index in answers]
+            if answers.keys() >= set(lease.missing):
+                self.forget(lease)
+        return [[flags[lease.number, index] for index in answers] for lease, answers in given]
 
     def _requests(
-        self, lease: Lease, answers: Mapping[int, Mapping[str, Any]], schema: Schema, version: int,
-        piece: int | None, is_last: bool,
-    ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:  # fmt: skip
+        self, given: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
+    ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:
         """The pieces of each request, of about as many bytes as one may have."""
         limit = self._servers.transport.limits.request_bytes * 3 // 4
         pieces: list[messages.AnswerPiece] = []
         parts: list[bytes] = []
-        for index, columns in answers.items():
+        size = 0
+        for lease, index, columns in ((lease, *each) for lease, answers in given for each in answers.items()):
             cuts = list(cut_up(schema, raw_columns(schema, columns), limit))
             first = self._pieces.get((lease.number, index), 0) if piece is None else piece
             for place, raw in enumerate(cuts):
-                data, number = joined(raw), first + place
-                if pieces and (sum(map(len, parts)) + len(data) > limit or len(pieces) >= 256):
+                mask, lengths, data = packed(schema, raw)
+                is_end = is_last and place == len(cuts) - 1
+                if pieces and (size + len(data) > limit or len(pieces) >= MAX_PIECES):
                     yield pieces, b"".join(parts)
-                    pieces, parts = [], []
-                mask, is_end = sum(1 << column for column in raw), is_last and place == len(cuts) - 1
+                    pieces, parts, size = [], [], 0
                 pieces.append(
                     messages.AnswerPiece(
-                        *lease.key,
-                        lease.number,
-                        index,
-                        number,
-                        is_end,
-                        version,
-                        mask,
-                        lengths_of(schema, raw),
-                        len(data),
-                        "",
+                        *lease.key, lease.number, index, first + place, is_end, version, mask, lengths, len(data), "",
                         False,
                     )
-                )
+                )  # fmt: skip
                 parts.append(data)
+                size += len(data)
         if pieces:
             yield pieces, b"".join(parts)
 
@@ -198,9 +202,7 @@ class PromptWorker:
 
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
         """Bring columns of an answer from elsewhere; whether they came in time."""
-        raw = raw_columns(schema, columns)
-        mask, data = sum(1 << place for place in raw), joined(raw)
-        lengths = lengths_of(schema, raw)
+        mask, lengths, data = packed(schema, raw_columns(schema, columns))
         piece = messages.AnswerPiece(*key, 0, index, 0, True, 0, mask, lengths, len(data), "", False)
         request = PromptRequest(messages.Answers(call="amend", pieces=[piece]), data)
         return self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2

@@ -42,6 +42,12 @@ class Column:
     nan: str = "refuse"
     is_finite: bool = field(init=False, repr=False, compare=False)
     """Whether values that are not finite are refused."""
+    is_ragged: bool = field(init=False, repr=False, compare=False)
+    """Whether the first axis is free."""
+    element: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The shape without a free axis: of what a ragged column has any number of."""
+    nbytes: int = field(init=False, repr=False, compare=False)
+    """Bytes of one value, of a ragged column those of one element."""
 
     @checked_names()
     def __init__(
@@ -51,32 +57,22 @@ class Column:
             plain = np.dtype(dtype)
         except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:
             raise SchemaError(f"{dtype!r} is no dtype. Give one such as np.float32 or 'uint8'.") from error
-        shape = _axes(shape)
+        axes = _axes(shape)
         while plain.subdtype is not None:
             plain, inner = plain.subdtype
-            shape += inner
+            axes += inner
         if role not in ROLES:
             raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}{hint(role, ROLES)}.")
         object.__setattr__(self, "dtype", plain if plain.names else np.dtype(plain.newbyteorder("<").str))
-        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "shape", axes)
         object.__setattr__(self, "role", role)
         object.__setattr__(self, "nan", checked_nan(nan, role))
+        is_ragged = axes[:1] == (None,)
+        element = axes[1:] if is_ragged else axes
         object.__setattr__(self, "is_finite", role != "plain" and nan == "refuse" and plain.kind == "f")
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether the first axis is free."""
-        return self.shape[:1] == (None,)
-
-    @property
-    def element(self) -> tuple[int, ...]:
-        """The shape without a free axis: of what a ragged column has any number of."""
-        return self.shape[1:] if self.is_ragged else self.shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one value, of a ragged column those of one element."""
-        return self.dtype.itemsize * prod(self.element)
+        object.__setattr__(self, "is_ragged", is_ragged)
+        object.__setattr__(self, "element", element)
+        object.__setattr__(self, "nbytes", self.dtype.itemsize * prod(element))
 
     def __str__(self) -> str:
         return dtype_text(self.dtype, self.shape)

@@ -1,5 +1,6 @@
 """Values in the form of a column: converted if nothing of them is lost by it, else refused with what was expected."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[
         and value.dtype.isnative
     ):
         return value
-    array = _array(name, dtype_text(dtype, told), value)
+    array = _array(name, lambda: dtype_text(dtype, told), value)
     made = _cast(array, dtype) if array.shape == shape else None
     if made is None:
         is_beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
@@ -69,18 +70,18 @@ def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[A
     return f"{expected} from {low} to {high}", found
 
 
-def _array(name: str, expected: str, value: Any) -> NDArray[Any]:
+def _array(name: str, expected: Callable[[], str], value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise EntryError(name, expected, f"a {type(value).__name__} that is no array: {error}") from error
+        raise EntryError(name, expected(), f"a {type(value).__name__} that is no array: {error}") from error
 
 
 def _exact_value(name: str, column: Column, value: Any) -> NDArray[Any]:
     """One value of a ragged column: [its length, *F]. Text is UTF-8 where that is what the column can hold."""
     if isinstance(value, str | bytes) and column.dtype == np.uint8 and not column.element:
         value = np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
-    array = value if type(value) is np.ndarray else _array(name, str(column), value)
+    array = value if type(value) is np.ndarray else _array(name, lambda: str(column), value)
     if array.shape == (0,):  # an empty list says nothing of what it has none of
         return np.empty((0, *column.element), column.dtype)
     length = array.shape[0] if array.ndim else 0
@@ -97,7 +98,7 @@ def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
     """Values of a ragged column."""
     if not isinstance(values, Ragged):
         if not isinstance(values, list | tuple):
-            values = _array(name, f"{count} times {column}", values)
+            values = _array(name, lambda: f"{count} times {column}", values)
             if values.ndim == 0:
                 raise EntryError(name, f"{count} times {column}", repr(values.item())[:80])
         values = Ragged.of([_exact_value(name, column, value) for value in values], column.dtype, column.element)
@@ -111,6 +112,8 @@ def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """An array in another dtype, or None where its values have no place in it. Floats may be rounded."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
     source = array.dtype.kind
     if source not in "biuf":
         return None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memoire.errors import ProtocolError
-from memoire.prompts.columns import raw_columns
+from memoire.prompts.columns import packed, raw_columns
 from memoire.prompts.figures import counts_of
 from memoire.prompts.rows import PromptRules, PromptState
 from memoire.prompts.saving import restore, take_changes
@@ -18,6 +18,10 @@ from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
 SCHEMA = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
 GROUP, AT_LEAST = 3, 2
 WORKERS = (b"a" * 16, b"b" * 16)
+
+
+def columns_of(values):
+    return packed(SCHEMA, raw_columns(SCHEMA, values))
 
 
 class PromptMachine(RuleBasedStateMachine):
@@ -87,14 +91,14 @@ class PromptMachine(RuleBasedStateMachine):
         if lease.number < row.answers[index].lease:
             cut = False
         columns = {"tokens": np.arange(index + 3, dtype=np.int32)} | ({"reward": np.float32(1.0)} if scored else {})
-        raw = raw_columns(SCHEMA, columns)
+        raw = columns_of(columns)
         facts = {"version": version}
         if cut and index in self.model.missing(model):
-            first = raw_columns(SCHEMA, {"tokens": columns["tokens"][:2]})
+            first = columns_of({"tokens": columns["tokens"][:2]})
             assert self.table.answer(row, lease.number, index, first, piece=0, is_last=False, **facts) == "taken" or (
                 model.state not in ("waiting", "leased")
             )
-            raw = raw_columns(SCHEMA, columns | {"tokens": columns["tokens"][2:]})
+            raw = columns_of(columns | {"tokens": columns["tokens"][2:]})
             facts["piece"] = 1
         counts = self.model.answer(model, index, version, 1.0 if scored else None)
         assert (self.table.answer(row, lease.number, index, raw, **facts) == "taken") == counts
@@ -108,7 +112,7 @@ class PromptMachine(RuleBasedStateMachine):
             key = data.draw(st.sampled_from(sorted(self.model.prompts)))
             if index not in self.model.prompts[key].answers:
                 return
-            self.table.amend(self.table.book.rows[key], index, raw_columns(SCHEMA, {"reward": np.float32(0.5)}))
+            self.table.amend(self.table.book.rows[key], index, columns_of({"reward": np.float32(0.5)}))
             self.model.amend(self.model.prompts[key], index, 0.5)
 
     @rule(data=st.data(), index=st.integers(0, GROUP - 1), is_again=st.booleans())

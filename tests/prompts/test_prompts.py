@@ -4,9 +4,12 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import memoire
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
+from memoire.prompts.plan import most_of
 
 COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
 ANY = "tcp://127.0.0.1:*"
@@ -268,6 +271,53 @@ def test_dead_groups_are_dropped_and_informative_ones_replayed():
         assert {key for key, old in zip(step.keys, step.is_replayed, strict=True) if old} <= set(first.keys)
         assert step.weights.max() == 1.0 and step.update_scores([0.5] * 4) == 4
         assert prompts.counts()["drawn"] == 2
+
+
+def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alone_goes_on(tmp_path):
+    settings = {"score": "variance", "replay_limit": 8, "keep": 0}
+    tables = {"t": table(**settings)}
+    with memoire.Server(ANY, tables=tables, state_dir=tmp_path) as server:
+        prompts = server.prompts(session="s")
+        prompts.add(dict.fromkeys(range(8), ""), "d")
+        answer_all(prompts, 5)
+        with pytest.raises(MemoireTimeout, match="5 of 6 groups ready"):
+            prompts.draw(0, 6, timeout=0.1, replay=0.5)  # nothing was committed yet
+        assert len(prompts.draw(0, 4, replay=0.5).keys) == 4
+        prompts.commit(0)
+        with pytest.raises(MemoireTimeout, match=r"1 of 2 groups ready \(2 more are replayed\)"):
+            prompts.draw(1, 4, timeout=0.1, replay=0.5)
+        step = prompts.draw(1, 4, replay=0.75)
+        assert sorted(step.is_replayed.tolist()) == [False, True, True, True]
+        alone = prompts.draw(2, 4, replay=1.0)
+        assert alone.is_replayed.all() and len(set(alone.keys)) == 4
+    with memoire.Server(ANY, tables=tables, state_dir=tmp_path) as server:
+        prompts = server.prompts(session="s")
+        assert prompts.draw(2, 4, replay=1.0).keys == alone.keys and prompts.draw(1, 4).keys == step.keys
+        prompts.finish("d")
+        answer_all(prompts)
+        assert len(prompts.draw(3, 8, replay=0.5).keys) == 7  # of the 3 last fresh ones, and the 4 that are kept
+        with pytest.raises(EpochOver):
+            prompts.draw(4, 4, replay=1.0)
+
+
+def test_several_servers_fill_up_their_parts_of_a_step_by_replay():
+    tables = {"t": table(score="variance", replay_limit=64, keep=0)}
+    with memoire.Server(ANY, tables=tables) as one, memoire.Server(ANY, tables=tables) as two:
+        with memoire.Prompts([one.endpoint, two.endpoint], "t", timeout=10.0) as prompts:
+            prompts.add(dict.fromkeys(range(40), ""), "d")
+            answer_all(prompts, 36)
+            fresh = set(prompts.draw(0, 32).keys)
+            prompts.commit(0)
+            step = prompts.draw(1, 16, replay=0.75)
+            old = {key for key, is_old in zip(step.keys, step.is_replayed, strict=True) if is_old}
+            assert len(step.keys) == 16 and len(old) >= 12 and old <= fresh
+            assert not (set(step.keys) - old) & fresh
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.floats(0, 1), st.integers(1, 20))
+def test_a_server_can_give_the_largest_number_of_groups_that_its_ready_ones_allow(ready, replayable, replay, groups):
+    allowed = [n for n in range(groups + 1) if n - min(round(replay * n), replayable) <= ready]
+    assert most_of(ready, replayable, replay, groups) == allowed[-1] and allowed == list(range(len(allowed)))
 
 
 @pytest.mark.parametrize("on_stale", ["drop", "wait", "pace"])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from memoire.errors import ProtocolError
 from memoire.pool.prompts import PromptPool
-from memoire.prompts.columns import checked, joined, lengths_of
+from memoire.prompts.columns import NOTHING, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
 from memoire.prompts.table import PromptTable
@@ -29,8 +29,8 @@ REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
 MAX_LISTED = 2000
 """Prompts of one reply."""
-UNSAVED = ("lease", "renew", "known")
-"""Calls whose replies need not wait for the disk: what is lost of them is asked again."""
+OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
+"""What became of a piece, as replies tell it."""
 
 
 class PromptsHandler:
@@ -90,12 +90,11 @@ class PromptsHandler:
             row = table.book.rows.get(_key_of(key))
             for index in [] if row is None else row.group if row.has_columns else []:
                 assert row is not None
-                raw = table.columns(row, index, body.columns)
-                parts.append(joined(raw))
-                size += len(parts[-1])
-                mask, lengths = sum(1 << column for column in raw), lengths_of(table.schema, raw)
+                mask, lengths, data = table.columns(row, index, body.columns)
+                parts.append(data)
+                size += len(data)
                 version = max(0, row.answers[index].version)
-                told.append(messages.AnswerColumns(place, index, version, mask, lengths, len(parts[-1])))
+                told.append(messages.AnswerColumns(place, index, version, mask, lengths, len(data)))
             answered = place + 1
         return self._reply(table, payload=b"".join(parts), columns=told, answered=answered)
 
@@ -132,17 +131,19 @@ class PromptsHandler:
         for piece in body.pieces:  # all are checked before the first one counts
             part = data[begin : begin + piece.bytes]
             begin += piece.bytes
-            come.append({} if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
+            come.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
         flags = bytearray()
-        for row, piece, raw in zip(rows, body.pieces, come, strict=True):
+        for row, piece, made in zip(rows, body.pieces, come, strict=True):
             if body.call == "fail":
                 outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
             elif body.call == "amend":
-                outcome = table.amend(row, piece.answer, raw)
+                outcome = table.amend(row, piece.answer, made)
             else:
-                facts: dict[str, Any] = {"piece": piece.piece, "is_last": piece.is_last, "version": piece.version}
-                outcome = table.answer(row, piece.lease, piece.answer, raw, **facts)
-            flags.append(("taken", "repeated", "late").index(outcome))
+                outcome = table.answer(
+                    row, piece.lease, piece.answer, made, piece=piece.piece, is_last=piece.is_last,
+                    version=piece.version,
+                )  # fmt: skip
+            flags.append(OUTCOMES[outcome])
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
 
     # Givers and trainers
@@ -206,18 +207,15 @@ class PromptsHandler:
         found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
         plan = table.plans.get(body.step)
         if found is None:
-            why = why_not(table, body.count or body.wanted, now)
-            return self._reply(
-                table, wait=why, plan=plan, counts={"ready": len(table.book.ready)}, is_saved=body.plan is None
-            )
+            why = why_not(table, body.count or body.wanted, now, body.replay)
+            return self._reply(table, wait=why, plan=plan, counts=_drawable(table), is_saved=body.plan is None)
         if not table.steps.is_kept(found):
             text = f"the columns of step {body.step} were let go: step {table.book.facts.committed} is committed"
             raise ProtocolError("missing", text)
         groups = [_group_of(table.book.rows[key], None) for key in found.keys]
         for key, importance in zip(found.replayed, found.importance, strict=True):
             groups.append(_group_of(table.book.rows[key], importance))
-        counts = {"ready": len(table.book.ready)}
-        return self._reply(table, groups=groups, plan=plan, is_closed=found.is_closed, counts=counts)
+        return self._reply(table, groups=groups, plan=plan, is_closed=found.is_closed, counts=_drawable(table))
 
     # Replies
 
@@ -261,6 +259,10 @@ def _facts_of(row: PromptRow) -> messages.PromptFacts:
 def _lease_of(row: PromptRow, now: float, size: int) -> messages.LeasedPrompt:
     left = max(0.0, row.until - now)
     return messages.LeasedPrompt(*row.key, row.lease, left, row.missing, row.is_evaluation, row.tags, size)
+
+
+def _drawable(table: PromptTable) -> dict[str, int]:
+    return {"ready": len(table.book.ready), "replayable": len(table.steps.ring)}
 
 
 def _group_of(row: PromptRow, importance: float | None) -> messages.GroupFacts:
