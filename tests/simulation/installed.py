@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import inspect
+import logging
 import os
 import random
 import secrets
@@ -17,6 +19,7 @@ import sqlite3
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
@@ -38,9 +41,10 @@ RARER: Final = {
     (takes, "RETRY_INTERVAL"): 0.5,
     (saver, "SAVE_DELAY"): 0.5,
     (io_requests, "TOLD_INTERVAL"): 0.1,
+    (thread, "IDLE_INTERVAL"): 5.0,
 }
 """Seconds between two looks that find nothing, nearly always: of a reader that waits for samples, of a store to which nobody
-has said anything, and of a server that ends. Each look takes a turn, and those of a reader messages to each server.
+has said anything, of a server that ends, and of a thread that has nothing to do. Each look takes a turn, and those of a reader messages to each server.
 """
 NAMES: Final = ("Lock", "RLock", "Condition", "Event", "Thread")
 
@@ -83,6 +87,9 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
         def put(where: Any, name: str, what: Any) -> None:
             stack.enter_context(mock.patch.object(where, name, what))
 
+        put(
+            logging, "time", types.SimpleNamespace(**vars(time))
+        )  # a line that is logged or not takes no time of this world
         clocks = {time.monotonic: world.monotonic, time.time: world.wall}
         for function, positional, named in _functions_with_clocks():
             put(function, "__defaults__", tuple(_of_world(clocks, each) for each in positional))
@@ -118,9 +125,11 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
         for (module, name), seconds in RARER.items():
             put(module, name, seconds)
         _follow_files(world, put)
+        gc.disable()  # what is taken apart has a say in the order of events, and the time for it depends on the past
         try:
             yield
         finally:
+            gc.enable()
             random.setstate(state)
 
 

@@ -29,19 +29,28 @@ SILENCE: Final = 20.0
 POLLIN: Final = int(zmq.POLLIN)
 POLLOUT: Final = int(zmq.POLLOUT)
 NOBLOCK: Final = int(zmq.NOBLOCK)
+SNDMORE: Final = int(zmq.SNDMORE)
 ROUTER: Final = int(zmq.ROUTER)
 XPUB: Final = int(zmq.XPUB)
 PAIR: Final = int(zmq.PAIR)
 EVENT: Final = struct.Struct("=HI")
 AGAIN: Final = zmq.Again()
 """Raised whenever nothing is there, which is often."""
-RECEIVES: Final = frozenset(map(int, (zmq.ROUTER, zmq.DEALER, zmq.PULL, zmq.SUB, zmq.XPUB)))
 
 
-class Frame(zmq.Frame):
-    """One frame of a message that came."""
+class Frame(bytes):
+    """One frame of a message that came: what the product asks of `zmq.Frame`."""
 
     more = False
+
+    @property
+    def bytes(self) -> bytes:
+        """What it says."""
+        return self
+
+    def get(self, name: Any) -> Any:
+        """ZeroMQ's facts about it: none."""
+        raise zmq.ZMQError(errno.EINVAL)
 
 
 class Network:
@@ -337,7 +346,6 @@ class Socket:
         self.connections: list[Connection] = []
         self.ready: dict[Connection, None] = {}
         """Connections by which something has come that was not taken."""
-        self._receives = self.kind in RECEIVES
         self.topics: dict[bytes, int] = {}
         self.poller: Poller | None = None
         self._dials: dict[str, Dial] = {}
@@ -347,6 +355,7 @@ class Socket:
         self._events = 0
         self.inbox: deque[list[bytes]] = deque()  # of a monitor's own end
         self._turn = 0
+        self._rest: deque[bytes] = deque()  # frames of a message that was taken in part
         self._unsent: list[Any] = []  # frames of a message that is not whole yet
         self._waiting: Any = None  # the task inside of a receive
         self.number = self.world.next_number()
@@ -419,7 +428,7 @@ class Socket:
     def monitor(self, address: str, events: int) -> None:
         """As ZeroMQ's."""
         self.context.monitored[address] = self
-        self._events = events
+        self._events = int(events)
 
     def disable_monitor(self) -> None:
         """As ZeroMQ's."""
@@ -427,7 +436,7 @@ class Socket:
 
     def tell(self, event: int, address: str) -> None:
         """Tell whoever listens to this socket's monitor."""
-        if self.heard is not None and event & self._events:
+        if self.heard is not None and int(event) & self._events:
             self.heard.inbox.append([EVENT.pack(event, 0), address.encode()])
             self.heard.changed()
 
@@ -435,7 +444,7 @@ class Socket:
 
     def readable(self) -> bool:
         """Whether a message is there."""
-        return bool(self.ready) if self._receives else bool(self.inbox)
+        return bool(self.ready or self.inbox)
 
     def writable(self) -> bool:
         """Whether there is room for one."""
@@ -450,15 +459,18 @@ class Socket:
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """As ZeroMQ's; the first frame has the others behind it."""
-        if not hasattr(self, "_rest") or not self._rest:
-            self._rest = deque(self._next(flags))
-        frame = Frame(self._rest.popleft())
+        if not self._rest:
+            self._rest.extend(self._next(int(flags)))
+        data = self._rest.popleft()
+        if copy:
+            return data
+        frame = Frame(data)
         frame.more = bool(self._rest)
-        return frame if not copy else frame.bytes
+        return frame
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """As ZeroMQ's."""
-        return list(self._next(flags))
+        return list(self._next(int(flags)))
 
     def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
         """As ZeroMQ's, without waiting."""
@@ -467,7 +479,7 @@ class Socket:
     def _next(self, flags: int) -> list[bytes]:
         if self.closed:
             raise zmq.ZMQError(zmq.ENOTSOCK)
-        if not self.readable() and not int(flags) & NOBLOCK:
+        if not flags & NOBLOCK and not self.readable():
             self._waiting = self.world.task
             self.world.park(self.options.get(zmq.RCVTIMEO, 0) / 1000.0)
             self._waiting = None
@@ -494,7 +506,7 @@ class Socket:
     def send(self, frame: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
         """As ZeroMQ's, without waiting; here the last frame finds out whether there is room."""
         self._unsent.append(frame)
-        if not flags & zmq.SNDMORE:
+        if not flags & SNDMORE:
             frames, self._unsent = self._unsent, []
             self.send_multipart(frames, flags, copy, track)
 

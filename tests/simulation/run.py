@@ -84,6 +84,7 @@ def main() -> int:
     parser.add_argument("--plant", default="", choices=["", *PLANTS])
     parser.add_argument("--stop-after", type=int, default=3, help="failing seeds after which nothing more is tried")
     parser.add_argument("--whole", action="store_true", help="make no failing schedule shorter")
+    parser.add_argument("--digests", action="store_true", help="print what each seed's trace adds up to")
     parser.add_argument("more", nargs="*", help="settings of the trials, such as storage=rollouts")
     given = parser.parse_args()
     values = dict(_value(word) for word in given.more)
@@ -94,6 +95,8 @@ def main() -> int:
     began, failed, virtual, seconds, turns = time.monotonic(), [], 0.0, 0.0, 0
     for settings, outcome in outcomes(every, given.workers):
         virtual, seconds, turns = virtual + outcome.virtual, seconds + outcome.seconds, turns + outcome.turns
+        if given.digests:
+            print(f"seed {settings.seed}: {outcome.turns} turns, {outcome.digest}", flush=True)
         if outcome.violations:
             failed.append((settings, outcome))
             print(outcome, flush=True)

@@ -6,6 +6,7 @@ the world's.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,10 @@ from simulation.trial import Settings
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def python(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(TESTS / "support")]))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
+def python(*words: str, tests: Path = TESTS, **more: str) -> subprocess.CompletedProcess[str]:
+    folders = [str(tests.parent), str(tests), str(tests / "support")]
+    path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path, **more}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
@@ -32,11 +34,23 @@ def digest_of(output: str) -> str:
     return found[1]
 
 
-def test_the_same_seed_is_the_same_trial_in_every_process() -> None:
-    first = python("simulation.trial", "3", "seconds=30", hash_seed="1")
-    again = python("simulation.trial", "3", "seconds=30", hash_seed="2")
-    other = python("simulation.trial", "4", "seconds=30", hash_seed="1")
-    assert digest_of(first.stdout) == digest_of(again.stdout) != digest_of(other.stdout)
+def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> None:
+    """Elsewhere: another folder, environment, host's name for files, one core, and the second trial of its process."""
+    elsewhere = tmp_path / "a folder with a longer name"
+    for part in ("memoire", "dashboard", "tests/history", "tests/simulation", "tests/support"):
+        shutil.copytree(TESTS.parent / part, elsewhere / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (elsewhere / "tmp").mkdir()
+    strange = {"TMPDIR": str(elsewhere / "tmp"), "HOME": "/", "LC_ALL": "C", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
+    words = ["simulation.run", "--first", "2", "--seeds", "2", "--workers", "1", "--digests", "seconds=30"]
+    here = python("simulation.trial", "3", "seconds=30", PYTHONHASHSEED="1")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        there = python(*words, tests=elsewhere / "tests", **strange)
+    finally:
+        os.sched_setaffinity(0, cores)
+    second, third = re.findall(r"turns, ([0-9a-f]{16})", there.stdout)
+    assert digest_of(here.stdout) == third != second
 
 
 @pytest.mark.parametrize(("storage", "runs"), [("caches", 1), ("caches", 2), ("rollouts", 1)])

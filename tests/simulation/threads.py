@@ -102,58 +102,48 @@ class Lock:
         """Whether somebody holds it."""
         return self._owner is not None
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
 
-class RLock:
+class RLock(Lock):
     """One that its holder may take again."""
 
-    world: World
-
     def __init__(self) -> None:
-        self._inner = type("Lock", (Lock,), {"world": self.world})()
-        self._holder: object = None
+        super().__init__()
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As threading's."""
-        me = self.world.task or self.world
-        if self._holder is me:
+        if self._owner is (self.world.task or self.world):
             self._depth += 1
             return True
-        if not self._inner.acquire(blocking, timeout):
+        if not super().acquire(blocking, timeout):
             return False
-        self._holder, self._depth = me, 1
+        self._depth = 1
         return True
+
+    __enter__ = acquire
 
     def release(self) -> None:
         """As threading's."""
         self._depth -= 1
         if self._depth <= 0:
-            self._holder = None
-            self._inner.release()
+            super().release()
 
     def _is_owned(self) -> bool:
-        return self._holder is (self.world.task or self.world)
+        return self._owner is (self.world.task or self.world)
 
     def _release_save(self) -> int:
-        depth, self._depth, self._holder = self._depth, 0, None
-        self._inner.release()
+        depth, self._depth = self._depth, 0
+        super().release()
         return depth
 
     def _acquire_restore(self, depth: int) -> None:
-        self._inner.acquire()
-        self._holder, self._depth = self.world.task or self.world, depth
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+        super().acquire()
+        self._depth = depth
 
 
 class _Condition:

@@ -81,6 +81,7 @@ class World:
 
     def __init__(self, seed: int, *, preempt: float = 0.02) -> None:
         self.rng = random.Random(f"world {seed}")
+        self._chance = self.rng.random
         self.seed, self.preempt = seed, preempt
         self.now = START
         self.hub = getcurrent()
@@ -199,7 +200,7 @@ class World:
 
     def give_way(self) -> None:
         """Perhaps let others go first: here threads could change places."""
-        if self.task is not None and not self.is_ending and self.rng.random() < self.preempt:
+        if self._chance() < self.preempt and self.task is not None and not self.is_ending:
             self._ready.append(self.task)
             self._leave()
 
@@ -248,11 +249,13 @@ class World:
     def _runs_one(self) -> bool:
         """Give one of those that are ready a turn; False if there is nobody."""
         ready = self._ready
-        if any(task.process.is_stopped for task in ready):
-            ready = [task for task in ready if not task.process.is_stopped]
+        for task in ready:
+            if task.process.is_stopped:
+                ready = [task for task in ready if not task.process.is_stopped]
+                break
         if not ready:
             return False
-        task = ready[self.rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        task = ready[int(self._chance() * len(ready))] if len(ready) > 1 else ready[0]
         self._ready.remove(task)
         self.turns += 1
         self.now += TURN
