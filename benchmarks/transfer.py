@@ -1,5 +1,6 @@
 """How fast do samples get from a worker to a trainer, and models back, beside TMRL's transport (tlspyo)?"""
 
+import hashlib
 import multiprocessing
 import tempfile
 import time
@@ -8,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import zmq
 from measure import Report, Result, arguments, clock, in_turns, results
 from peers import Company
 from peers.transferred import columns, model, packets
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.limits import Limits
 from memoire.rl.envelope import TABLE, Sample, columns_of, samples_table
 from memoire.rl.memory_experience import SampleTaker
 from memoire.security import key_writer
@@ -23,9 +24,11 @@ WORKERS: Final = 8
 """That a model goes to."""
 LENGTHS: Final = 100, 1000
 """Samples that are sent together."""
-SENT: Final = 20_000
+SENT: Final = 100_000
 """Samples of a turn."""
-MODELS: Final = 4
+TAKEN: Final = 8192
+"""Samples that are asked for at once, as a trainer of `memoire.rl` does."""
+MODELS: Final = 20
 """Models of a turn."""
 CAPACITY: Final = 1_000_000
 TIMEOUT: Final = 60.0
@@ -41,13 +44,13 @@ FACTS: Final = f"""A worker, a server and a trainer are processes of their own. 
 of two numbers, an observation of four, a reward, and whether it is the last of those that are sent together. A turn is
 timed from the order to the worker until the trainer has all of them. An episode of TMRL's tutorial has 100 samples, one
 of its games 1000. *Columns* is what `memoire.rl` sends: arrays for each packet. *Objects* is what `memoire.tmrl` sends,
-as TMRL does: tuples of small arrays, each of which is packed by the worker and made anew by the trainer. tlspyo is
-asked for all packets of a turn at once, which is its fastest use: TMRL's trainer asks again and again. Its wire is TLS
-in *encrypted* rows, memoire's is CURVE.
+as TMRL does: tuples of small arrays, each of which is packed by the worker and made anew by the trainer. Memoire's
+trainer asks for {TAKEN} samples at a time. tlspyo is asked for all packets of a turn at once, which is its fastest use:
+TMRL's trainer asks again and again. Its wire is TLS in *encrypted* rows, memoire's is CURVE.
 
-A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. By default
-workers begin to fetch a model of that size at random moments within 31 ms (`limits.model_spread`), so that hundreds of
-them do not ask at once. Those of *at once* do not."""
+A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. *Plain* has
+ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *SHA-256* both ends compute it of each model, as
+memoire's do; its rate is the bound of what can be reached while every body is checked so."""
 
 
 def keys_of(folder: str | None, role: str) -> Path | None:
@@ -79,9 +82,9 @@ def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length
                 assert client.push_episode(packet, timeout=TIMEOUT)
 
 
-def follow(pipe: Connection, endpoint: str, folder: str | None, limits: Limits) -> None:
+def follow(pipe: Connection, endpoint: str, folder: str | None) -> None:
     """A worker that says which models it has got."""
-    with memoire.connect(endpoint, table="columns", keys=keys_of(folder, "actor"), limits=limits) as client:
+    with memoire.connect(endpoint, table="columns", keys=keys_of(folder, "actor")) as client:
         handle, seen = client.model("actor"), 0
         pipe.send(0)
         while True:
@@ -90,6 +93,47 @@ def follow(pipe: Connection, endpoint: str, folder: str | None, limits: Limits) 
             except MemoireTimeout:
                 continue
             pipe.send(seen)
+
+
+def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
+    """A worker with a plain socket."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.subscribe(b"")
+        socket.connect(endpoint)
+        while True:
+            body = socket.recv(copy=False).buffer
+            if is_checked:
+                hashlib.sha256(body).digest()
+            pipe.send(len(body))
+
+
+class Plain:
+    """The same by plain sockets."""
+
+    def __init__(self, place: "Place", is_checked: bool) -> None:
+        self._body, self._is_checked = model(), is_checked
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        where = f"tcp://127.0.0.1:{port}", is_checked
+        self._workers = [place.start(subscribe, *where) for _ in range(WORKERS)]
+        deadline = time.monotonic() + TIMEOUT
+        while not all(each.poll(0.1) for each in self._workers):  # a subscription is there some time later
+            assert time.monotonic() < deadline
+            self._socket.send(b"")
+        self._socket.send(b"last")
+        for each in self._workers:
+            while each.recv() != len(b"last"):
+                pass
+
+    def clock(self, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            if self._is_checked:
+                hashlib.sha256(self._body).digest()
+            self._socket.send(self._body, copy=False)
+            for each in self._workers:
+                each.recv()
+        return time.perf_counter() - began
 
 
 class Place:
@@ -130,7 +174,7 @@ class Columns:
         began, missing = time.perf_counter(), count * self._length
         self._worker.send(count)
         while missing:
-            missing -= len(self._reader.take(min(missing, 1000), TIMEOUT))
+            missing -= len(self._reader.take(min(missing, TAKEN), TIMEOUT))
         return time.perf_counter() - began
 
 
@@ -155,8 +199,8 @@ class Objects:
 class Models:
     """A model to all workers, until each has it."""
 
-    def __init__(self, place: Place, limits: Limits) -> None:
-        self._followers = [place.start(follow, place.endpoint, place.folder, limits) for _ in range(WORKERS)]
+    def __init__(self, place: Place) -> None:
+        self._followers = [place.start(follow, place.endpoint, place.folder) for _ in range(WORKERS)]
         for each in self._followers:
             each.recv()
         self._reader, self._body = place.reader("columns"), model()
@@ -172,12 +216,12 @@ class Models:
 
 
 def compared(what: str, unit: str, per_call: int, count: int, sides: list[Any], names: list[str], rounds: int,
-             aim: str = "") -> list[Result]:  # fmt: skip
+             aims: dict[str, str]) -> list[Result]:  # fmt: skip
     """A row in which the sides take turns of `count` calls."""
     takes = [lambda side=side: count * per_call / clock(side, count) for side in sides]
     for take in takes:
         take()  # connections are there
-    return results(what, in_turns(takes, rounds), names, unit=unit, aims=dict.fromkeys(names, aim))
+    return results(what, in_turns(takes, rounds), names, unit=unit, aims=aims)
 
 
 def samples(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
@@ -190,7 +234,8 @@ def samples(what: str, keys: str | None, security: str | None, company: Company,
             for form, side in (("columns", Columns), ("objects", Objects)):
                 aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
                 name, sides = f"{form}, {length} together{what}", [side(place, length), *theirs.values()]
-                found += compared(name, " samples/s", length, SENT // length, sides, list(theirs), rounds, aim)
+                aims, count = dict.fromkeys(theirs, aim), SENT // length
+                found += compared(name, " samples/s", length, count, sides, list(theirs), rounds, aims)
         finally:
             company.part()
             place.close()
@@ -198,15 +243,14 @@ def samples(what: str, keys: str | None, security: str | None, company: Company,
 
 
 def models(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
-    """Rows of a model: as workers are by default, and at once."""
+    """A model, beside tlspyo and plain sockets."""
     place = Place(keys)
     try:
         theirs = company.sides({"tlspyo": ("Models", security, WORKERS)})
-        found: list[Result] = []
-        for name, limits, aim in (("", Limits(), "transfer-models"), (", at once", Limits(model_spread=0.0), "")):
-            title, sides = f"1 MB to {WORKERS} workers{name}{what}", [Models(place, limits), *theirs.values()]
-            found += compared(title, " models/s", 1, MODELS, sides, list(theirs), rounds, "" if what else aim)
-        return found
+        plain = {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, SHA-256": Plain(place, True)}
+        sides, title = {**theirs, **({} if what else plain)}, f"1 MB to {WORKERS} workers{what}"
+        every, aims = [Models(place), *sides.values()], dict.fromkeys(theirs, "" if what else "transfer-models")
+        return compared(title, " models/s", 1, MODELS, every, list(sides), rounds, aims)
     finally:
         company.part()
         place.close()

@@ -36,6 +36,8 @@ class Limits:
     """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
     That of a client that said goodbye leaves after `client_timeout`.
     """
+    max_actors: int = 0
+    """Actors that a server takes at once; further ones wait until one leaves. 0 is no bound."""
     new_clients: int = 16384
     """Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to wait."""
     new_clients_rate: float = 25.0
@@ -69,7 +71,8 @@ class Limits:
     model_window: int = 4
     """Chunks of one body that may be asked for before the first of them has come."""
     model_spread: float = 0.5
-    """Seconds within which clients begin with a large body, each at a random moment; less for smaller ones."""
+    """Seconds within which clients begin with a large body if many ask for it, each at a random moment; less for
+    smaller ones."""
     inline_model: int = 16 * KiB
     """Largest body that travels inside its notice."""
     log_lines: int = 10_000

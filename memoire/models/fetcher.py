@@ -2,7 +2,8 @@
 
     notice v7 ─┐                                  ┌─ is it here already, or at a neighbour? then nothing is fetched
     UPDATED v7 ┴▶ queue of the topic ─▶ fetching ─┼─ first chunk: says size and hash
-                                                  └─ a random pause, then a few chunks at a time ─▶ hash ─▶ delivered
+                                                  └─ a random pause, if many ask, then a few chunks at a time
+                                                                                         ─▶ hash ─▶ delivered
 
 Bodies are fetched one at a time, in chunks, and are seen by nobody before their hash is right. What fails is forgotten,
 and asked for again when its version is announced the next time: that happens every few seconds. Pure: each call takes
@@ -32,6 +33,8 @@ STALL_TIMEOUT = 10.0
 """Seconds without a chunk after which a newer version is fetched instead, where there is one."""
 QUICK = 0.2
 """Seconds within which a chunk comes where the way has room for more of them at a time."""
+ALONE = 0.02
+"""Seconds within which a chunk comes where few clients ask: then nobody pauses, or asks for fewer than he may."""
 MAX_HOMES = 256
 """Servers whose newest epoch is kept for each topic."""
 LARGE_BODY_BYTES = 16 << 20
@@ -52,6 +55,7 @@ class _Fetching:
     def __init__(self, version: int, now: float) -> None:
         self.version = version
         self.heard_at = now  # when the newest chunk came
+        self.waited = 0.0  # seconds until it came
         self.assembly: ModelAssembly | None = None
         self.asked = 0  # everything before this offset was asked for
         self.open = 0  # chunks that were asked for and have not come
@@ -292,8 +296,8 @@ class TopicFetcher:
     def answered(self, request: ChunkRequest, answer: Answer, now: float) -> list[Step]:
         """The answer to a request: a chunk, or why there is none."""
         fetching = request.fetching
-        is_quick = now - request.asked_at < QUICK
-        fetching.window = min(self._limits.model_window, fetching.window + 1) if is_quick else 1
+        fetching.waited = now - request.asked_at
+        fetching.window = self._window(fetching)
         if isinstance(answer, Closed) or self._fetching is not fetching:
             return []  # or it was given up meanwhile
         fetching.open -= 1
@@ -308,6 +312,13 @@ class TopicFetcher:
             self._go_on(fetching, model, now)
         self._advance(now)
         return self._taken()
+
+    def _window(self, fetching: _Fetching) -> int:
+        """Chunks that may be on their way, by how long the newest one took."""
+        most = self._limits.model_window
+        if fetching.waited < ALONE:
+            return most
+        return min(most, fetching.window + 1) if fetching.waited < QUICK else 1
 
     def _give_up(self, version: int, now: float) -> None:
         """It is not there (any more), or damaged. The newest one is tried once instead; then the next announcement of
@@ -353,8 +364,8 @@ class TopicFetcher:
         return assembly.add(chunk.offset, payload)
 
     def _start(self, fetching: _Fetching, chunk: messages.Chunk, stride: int) -> None:
-        """The first chunk says what is coming. Many clients hear of a model at once: each takes the rest a little
-        later, at random.
+        """The first chunk says what is coming. Many clients hear of a model at once: if the chunk was long in coming,
+        each takes the rest a little later, at random.
         """
         fetching.assembly = ModelAssembly(
             chunk.topic,
@@ -366,5 +377,7 @@ class TopicFetcher:
             early=4 * self._limits.model_window,
         )
         fetching.stride = fetching.asked = stride
+        if fetching.waited < ALONE:
+            return
         spread = self._limits.model_spread * min(1.0, chunk.size / LARGE_BODY_BYTES)
         fetching.resume_at = fetching.heard_at + self._rng.uniform(0.0, spread)

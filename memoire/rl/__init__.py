@@ -1,6 +1,7 @@
 """Programs that learn, and what they are made of: see docs/on-policy.md, docs/trainers.md and docs/real-time.md.
 
     Collector               environments and a policy fill a table of rollouts
+    Collection              the same in a file, for `python -m memoire.rl collect URL FILE` and infer
     rollout_schema          of such a table
     Pipeline                a run in one file, which `python -m memoire.rl up FILE` starts: Training, Work, Goal, replay
     RolloutWorker, Trainer  its two ends: episodes by the newest policy; training steps of what they send
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from memoire.rl.agent import TrainingAgent as TrainingAgent
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
+    from memoire.rl.collection import Collection as Collection
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.columns import rollout_schema as rollout_schema
@@ -93,6 +95,7 @@ _HOMES = {
     "Start": "memoire.rl.episodes",
     "StartStates": "memoire.rl.starts",
     "Collected": "memoire.rl.collector",
+    "Collection": "memoire.rl.collection",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.columns",
     "DummyDrone": "memoire.rl.drone",
@@ -129,6 +132,7 @@ __all__ = [
     "Ask",
     "Codec",
     "Collected",
+    "Collection",
     "Collector",
     "DummyDrone",
     "EpisodeResult",

@@ -1,8 +1,12 @@
-"""`python -m memoire.rl`: the processes of a pipeline, all at once or one by one.
+"""`python -m memoire.rl`: the processes of a run, all at once or one by one.
 
 up FILE              server, trainer and workers of FILE on this machine, until its goal is reached
 serve FILE           its server                    work URL FILE      one of its workers
 train URL FILE       its trainer                   try FILE           test episodes by the newest model, no server
+
+collect URL FILE     a collector of an on-policy learner
+infer URL FILE       an inference node that acts by the learner's models
+observe URL FILE     an observer of an agent
 """
 
 from __future__ import annotations
@@ -19,11 +23,16 @@ from typing import Any
 import numpy as np
 
 from memoire.errors import MemoireError
+from memoire.inference.observer import Observer
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.server.server import Server
 
+from .collection import read_collection, read_run_episode
+from .collector import Collector
 from .pipeline import TABLE, Pipeline, read_pipeline
+from .policies import Policy
+from .remote import RemoteActor
 from .resuming import begin_fresh
 from .trainer import Trainer
 from .up import ACCIDENTS, Run, folder_of, keys_of
@@ -31,6 +40,8 @@ from .worker import EpisodeResult, RolloutWorker, try_policy
 
 REPORT_INTERVAL = 0.25
 """Seconds between two reports to a launcher."""
+ANSWER_TIMEOUT = 60.0
+"""Seconds that a collector waits for actions, and for its first model."""
 REPORTED = 20
 """Newest test episodes whose returns a worker reports."""
 
@@ -55,23 +66,43 @@ def _parser() -> argparse.ArgumentParser:
     up = _verb(verbs, "up", _up, "run a pipeline on this machine")
     up.add_argument("--seconds", type=float, help="give up after so many seconds")
     up.add_argument("--accidents", action="store_true", help="kill a worker and the trainer once, on purpose")
-    up.add_argument("--fresh", action="store_true", help="put the run's files aside and begin anew; asks before")
-    up.add_argument("--yes", action="store_true", help="do not ask")
+    _add_fresh(up, "put the run's files aside and begin anew; asks before")
     up.add_argument("--no-dashboard", action="store_true", help="start none")
     serve = _verb(verbs, "serve", _serve, "run its server")
     serve.add_argument("--endpoint", default="tcp://127.0.0.1:5560", help="address (tcp://127.0.0.1:5560)")
     serve.add_argument("--beside", help="ports of caches and notices, after a restart")
     serve.add_argument("--http", default="127.0.0.1:0", help="address of its pages (a free port)")
+    _add_on_policy(verbs)
     for verb, run, text in (("work", _work, "run a worker"), ("train", _train, "run its trainer")):
         each = _verb(verbs, verb, run, text, with_url=True)
         each.add_argument("--http", help="address of its pages, such as 127.0.0.1:8080 (none)")
         if verb == "work":
             each.add_argument("--rank", type=int, default=0, help="which worker this is: names its files and seed")
+        else:
+            _add_fresh(each, "put the trainer's files aside and begin anew; asks before")
     tried = _verb(verbs, "try", _try, "test episodes by a model in a file")
     tried.add_argument("--weights", help="the file; by default the trainer's newest")
     tried.add_argument("--episodes", type=int, default=10)
     tried.add_argument("--render-mode", help="what env(render_mode=...) is called with, such as human")
     return parser
+
+
+def _add_on_policy(verbs: Any) -> None:
+    """The verbs of on-policy runs, whose learner is a program of its own."""
+    collect = _verb(verbs, "collect", _collect, "run a collector of an on-policy learner", with_url=True)
+    collect.add_argument("--table", default="", help="the learner's table (its first one)")
+    collect.add_argument(
+        "--inference", action="append", metavar="URL", help="ask this inference node for actions; may be given again"
+    )
+    infer = _verb(verbs, "infer", _infer, "run an inference node that acts by a learner's models", with_url=True)
+    infer.add_argument("--endpoint", default="tcp://127.0.0.1:5570", help="its address (tcp://127.0.0.1:5570)")
+    infer.add_argument("--http", help="address of its pages, such as 127.0.0.1:8080 (none)")
+    _verb(verbs, "observe", _observe, "run an observer of an agent", with_url=True)
+
+
+def _add_fresh(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--fresh", action="store_true", help=text)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str, *, with_url: bool = False) -> argparse.ArgumentParser:
@@ -171,10 +202,13 @@ def _train(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
         pipeline = read_pipeline(given.file)
         folder = folder_of(pipeline)
+        model, checkpoint = folder / "model.safetensors", folder / "checkpoint"
+        if given.fresh:
+            begin_fresh([model, checkpoint], is_sure=given.yes)
         trainer = Trainer(
             pipeline.make_agent(), given.url, pipeline.training, table=TABLE,
-            keys=keys_of(given.keys, pipeline, "learner"), name="trainer", model_path=folder / "model.safetensors",
-            checkpoint_path=folder / "checkpoint", profile_folder=folder / "profiles",
+            keys=keys_of(given.keys, pipeline, "learner"), name="trainer", model_path=model,
+            checkpoint_path=checkpoint, profile_folder=folder / "profiles",
         )  # fmt: skip
         with trainer, contextlib.closing(NodePages(given.http, trainer)):
             line.ready()
@@ -193,6 +227,43 @@ def _report(line: LauncherLine, trainer: Trainer) -> None:
         line.report(updates=state.updates, samples=trainer.loop.samples, epoch=state.epoch,
                     waits=trainer.loop.explain())  # fmt: skip
         time.sleep(REPORT_INTERVAL)
+
+
+def _collect(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        collection = read_collection(given.file)
+        policy: Policy = collection.policy()
+        if given.inference:
+            policy = RemoteActor(given.inference, collection.schema(), timeout=ANSWER_TIMEOUT, keys=given.keys)
+        with Collector(given.url, collection.make_envs(), policy=policy, table=given.table, keys=given.keys,
+                       seed=collection.seed) as collector:  # fmt: skip
+            line.ready()
+            while not (collector.client.finished or line.stopping or line.finishing):
+                collector.run(seconds=REPORT_INTERVAL)
+            found = collector.collected()
+        print(f"recorded {found.steps} steps of {found.episodes} episodes; the newest model was {found.version}")
+    return 0
+
+
+def _infer(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        node = read_collection(given.file).node(given.endpoint, given.url, keys=given.keys)
+        with contextlib.closing(node), contextlib.closing(NodePages(given.http, node)):
+            line.ready(endpoint=node.endpoint)
+            print(f"answering at {node.endpoint}", flush=True)
+            while line.wait(60.0):
+                pass
+    return 0
+
+
+def _observe(given: argparse.Namespace) -> int:
+    with LauncherLine() as line:
+        with Observer(given.url, read_run_episode(given.file), keys=given.keys) as observer:
+            line.ready()
+            while not (line.stopping or line.finishing):
+                observer.run(timeout=REPORT_INTERVAL)
+        print(f"returned {observer.done} episodes")
+    return 0
 
 
 def _try(given: argparse.Namespace) -> int:

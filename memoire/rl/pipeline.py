@@ -181,9 +181,24 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
     Raises:
         ParameterError: there is no such file, or it makes none.
     """
+    found: Pipeline = read_named(path, "pipeline", Pipeline, "pipeline = rl.Pipeline(...)")
+    return found
+
+
+def read_named(path: str | os.PathLike[str], name: str, kind: Any, line: str) -> Any:
+    """What a Python file, which is run for that, has under a name.
+
+    Args:
+        kind: What it has to be an instance of.
+        line: How a file makes it, for errors.
+
+    Raises:
+        ParameterError: there is no such file, or it has no such thing.
+    """
+    expected = f"a Python file that has `{line}`"
     if not Path(path).is_file():
-        raise ParameterError("FILE", os.fspath(path), "a Python file that makes `pipeline = rl.Pipeline(...)`")
-    found = runpy.run_path(os.fspath(path), run_name="__memoire__").get("pipeline")
-    if not isinstance(found, Pipeline):
-        raise ParameterError("FILE", os.fspath(path), "a Python file that makes `pipeline = rl.Pipeline(...)`")
+        raise ParameterError("FILE", os.fspath(path), expected)
+    found = runpy.run_path(os.fspath(path), run_name="__memoire__").get(name)
+    if not isinstance(found, kind):
+        raise ParameterError("FILE", os.fspath(path), expected)
     return found

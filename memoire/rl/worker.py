@@ -23,8 +23,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from memoire.client.client import Client, connect
-from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused
 from memoire.security.keyfolder import Given
+from memoire.wire.refusals import PASSING
 
 from .actors import Acts, Learns, actor_of, rest, shaped_action
 from .collector import TOPIC
@@ -380,16 +381,19 @@ def connected(
 
     Raises:
         MemoireTimeout: nobody answered in `timeout` seconds.
+        Refused: the server had no place for it all that time, or does not take it.
     """
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
         try:
             return connect_once(max(0.01, min(interval, left)))
-        except MemoireTimeout:
-            if left <= interval:
+        except (MemoireTimeout, Refused) as error:
+            is_passing = isinstance(error, MemoireTimeout) or error.code in PASSING
+            if left <= interval or not is_passing:
                 raise
-            _log.warning("waiting for the server at %s; %.0f s more", url, left - interval)
+            why = "" if isinstance(error, MemoireTimeout) else f", which says: {error.text}"
+            _log.warning("waiting for the server at %s%s; %.0f s more", url, why, left - interval)
 
 
 def _pair(returned: Any) -> tuple[Any, dict[str, Any]]:

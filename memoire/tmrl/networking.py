@@ -22,17 +22,17 @@ import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
 from memoire.errors import ParameterError
 from memoire.rl.crc import Marks
-from memoire.rl.envelope import TABLE, Sample, samples_table
+from memoire.rl.envelope import TABLE, Sample
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.recording import Packets
 from memoire.rl.resuming import checked_resume, put_aside
 from memoire.rl.sample_journal import SampleJournal
+from memoire.rl.sample_server import sample_server
 from memoire.rl.synchronous import run_synchronous, step_seconds
 from memoire.rl.trainer import Trainer as NativeTrainer
 from memoire.rl.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.worker import RolloutWorker as NativeWorker
 from memoire.security.keyfolder import Keys
-from memoire.server.server import Server as NativeServer
 
 from .addresses import urls_of
 
@@ -112,6 +112,7 @@ class Server:
         insecure: Whether to listen at all addresses without keys.
         capacity: Samples that wait for a trainer; beyond, the oldest leave.
         state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
+        max_workers: Workers at once; further ones wait until one leaves. None is no bound.
 
     Raises:
         EndpointError: a port is in use.
@@ -126,15 +127,16 @@ class Server:
         insecure: bool = False,
         capacity: int | None = None,
         state_dir: str | Path | None = None,
+        max_workers: int | None = None,
     ) -> None:
         host = "*" if insecure or Keys.of(keys, "server") is not None else "127.0.0.1"
         request = cfg.PORT_TRAINER if port is None else port
         places: dict[str, Any] = {}
         if port is None and request and request + 1 != cfg.PORT_ROLLOUT:
             places["push_endpoint"] = f"tcp://{host}:{cfg.PORT_ROLLOUT}"
-        table = samples_table(cfg.BUFFERS_MAXLEN if capacity is None else capacity, min_samples_per_server_packet)
-        self.server = NativeServer(
-            f"tcp://{host}:{request}", tables={TABLE: table}, run=cfg.RUN_NAME, name="server", keys=keys,
+        self.server = sample_server(
+            f"tcp://{host}:{request}", capacity=cfg.BUFFERS_MAXLEN if capacity is None else capacity,
+            least=min_samples_per_server_packet, max_workers=max_workers, run=cfg.RUN_NAME, name="server", keys=keys,
             state_dir=state_dir, **places,
         )  # fmt: skip
         """The server itself: pages, totals, and what else it can do."""

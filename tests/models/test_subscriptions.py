@@ -273,6 +273,7 @@ def test_clients_begin_with_a_large_body_at_random_moments():
     for seed in range(20):
         node = following(limits, rng=random.Random(seed))
         body = node.publish(size=45)
+        node.now += 2 * fetcher.ALONE
         node.answer()
         assert not node.asked
         times.append(node.topics.next_time())

@@ -101,15 +101,22 @@ def test_a_fetch_that_stalls_makes_way_for_what_came_after_it():
     assert topic.answer(former, model(1), 16.0) == [], "it was given up"
 
 
-def test_the_rest_of_a_large_body_waits_for_a_random_pause():
+def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     size = fetcher.LARGE_BODY_BYTES
     topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
     large = model(size=size)
-    (first,) = topic.fetcher.announced(1, 100.0)
+    (first,) = topic.fetcher.announced(1, 100.0 - 2 * fetcher.ALONE)
     assert topic.answer(first, large, 100.0) == []
     assert 100.0 < topic.fetcher.next_time < 108.0
     assert topic.fetcher.turn(100.0) == []
     assert [request.offset for request in topic.fetcher.turn(108.0)] == [1 << 20, 2 << 20]
+
+
+def test_nobody_pauses_where_the_first_chunk_comes_at_once():
+    topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
+    (first,) = topic.fetcher.announced(1, 100.0)
+    steps = topic.answer(first, model(size=fetcher.LARGE_BODY_BYTES), 100.0 + 0.9 * fetcher.ALONE)
+    assert [request.offset for request in steps] == [1 << 20, 2 << 20]
 
 
 def test_a_slow_way_gets_one_chunk_at_a_time():

@@ -1,16 +1,25 @@
 """`python -m memoire.rl`: a pipeline as processes, of which some are killed."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import memoire
+from actor_critic import NumpyActorCritic
+from memoire import rl
+from memoire.rl.collection import read_collection
 from memoire.rl.up import Accident, Run
+from netkit import until
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "rl" / "rl_pipeline.py"
+COLLECTION = FILE.with_name("rl_collection.py")
 
 
 def python(*arguments: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
@@ -33,7 +42,82 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
 
 
 def test_a_file_without_a_pipeline_is_refused() -> None:
-    found = python("up", __file__)
+    found = python("up", str(COLLECTION))
     assert found.returncode == 2 and "rl.Pipeline" in found.stderr
     found = python("work", "tcp://127.0.0.1:9", os.devnull)
     assert found.returncode == 2 and "pipeline" in found.stderr
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that ends by SIGTERM with status 0."""
+    command = [sys.executable, "-m", "memoire.rl", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+        process.terminate()
+        _, errors = process.communicate(timeout=30.0)
+        assert process.returncode == 0, errors
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() -> None:
+    collection = read_collection(COLLECTION)
+    table = memoire.Table(collection.schema(), storage="rollouts", capacity=256, length=32, max_model_lag=0)
+    net = NumpyActorCritic(4, 2)
+    with memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": table}) as server:
+        with running("infer", server.endpoint, str(COLLECTION), "--endpoint", "tcp://127.0.0.1:0") as node:
+            assert node.stdout is not None
+            place = node.stdout.readline().split()[-1]
+            version = server.publish("policy", net.body())
+            collect = "collect", server.endpoint, str(COLLECTION), "--inference", place
+            collector = subprocess.Popen(
+                [sys.executable, "-m", "memoire.rl", *collect], stdout=subprocess.PIPE, text=True
+            )
+            try:
+                for _ in range(3):
+                    rollouts = server.table("rollouts").take(256, timeout=60.0, release="publish")
+                    assert set(rollouts.model_version.tolist()) == {version}
+                    version = server.publish("policy", net.body())
+                server.finish()
+                said, _ = collector.communicate(timeout=60.0)
+                assert collector.returncode == 0 and "recorded 768 steps" in said, said
+            finally:
+                collector.kill()
+                collector.wait()
+
+
+def test_an_observer_runs_the_episodes_of_its_file() -> None:
+    columns = {"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32}
+    given = (
+        {"obs": (np.float32, (1,))},
+        {"action": np.int64},
+        lambda rows: {"action": np.zeros(len(rows["obs"]), np.int64)},
+    )
+    with rl.Agent("tcp://127.0.0.1:0", *given, columns) as agent, running("observe", agent.endpoint, str(COLLECTION)):
+        episodes = agent.collect(3, steps=4, timeout=60.0)
+        assert [len(each) for each in episodes] == [4, 4, 4]
+
+
+def test_a_file_without_a_collection_or_a_function_is_refused() -> None:
+    found = python("collect", "tcp://127.0.0.1:9", str(FILE.with_name("rl_collection.none")))
+    assert found.returncode == 2 and "rl.Collection" in found.stderr
+    found = python("observe", "tcp://127.0.0.1:9", os.devnull)
+    assert found.returncode == 2 and "run_episode" in found.stderr
+
+
+def test_a_trainer_begins_anew_if_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
+    former = tmp_path / "test" / "checkpoint"
+    former.mkdir(parents=True)
+    refused = python("train", "tcp://127.0.0.1:9", str(FILE), "--fresh")
+    assert refused.returncode == 2 and "--yes" in refused.stderr and former.exists()
+    command = [sys.executable, "-m", "memoire.rl", "train", "tcp://127.0.0.1:9", str(FILE), "--fresh", "--yes"]
+    waiting = subprocess.Popen(command)  # for a server, for which it is killed
+    try:
+        assert until((tmp_path / "test" / "checkpoint.former-1").exists, 60.0) and not former.exists()
+    finally:
+        waiting.kill()
+        waiting.wait()

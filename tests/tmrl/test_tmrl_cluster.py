@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError
+from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError, Refused
 from memoire.rl import weights
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.tmrl.memory import GenericMemory
@@ -169,6 +169,26 @@ def test_test_episodes_are_no_samples_and_their_return_travels() -> None:
         assert until(lambda: server.server.totals().steps == 30)
 
 
+def test_episodes_are_run_and_the_environment_is_measured_if_asked() -> None:
+    with Server(port=0) as server, worker(server.port) as made:
+        made.run_episodes(nb_episodes=2)
+        made.run_episodes(5, nb_episodes=1, train=True)
+        assert (made.tests, made.steps) == (2, 5)
+        found = made.run_env_benchmark(7)
+        assert found["steps"] == 7 and 0.0 < found["mean"] <= found["max"] and made.steps == 5
+
+
+def test_a_worker_beyond_the_bound_waits_until_another_one_leaves() -> None:
+    with Server(port=0, max_workers=1) as server:
+        first = worker(server.port)
+        with pytest.raises(Refused, match="1 actors are here, and no more than max_actors=1 may be"):
+            worker(server.port, connect_timeout=0.5)
+        first.close()
+        worker(server.port).close()
+    with pytest.raises(ParameterError, match="max_workers"):
+        Server(port=0, max_workers=0)
+
+
 def test_a_server_packet_has_a_least_size_and_a_time() -> None:
     with Server(25, port=0) as server, worker(server.port) as made, trainer(server.port) as taking:
         memory = taking.training.memory
@@ -280,6 +300,14 @@ def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) ->
             first.run()
         with trainer(server.port, **options) as second:
             assert second.training is first.training
+
+        def updated(old: Any, training_cls: Any) -> Any:
+            made = training_cls()
+            made.agent.count = old.agent.count
+            return made
+
+        with trainer(server.port, **options, training_cls=training(epochs=7), updater_fn=updated) as third:
+            assert (third.loop.plan.epochs, third.agent.count) == (7, first.agent.count)
 
 
 def test_an_address_elsewhere_needs_keys_and_the_error_has_the_line_to_write() -> None:

@@ -24,6 +24,8 @@ from .feedback import FeedbackHandler
 
 LIMITS_OF_CLIENTS = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
 """Fields of `Limits` that a client has to keep to, too."""
+PLACE_TIMEOUT = 10.0
+"""Seconds of silence after which an actor's place is another's, where there is a bound (`limits.max_actors`)."""
 
 
 class ClientsHandler:
@@ -65,8 +67,14 @@ class ClientsHandler:
         return Reply(welcome, None, self._names(table), until_saved=not is_saved)
 
     def _register(self, client: bytes, body: messages.Hello, table: OpenTable, now: float) -> int:
-        """Keep what a client says of itself; returns since when its account is open, or would be."""
+        """Keep what a client says of itself; returns since when its account is open, or would be.
+
+        Raises:
+            ProtocolError: (code "busy") as many actors are here as may be.
+        """
         ledger = self._state.ledger_of(table.number)
+        if ledger is not self._state.probes:
+            self._check_places(client, now)
         account = ledger.greet(client, now, table.number)
         if ledger is self._state.probes:
             return account.since
@@ -79,6 +87,16 @@ class ClientsHandler:
             if ledger.is_counted(account):
                 self._state.committer.touch(self._state.run.name, account)
         return account.since
+
+    def _check_places(self, client: bytes, now: float) -> None:
+        """Refuse an actor for which there is no place. One that is here may say HELLO as often as it likes."""
+        most = self._state.limits.max_actors
+        if most == 0:
+            return
+        others = sum(each.client != client for each in self._state.ledger.active(now - PLACE_TIMEOUT))
+        if others >= most:
+            bound = f"no more than max_actors={most} may be"
+            raise ProtocolError("busy", f"{others} actors are here, and {bound}. This one may come when one leaves")
 
     def _welcome(
         self, table: OpenTable, body: messages.Hello, now: float, since: int, granted_steps: int
