@@ -133,7 +133,7 @@ class PromptLeases:
         self, row: PromptRow, lease: int, index: int, columns: int, *,
         piece: int = 0, is_last: bool = True, version: int = 0, tokens: int = 0,
     ) -> Outcome:  # fmt: skip
-        """A piece of an answer came. Only what is "taken" is to be stored; `settle` is called when it is.
+        """A piece of an answer came. Only what is "taken" is to be stored. Then the row is to be touched and settled.
 
         Raises:
             ProtocolError: (code "index") there is no such answer, or a piece before this one is missing.
@@ -153,7 +153,6 @@ class PromptLeases:
         answer.columns |= columns
         answer.version = version if answer.version < 0 else min(version, answer.version)
         answer.tokens += tokens
-        self._book.touch(row)
         return "taken"
 
     def _not_taken(self, answer: AnswerRow, lease: int, piece: int) -> Outcome:
@@ -171,7 +170,6 @@ class PromptLeases:
         answer.columns |= columns
         answer.amended |= columns
         self.counts["amended"] += 1
-        self._book.touch(row)
         return "taken"
 
     def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
@@ -190,7 +188,6 @@ class PromptLeases:
         else:
             self.counts["failed"] += 1
             row.answers[index] = AnswerRow(failed=reason[:200] or "failed", lease=answer.lease)
-        self._book.touch(row)
         return "taken"
 
     def settle(self, row: PromptRow) -> None:

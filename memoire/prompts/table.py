@@ -149,7 +149,11 @@ class PromptTable:
         self, row: PromptRow, lease: int, index: int, come: Packed, *, piece: int = 0, is_last: bool = True,
         version: int = 0,
     ) -> Outcome:  # fmt: skip
-        """A piece of an answer came. Raises ProtocolError: see `PromptLeases.answer`."""
+        """A piece of an answer came; `bring_on` is to be called for its prompt when it was taken.
+
+        Raises:
+            ProtocolError: see `PromptLeases.answer`.
+        """
         outcome = self.leases.answer(
             row, lease, index, come.columns, piece=piece, is_last=is_last, version=version,
             tokens=max(come.lengths, default=1 if is_last else 0),
@@ -157,8 +161,6 @@ class PromptTable:
         if outcome == "taken":
             put = self.store.append if piece else self.store.begin
             put(row.key, index, row.answers[index].amended, come)
-            if is_last:
-                self._bring_on(row)
         return outcome
 
     def amend(self, row: PromptRow, index: int, come: Packed) -> Outcome:
@@ -166,7 +168,7 @@ class PromptTable:
         outcome = self.leases.amend(row, index, come.columns)
         if outcome == "taken":
             self.store.replace(row.key, index, come)
-            self._bring_on(row)
+            self.bring_on(row)
         return outcome
 
     def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
@@ -175,10 +177,12 @@ class PromptTable:
         if outcome == "taken":
             if not is_again:
                 self.store.let_go(row.key, index)
-            self._bring_on(row)
+            self.bring_on(row)
         return outcome
 
-    def _bring_on(self, row: PromptRow) -> None:
+    def bring_on(self, row: PromptRow) -> None:
+        """Answers to a prompt have changed: it may be ready now."""
+        self.book.touch(row)
         self.leases.settle(row)
         if self.book.let_go:
             self.tidy()

@@ -86,6 +86,12 @@ class PromptMachine(RuleBasedStateMachine):
             if lease.key in self.model.prompts:
                 self.answer_one(lease, index, version, scored, cut)
 
+    def take_in(self, row, lease, index, columns, **facts):
+        outcome = self.table.answer(row, lease.number, index, columns, **facts)
+        if outcome == "taken":
+            self.table.bring_on(row)
+        return outcome
+
     def answer_one(self, lease, index, version, scored, cut):
         row, model = self.table.book.rows[lease.key], self.model.prompts[lease.key]
         if lease.number < row.answers[index].lease:
@@ -95,13 +101,13 @@ class PromptMachine(RuleBasedStateMachine):
         facts = {"version": version}
         if cut and index in self.model.missing(model):
             first = columns_of({"tokens": columns["tokens"][:2]})
-            assert self.table.answer(row, lease.number, index, first, piece=0, is_last=False, **facts) == "taken" or (
+            assert self.take_in(row, lease, index, first, piece=0, is_last=False, **facts) == "taken" or (
                 model.state not in ("waiting", "leased")
             )
             raw = columns_of(columns | {"tokens": columns["tokens"][2:]})
             facts["piece"] = 1
         counts = self.model.answer(model, index, version, 1.0 if scored else None)
-        assert (self.table.answer(row, lease.number, index, raw, **facts) == "taken") == counts
+        assert (self.take_in(row, lease, index, raw, **facts) == "taken") == counts
         if counts and row.has_columns:
             there = self.table.store.columns(row.key, index)
             assert there[0] == columns["tokens"].tobytes()

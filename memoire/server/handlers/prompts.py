@@ -132,18 +132,24 @@ class PromptsHandler:
             part = data[begin : begin + piece.bytes]
             begin += piece.bytes
             come.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
-        flags = bytearray()
-        for row, piece, made in zip(rows, body.pieces, come, strict=True):
-            if body.call == "fail":
-                outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
-            elif body.call == "amend":
-                outcome = table.amend(row, piece.answer, made)
-            else:
-                outcome = table.answer(
-                    row, piece.lease, piece.answer, made, piece=piece.piece, is_last=piece.is_last,
-                    version=piece.version,
-                )  # fmt: skip
-            flags.append(OUTCOMES[outcome])
+        flags, taken = bytearray(), dict[Key, PromptRow]()
+        try:
+            for row, piece, made in zip(rows, body.pieces, come, strict=True):
+                if body.call == "fail":
+                    outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
+                elif body.call == "amend":
+                    outcome = table.amend(row, piece.answer, made)
+                else:
+                    outcome = table.answer(
+                        row, piece.lease, piece.answer, made, piece=piece.piece, is_last=piece.is_last,
+                        version=piece.version,
+                    )  # fmt: skip
+                    if outcome == "taken":
+                        taken[row.key] = row
+                flags.append(OUTCOMES[outcome])
+        finally:  # also of those before a piece that is refused
+            for row in taken.values():
+                table.bring_on(row)
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
 
     # Givers and trainers
