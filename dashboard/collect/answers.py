@@ -240,6 +240,52 @@ class InferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderRow:
+    """A worker that has leases of prompts at a server."""
+
+    worker: str
+    """Its id in hex."""
+    leases: int
+    oldest: float
+    """Seconds since the oldest of them began."""
+    left: float
+    """Seconds until the first of them ends."""
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsRow:
+    """A table of prompts over all servers that answer."""
+
+    table: str
+    servers: int
+    states: dict[str, int]
+    """Prompts by state, from waiting to forgotten: their sum is `given`."""
+    given: int
+    workers: int
+    """That have a lease."""
+    oldest_lease: float
+    """Seconds since the oldest lease began."""
+    expired: int
+    """Leases that ended unfinished."""
+    late: int
+    failed: int
+    """Answers that came too late to count, and that failed for good."""
+    stale: int
+    """Groups that were too old when they were to be drawn."""
+    replayable: int
+    tokens_drawn: int
+    lag: int
+    """Model versions between the oldest token of the newest step and the newest model."""
+    reasons: dict[str, int]
+    """Prompts that were dropped, by reason."""
+    holders: list[HolderRow]
+    """Those with the most leases."""
+    rank_tokens: list[int]
+    """Tokens that each rank of the trainer has fetched."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartsRow:
     """States that episodes start from, as one node keeps them: the best that were found."""
 
@@ -313,6 +359,8 @@ class Overview:
     """Inference nodes that answer."""
     starts: list[StartsRow] = field(default_factory=list)
     """Archives of start states, of all nodes that keep one."""
+    prompts: list[PromptsRow] = field(default_factory=list)
+    """Tables that store prompts."""
     actor_lag: ActorLag | None = None
     """None if no active actor has said which model it uses."""
     open: list[str] = field(default_factory=list)

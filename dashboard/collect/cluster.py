@@ -37,6 +37,7 @@ from .overview import (
     signs_of,
     tables_of,
 )
+from .prompts import prompts_of
 from .starts import starts_of
 from .verdict import verdicts
 
@@ -153,6 +154,7 @@ class Cluster:
             outdated=self._actors.outdated(kept, awaited, now),
             inference=inference_of(self.nodes.values(), models, awaited),
             starts=starts_of(self.nodes.values()),
+            prompts=prompts_of(self.servers),
             actor_lag=self._actors.lag(kept, now),
             open=open_addresses(nodes, self._settings),
         )

@@ -290,6 +290,9 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
         figures |= {f"inference.{node.name}.{name}": getattr(node, name) for name in _OF_INFERENCE}
         figures |= {f"inference.{node.name}.batches_{reason}": part for reason, part in node.batches.items()}
     figures |= {f"starts.{archive.name}.best": archive.best for archive in overview.starts}
+    for prompts in overview.prompts:
+        figures |= {f"prompts.{prompts.table}.{state}": many for state, many in prompts.states.items()}
+        figures |= {f"prompts.{prompts.table}.{name}": getattr(prompts, name) for name in ("oldest_lease", "lag")}
     if overview.actor_lag is not None:
         figures |= {"actor_lag_mean": overview.actor_lag.mean, "actor_lag_max": float(overview.actor_lag.max)}
     figures |= {f"model.{topic}": float(version) for topic, version in overview.models.items()}

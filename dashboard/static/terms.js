@@ -85,6 +85,15 @@ export const TERMS = {
   kept_starts: {title: "States kept", text: "States from which episodes may start now: the best ones."},
   start_draws: {title: "Episodes started from them", text: "How often a state was handed out to start an episode."},
   lineage: {title: "Lineage", text: "The way from the first state to the best one, with the cost of the states on it that are still known."},
+  // prompts of language models
+  prompt_states: {title: "Prompts by state", text: "Each prompt that was given is in one state: it waits, a worker has leased it, its answers lack a column, its group is ready, a trainer has drawn it, it was committed, dropped, or its epoch was forgotten.", formula: "Σ states = prompts given", docs: "language-models.md"},
+  oldest_lease: {title: "Oldest lease", text: "Seconds since the lease that lasts longest began. A worker that died gives its prompt back when its lease ends.", docs: "language-models.md"},
+  lease_holders: {title: "Who holds prompts", text: "Workers that have leases now, those with the most first.", docs: "language-models.md"},
+  dead_groups: {title: "Groups without signal", text: "Groups whose score was 0, so that nothing could be learned from them. They were dropped, and others came in their place (drop_dead).", docs: "language-models.md"},
+  dropped_prompts: {title: "Dropped, by reason", text: "Prompts that are not trained on, and why.", docs: "language-models.md"},
+  rank_tokens: {title: "Tokens of each rank", text: "Tokens of the groups that each rank of the trainer has fetched. Ranks with more tokens take longer, and the others wait for them.", formula: "tokens of a rank ÷ mean of all ranks", docs: "language-models.md"},
+  prompt_lag: {title: "Models behind", text: "Versions between the oldest token of the newest step and the newest model.", formula: "newest version − version of the oldest token", docs: "language-models.md"},
+  replayable: {title: "Can be replayed", text: "Committed groups whose answers are kept, so that steps with replay draw from them.", docs: "language-models.md"},
   // nodes
   cpu: {title: "CPU", text: "Processor time that the process used over the newest 10 s. 100 % is one core at work all the time.", formula: "processor seconds ÷ seconds"},
   memory: {title: "Memory", text: "Resident memory of the process: what it holds in RAM, shared pages included."},

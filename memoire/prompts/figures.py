@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from .book import PromptBook
 from .plan import needed
 from .rows import PromptState
 from .table import PromptTable
+
+MAX_HOLDERS: Final = 32
+"""Workers that are named, those with the most leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHolder:
+    """A worker that has leases."""
+
+    worker: str
+    """Its id in hex."""
+    leases: int
+    oldest: float
+    """Seconds since the oldest of them began."""
+    left: float
+    """Seconds until the first of them ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,12 @@ class PromptStats:
     tokens_drawn: int
     lag: int
     """Versions by which the oldest token of the newest step was behind the newest model."""
+    reasons: dict[str, int]
+    """Prompts that were dropped, by reason."""
+    holders: tuple[LeaseHolder, ...]
+    """Workers that have leases, those with the most first, 32 at most."""
+    rank_tokens: tuple[int, ...]
+    """Tokens of the groups that each rank of the trainer has fetched here."""
 
 
 def stats_of(table: PromptTable, now: float) -> PromptStats:
@@ -58,7 +83,17 @@ def stats_of(table: PromptTable, now: float) -> PromptStats:
         tokens_drawn=figures["tokens_drawn"],
         oldest_lease=0.0 if oldest is None else max(0.0, now - oldest.leased_at),
         lag=table.lag,
+        reasons=dict(table.book.reasons),
+        holders=tuple(holders_of(table, now)),
+        rank_tokens=tuple(table.rank_tokens),
     )
+
+
+def holders_of(table: PromptTable, now: float) -> Iterator[LeaseHolder]:
+    """Who has leases, those with the most first."""
+    for worker, rows in heapq.nlargest(MAX_HOLDERS, table.leases.held().items(), key=lambda each: len(each[1])):
+        oldest, end = min(row.leased_at for row in rows), min(row.until for row in rows)
+        yield LeaseHolder(worker.hex(), len(rows), max(0.0, now - oldest), max(0.0, end - now))
 
 
 def counts_of(book: PromptBook) -> dict[str, int]:
@@ -75,7 +110,7 @@ def figures_of(table: PromptTable) -> dict[str, int]:
         "pending": book.pending,
         "drawable": len(book.ready),
         "leases": leases.leases,
-        "workers": len(leases.workers),
+        "workers": len(leases.held()),
         "expired": leases.counts["expired"],
         "late": leases.counts["late"],
         "failed": leases.counts["failed"],

@@ -276,10 +276,9 @@ class PromptLeases:
         """That last now."""
         return len(self._rows)
 
-    @property
-    def workers(self) -> dict[bytes, int]:
-        """Leases of each worker."""
-        return {worker: len(numbers) for worker, numbers in self._held.items()}
+    def held(self) -> dict[bytes, list[PromptRow]]:
+        """The prompts that each worker has."""
+        return {worker: [self._rows[number] for number in numbers] for worker, numbers in self._held.items()}
 
     def oldest(self) -> PromptRow | None:
         """The prompt whose lease began first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from .leases import Outcome, PromptLeases
 from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
 from .scores import column_of, scorer
 from .steps import PromptSteps
+
+MAX_RANKS: Final = 1024
+"""Ranks of a trainer whose tokens are counted."""
 
 
 class PromptTable:
@@ -54,6 +58,8 @@ class PromptTable:
         self.full = 0
         """Groups that were dropped for want of room."""
         self.tokens_drawn = 0
+        self.rank_tokens: list[int] = []
+        """Tokens of the groups that each rank of the trainer has fetched."""
         self.lag = 0
         """Versions by which the oldest token of the newest step was behind the newest model."""
 
@@ -221,6 +227,13 @@ class PromptTable:
             self.lag = max(0, self.book.facts.newest_model - min((row.version for row in rows), default=0))
         self.tidy()
         return found
+
+    def count_tokens(self, row: PromptRow, rank: int, ranks: int) -> None:
+        """A rank of the trainer has fetched a group. With another number of ranks all are counted from 0."""
+        if rank < ranks <= MAX_RANKS:
+            if len(self.rank_tokens) != ranks:
+                self.rank_tokens = [0] * ranks
+            self.rank_tokens[rank] += row.tokens
 
     def commit(self, step: int, session: str) -> int:
         """See `PromptSteps.commit`."""

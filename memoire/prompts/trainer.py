@@ -182,7 +182,9 @@ class PromptTrainer:
         found: list[StepAnswer] = []
         for name in {each.server for each in mine}:
             places_here = [place for place, each in enumerate(mine) if each.server == name]
-            groups = fetched(self._servers, name, [mine[place].key for place in places_here], schema, places, deadline)
+            keys = [mine[place].key for place in places_here]
+            rank = self.rank, self.ranks
+            groups = fetched(self._servers, name, keys, schema, places, deadline, rank)
             for place, answers in zip(places_here, groups, strict=True):
                 found += [StepAnswer(place, index, version, raw) for index, (version, raw) in answers.items()]
         return sorted(found, key=lambda each: (each.group, each.index))
@@ -216,13 +218,24 @@ class PromptTrainer:
 
 
 def fetched(
-    servers: PromptServers, name: str, keys: Sequence[Key], schema: Schema, places: Sequence[int], deadline: float
+    servers: PromptServers,
+    name: str,
+    keys: Sequence[Key],
+    schema: Schema,
+    places: Sequence[int],
+    deadline: float,
+    rank: tuple[int, int] = (0, 0),
 ) -> list[dict[int, tuple[int, RawColumns]]]:
-    """Model version and columns of each answer to these prompts, which are at one server, by its place."""
+    """Model version and columns of each answer to these prompts, which are at one server, by its place.
+
+    Args:
+        rank: Which trainer of how many, if these are its groups of a step.
+    """
     found: list[dict[int, tuple[int, RawColumns]]] = []
     mask = mask_of_places(places)
     while len(found) < len(keys):
-        body = messages.Prompts(call="fetch", keys=keys_of(keys[len(found) :][:4096]), columns=mask)
+        asked = keys_of(keys[len(found) :][:4096])
+        body = messages.Prompts(call="fetch", keys=asked, columns=mask, rank=rank[0], ranks=rank[1])
         reply = servers.one(name, PromptRequest(body), deadline)
         come: list[dict[int, tuple[int, RawColumns]]] = [{} for _ in range(reply.body.answered)]
         begin = 0

@@ -586,6 +586,8 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     most: Small = 1000
     keys: Annotated[list[PromptKey], Meta(max_length=65536)] = []
     columns: Word = 0  # a bit each
+    rank: Small = 0  # of the trainer that fetches its part of a step
+    ranks: Small = 0  # of how many; 0: these are no groups of a step
 
 
 class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):

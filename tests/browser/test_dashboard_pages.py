@@ -31,6 +31,7 @@ EXPECTED = {
     "lag": "No model was published yet",
     "inference": "No inference node is watched",
     "starts": "No node keeps start states",
+    "prompts": "No table stores prompts",
     "runs": "counted now",
     "memory": "Table default",
     "actors": "1–3 of 3 actors",

@@ -21,7 +21,7 @@ FLAGS = (
     "--host-resolver-rules=MAP stranger.example 127.0.0.1",
 )
 NAMES = (
-    "overview", "live", "learning", "lag", "inference", "starts", "runs", "memory", "actors", "nodes", "logs", "settings",
+    "overview", "live", "learning", "lag", "inference", "starts", "prompts", "runs", "memory", "actors", "nodes", "logs", "settings",
 )  # fmt: skip
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 100_000

@@ -127,7 +127,7 @@ FIELDS = {
     "name": "PROMPTS.consumer GROUPS.dataset GROUPS.session FIND_ROWS.partition CHANGE_ROWS.partition HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
-    "small": "PROMPTS.most ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
+    "small": "PROMPTS.most PROMPTS.rank PROMPTS.ranks ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
     "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
     "count": "GROUPS.step PROMPTED.done ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "

@@ -10,6 +10,7 @@ import {openLogs} from "./logs.js";
 import {openMemory} from "./memory.js";
 import {openNodes} from "./nodes.js";
 import {openOverview} from "./overview.js";
+import {openPrompts} from "./prompts.js";
 import {openRuns} from "./runs.js";
 import {openSettings} from "./settings.js";
 import {openStarts} from "./starts.js";
@@ -21,6 +22,7 @@ export const PAGES = {
   lag: {title: "Lag", open: openLag},
   inference: {title: "Inference", open: openInference},
   starts: {title: "Starts", open: openStarts},
+  prompts: {title: "Prompts", open: openPrompts},
   runs: {title: "Runs", open: openRuns},
   memory: {title: "Memory", open: openMemory},
   actors: {title: "Actors", open: openActors},

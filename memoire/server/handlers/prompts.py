@@ -88,6 +88,8 @@ class PromptsHandler:
             if size > limit:
                 break
             row = table.book.rows.get(_key_of(key))
+            if row is not None:
+                table.count_tokens(row, body.rank, body.ranks)
             for index in [] if row is None else row.group if row.has_columns else []:
                 assert row is not None
                 mask, lengths, data = table.columns(row, index, body.columns)

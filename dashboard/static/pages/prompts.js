@@ -1,0 +1,129 @@
+// Prompts of language models: where they stand, who has them, what was dropped, what each rank of the trainer got.
+import {get} from "../api.js";
+import {lineOf, makeChart} from "../charts.js";
+import {withGaps} from "../curves.js";
+import {fill, h, patch, svg} from "../dom.js";
+import {count, duration, figure, NONE, share} from "../format.js";
+import {term} from "../help.js";
+import {choice, every, facts, showProblem, table} from "../parts.js";
+import {RANGES, spanOf} from "../ranges.js";
+import {remember} from "../router.js";
+
+const STATES = ["waiting", "leased", "answered", "ready", "drawn", "committed", "dropped", "forgotten"];
+const OPEN = STATES.slice(0, 5); // those of which something is still to come
+const IS_TABLE = /^prompts\.(.+)\.waiting$/;
+const LONG = 600; // seconds after which a lease is pointed out
+const [WIDTH, HEIGHT] = [1000, 28];
+
+const HOLDERS = [
+  {title: "Worker", value: ({worker}) => h("span.mono", {title: worker}, worker.slice(0, 8))},
+  {title: "Leases", value: ({leases}) => count(leases), number: true},
+  {title: "The oldest began", value: ({oldest}) => h(oldest > LONG ? "span.state.unready" : "span", `${duration(oldest)} ago`), number: true},
+  {title: "The first ends", value: ({left}) => `in ${duration(left)}`, number: true},
+  {title: "At", value: ({server}) => server || NONE},
+];
+const RANKS = [
+  {title: "Rank", value: ({rank}) => String(rank), number: true},
+  {title: "Tokens", value: ({tokens}) => figure(tokens), number: true},
+  {title: "Of the mean", value: ({part}) => share(part), number: true},
+];
+const REASONS = [
+  {title: "Reason", value: ([reason]) => reason},
+  {title: "Prompts", value: ([, many]) => count(many), number: true},
+];
+
+export function openPrompts({root, parameters, stream, signal}) {
+  const state = Object.fromEntries(parameters);
+  const [cards, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
+  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "prompt_states", format: count, sync: "prompts"});
+  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "prompt_states", format: count, sync: "prompts"});
+  const oldest = makeChart({title: "Oldest lease", named: "oldest_lease", format: duration, sync: "prompts"});
+  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "prompt_lag", sync: "prompts"});
+  const charts = [open, done, oldest, lag];
+  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
+  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
+    state.range = chosen;
+    remember({range: chosen});
+    refresh();
+  });
+  fill(over, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", charts.map(({element}) => element)));
+  fill(root, cards, over);
+  const refresh = every(3, signal, stream, async () => {
+    try {
+      const tables = (await get("figures", {}, signal)).map((name) => name.match(IS_TABLE)?.[1]).filter(Boolean);
+      over.hidden = !tables.length && !stream.newest?.prompts.length;
+      if (over.hidden) return;
+      const name = tables.flatMap((each) => [...STATES, "oldest_lease", "lag"].map((one) => `prompts.${each}.${one}`));
+      const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
+      const titleOf = (each, one) => (tables.length > 1 ? `${each} ${one}`.trim() : one || each);
+      const show = (chart, figures) => chart.set(...withGaps(found,
+        tables.flatMap((each) => figures.map((one) => lineOf(found, `prompts.${each}.${one}`, titleOf(each, figures.length > 1 ? one : ""))))), {away: found.away});
+      show(open, OPEN);
+      show(done, STATES.slice(5));
+      show(oldest, ["oldest_lease"]);
+      show(lag, ["lag"]);
+      showProblem(message, null);
+    } catch (error) {
+      if (error.name !== "AbortError") showProblem(message, error);
+    }
+  });
+  return {update: ({prompts}) => patch(cards, prompts.length ? prompts.map(shown) : nothing())};
+}
+
+/** One table: an answer in words, its states as a bar, and who holds what. */
+function shown(row) {
+  const {states, reasons, holders, rank_tokens: tokens} = row;
+  const mean = tokens.reduce((sum, each) => sum + each, 0) / Math.max(1, tokens.length);
+  const most = mean ? Math.max(...tokens) / mean : null;
+  return h("div.prompts",
+    h("section.card", h("h2", `Table ${row.table}`), h("p.answer", answerOf(row)), bar(row), facts([
+      [term("prompt_states", "Prompts given"), count(row.given)],
+      [term("lease_holders", "Workers with a lease"), count(row.workers)],
+      [term("oldest_lease", "Oldest lease"), row.workers ? duration(row.oldest_lease) : NONE],
+      ["Leases that ended unfinished", count(row.expired)],
+      ["Answers too late, failed", `${count(row.late)}, ${count(row.failed)}`],
+      [term("dead_groups", "Groups without signal"), count(reasons["no signal"] ?? 0)],
+      [term("replayable", "Can be replayed"), count(row.replayable)],
+      ["Tokens drawn", figure(row.tokens_drawn)],
+      [term("prompt_lag", "Models behind, newest step"), states.drawn || states.committed ? count(row.lag) : NONE],
+      [term("rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
+    ])),
+    h("div.grid.wide",
+      holders.length && h("section.card", h("h2", term("lease_holders", "Who holds prompts")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
+      tokens.length > 1 && h("section.card", h("h2", term("rank_tokens", "Tokens of each rank")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
+      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("dropped_prompts", "Dropped, by reason")),
+        table(`Dropped prompts of ${row.table}`, REASONS, Object.entries(reasons).sort(([, one], [, other]) => other - one)))));
+}
+
+function answerOf({given, states, workers}) {
+  if (!given) return "No prompt was given yet";
+  const over = states.committed + states.dropped + states.forgotten;
+  if (over === given) return `All ${count(given)} prompts are over`;
+  if (states.ready) return `${count(states.ready)} group${states.ready === 1 ? " is" : "s are"} ready to be drawn`;
+  if (states.leased) return `No group is ready: ${count(workers)} worker${workers === 1 ? " answers" : "s answer"} ${count(states.leased)} prompt${states.leased === 1 ? "" : "s"}`;
+  if (states.answered) return "No group is ready: answers lack a column, such as a reward";
+  if (states.waiting) return "No group is ready, and no worker has a prompt";
+  return "The trainer has drawn all that is there";
+}
+
+/** The states side by side, as wide as their shares; a list below says the same in numbers. */
+function bar({table: name, given, states}) {
+  let left = 0;
+  const parts = STATES.filter((state) => states[state]).map((state) => {
+    const width = (WIDTH * states[state]) / Math.max(1, given);
+    const part = svg("rect", {x: left, y: 0, width: Math.max(width, 1), height: HEIGHT, class: state}, titleOf(`${state}: ${count(states[state])}`));
+    left += width;
+    return part;
+  });
+  const frame = {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `States of the prompts of ${name}`};
+  return h("div.states", svg("svg", frame, ...parts), h("ul", STATES.map((state) => h("li", h(`span.swatch.${state}`), `${state} `, h("b", count(states[state]))))));
+}
+
+function titleOf(text) {
+  const title = svg("title");
+  title.textContent = text;
+  return title;
+}
+
+const nothing = () => h("section.card", h("h2", "No table stores prompts"),
+  h("p", "A table with storage=\"prompts\" leases prompts to workers and hands groups of answers to trainers of language models, each once: docs/language-models.md. It shows here where its prompts stand."));
