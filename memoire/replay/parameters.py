@@ -243,7 +243,7 @@ class Parameters:
 
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
-        fields = ((name, getattr(self, name)) for name in NAMES)
+        fields = ((name, getattr(self, name)) for name in sorted(NAMES))  # the same bytes in every process
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
     @classmethod

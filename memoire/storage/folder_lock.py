@@ -15,6 +15,9 @@ from memoire.errors import StateForeign, StateLocked, StateUnusable
 from . import private_files
 from .disk_errors import unusable
 
+_BEGIN = b'{"pid": '
+"""How what a lock says begins."""
+
 
 class FolderLock:
     """A lock on a folder, held by its lock file. No other process gets it while this one runs.
@@ -68,10 +71,16 @@ def _lock(folder: Path) -> int:
 def _check_lock(folder: Path, opened: int) -> None:
     """Refuse a file that is no lock of a former life: what is in it would be overwritten."""
     facts = os.fstat(opened)
-    if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and (not facts.st_size or _held_by(opened)[0]):
+    if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and _is_ours(os.pread(opened, 4096, 0)):
         return
     os.close(opened)
     raise _no_lock(folder, "another program's file")
+
+
+def _is_ours(content: bytes) -> bool:
+    """Whether a lock says this, whole or as a power failure leaves it: it is not synced, so cut off or with zeros."""
+    said = content.rstrip(b"\0")[: len(_BEGIN)]
+    return _BEGIN.startswith(said)
 
 
 def _no_lock(folder: Path, what: str) -> StateForeign:

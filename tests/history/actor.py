@@ -40,6 +40,8 @@ class Play:
 
     storage = "caches"
     limits = LIMITS
+    updates_last = True
+    """Whether it waits for its servers before it leaves; else leaving has to."""
 
     def __init__(self, record: Recorder, endpoint: str, seed: str, rate: float, stop: threading.Event) -> None:
         self.record, self.rate, self.stop = record, rate, stop
@@ -66,7 +68,8 @@ class Play:
             self.stop.wait(self.rng.expovariate(self.rate))
         if self.client.finished:
             self.await_last_model()
-        self.update(LAST)
+        if self.updates_last:
+            self.update(LAST)
         self.look()
         began = time.monotonic()
         delivered = self.client.close(LAST)

@@ -133,7 +133,9 @@ def copies(kept: Kept) -> Iterator[str]:
     newest = list(kept.counted.values())[-1]
     for server, said in kept.said.items():
         have = newest.get(server, {})
-        different = sorted(client for client in said.keys() | have.keys() if said.get(client) != have.get(client))
+        # Of a client that has come in and counted nothing there is nothing on disk.
+        names, none = said.keys() | have.keys(), (0, 0)
+        different = sorted(client for client in names if said.get(client, none) != have.get(client, none))
         unnamed = have.keys() - said.keys()
         if len(unnamed) == kept.folded.get(server, 0):
             different = [client for client in different if client not in unnamed]

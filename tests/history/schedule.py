@@ -34,11 +34,11 @@ AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0), "cut": (0.5
 """Least and most seconds that each kind of fault takes."""
 AWAY |= {"in": (0.5, 8.0), "out": (0.5, 8.0), "slow": (0.5, 5.0), "reset": (0.0, 0.1)}
 """Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset."""
-AWAY |= {"full": (0.5, 8.0), "eio": (0.5, 3.0)}
-"""Those of a simulated disk: full, and broken until its server is killed and started again."""
-DISK = ("full", "eio")
+AWAY |= {"full": (0.5, 8.0), "eio": (0.5, 3.0), "power": (0.5, 3.0)}
+"""Those of a simulated disk: full, broken until its server is killed and started again, and without power."""
+DISK = ("full", "eio", "power")
 RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0, "in": 1.0, "out": 1.0, "slow": 0.0, "reset": 0.2}
-RECOVERS |= {"full": 1.0, "eio": 1.0}
+RECOVERS |= {"full": 1.0, "eio": 1.0, "power": 1.0}
 """Seconds after a fault in which its target is left alone: a process that never gets up shows nothing new."""
 
 

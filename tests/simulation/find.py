@@ -18,9 +18,10 @@ from .trial import Settings
 KEPT: Final = ("storage", "runs")
 """What a plant says of its trials that a simulated one needs, too: time is no matter here."""
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
-    # Rollouts are lost for good where a server is killed, so that nothing can be said of one that is lost on the way.
     "polls_for_what_it_never_takes": {"terms": 6},
-    "forgotten_replies": {"kills": 0, "terms": 0, "eio": 0, "resets": 40, "slow": 30, "pause": 0.3},
+    # What is lost with a connection or a server is no fault, so that nothing can be said of what lacks then: there are none
+    # of them. A server that was stopped is asked a second time.
+    "forgotten_replies": {"kills": 0, "terms": 0, "eio": 0, "resets": 0, "stops": 30, "pause": 0.3, "rate": 4.0},
 }
 """What more a fault needs: much of what brings it to light."""
 CONTROL: Final = "slow_disk"

@@ -30,11 +30,14 @@ import zmq
 import memoire.clock
 from memoire.net import context, descriptors, poller, process, progress, thread
 from memoire.reader import rounds, takes
+from memoire.replay import memory
 from memoire.server import io_requests
 from memoire.storage import saver
 
 from . import network, threads
-from .world import Process, World
+from .disk import Disk
+from .rarely import Rarely
+from .world import World
 
 RARER: Final = {
     (rounds, "RETRY_INTERVAL"): 0.5,
@@ -66,7 +69,7 @@ class NoGuard:
 
 
 @contextlib.contextmanager
-def installed(world: World, net: network.Network) -> Iterator[None]:
+def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[None]:
     """Everything below is this world's until the end."""
     made = threads.Threads(world)
     contexts: dict[Any, network.Context] = {}
@@ -124,7 +127,12 @@ def installed(world: World, net: network.Network) -> Iterator[None]:
                 put(module, name, what)
         for (module, name), seconds in RARER.items():
             put(module, name, seconds)
-        _follow_files(world, put)
+        rarely.put(put)
+        disk = Disk(world)
+        put(sqlite3, "connect", disk.connect)
+        put(fcntl, "flock", disk.lock)
+        put(os, "fsync", disk.sync)
+        _set_memories(world, put)
         gc.disable()  # what is taken apart has a say in the order of events, and the time for it depends on the past
         try:
             yield
@@ -147,8 +155,9 @@ def _functions_with_clocks() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]
     """Functions of the product that have a clock as a default, and their defaults."""
     modules = [each for key, each in sorted(sys.modules.items()) if key.startswith(("memoire.", "dashboard."))]
     places = [*modules, *(each for module in modules for each in vars(module).values() if inspect.isclass(each))]
-    functions = {id(each): each for place in places for each in vars(place).values() if inspect.isfunction(each)}
-    found = [(each, each.__defaults__ or (), each.__kwdefaults__ or {}) for each in functions.values()]
+    functions = [inspect.unwrap(each) for place in places for each in vars(place).values() if inspect.isfunction(each)]
+    unique = {id(each): each for each in functions}.values()
+    found = [(each, each.__defaults__ or (), each.__kwdefaults__ or {}) for each in unique if inspect.isfunction(each)]
     clocks = [time.monotonic, time.time]
     return [
         each for each in found if any(value in clocks for value in (*each[1], *each[2].values()) if callable(value))
@@ -159,49 +168,13 @@ def _of_world(clocks: dict[Any, Any], default: Any) -> Any:
     return clocks.get(default, default) if callable(default) else default
 
 
-class Database(sqlite3.Connection):
-    """A database on the disk of a process, which may be full or broken when a transaction ends."""
+def _set_memories(world: World, put: Any) -> None:
+    """Memories have a clock of their own, in C: it stands still within a turn."""
+    begin = memory.Memory.__init__
 
-    process: Process
+    def begun(self: Any, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        self.set_clock(world.wall())
+        world.process.at_turn.append(self.set_clock)
 
-    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
-        """As the real one, unless it is about to be on disk."""
-        if statement == "COMMIT" and self.process.disk:
-            raise failed(self.process.disk)
-        return super().execute(statement, *given)
-
-
-def failed(disk: str) -> sqlite3.OperationalError:
-    """SQLite's error of a disk that is full, or fails in the middle of a sync."""
-    error = sqlite3.OperationalError("database or disk is full" if disk == "full" else "disk I/O error")
-    name = "SQLITE_FULL" if disk == "full" else "SQLITE_IOERR_FSYNC"
-    error.sqlite_errorname, error.sqlite_errorcode = name, getattr(sqlite3, name)
-    return error
-
-
-def _follow_files(world: World, put: Any) -> None:
-    """Whatever a killed process has open is closed by the system: databases without a commit, locks."""
-    connect, lock = sqlite3.connect, fcntl.flock
-
-    def connected(*given: Any, **named: Any) -> Any:
-        made = connect(*given, **{**named, "check_same_thread": False, "factory": Database})
-        made.process = world.process
-        made.process.at_kill.append(made.close)
-        return made
-
-    def locked(opened: int, how: int) -> None:
-        lock(opened, how)
-        if how & fcntl.LOCK_EX:
-            world.process.at_kill.append(lambda: _forget(opened))
-
-    put(sqlite3, "connect", connected)
-    put(fcntl, "flock", locked)
-
-
-def _forget(opened: int) -> None:
-    """Let go of a lock, and keep the number: whoever has it may still close it."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    with contextlib.suppress(OSError):
-        os.fstat(opened)
-        os.dup2(nothing, opened)
-    os.close(nothing)
+    put(memory.Memory, "__init__", begun)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import struct
+import zlib
 from collections import deque
 from typing import Any, Final
 
@@ -195,7 +196,9 @@ class Connection:
                 receiver.ready[self] = None
             if receiver.kind == XPUB:
                 self.count_subscription(frames[0])
-            self.world.note("message", sender.process.name, receiver.process.name, receiver.kind, sum(map(len, frames)))
+            self.world.note(
+                "message", sender.process.name, receiver.process.name, receiver.kind, zlib.crc32(b"".join(frames))
+            )
             receiver.changed()
 
     def count_subscription(self, message: bytes) -> None:

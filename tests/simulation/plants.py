@@ -43,6 +43,14 @@ def added_answers() -> None:
     PushWindow.answered = added  # type: ignore[method-assign]
 
 
+@planted("counts: ")
+def early_goodbyes() -> None:
+    """A client that leaves says that everything is delivered, and does not wait for the answer."""
+    from memoire.client.io import Connection
+
+    replace(Connection, "told_everything", lambda self, deadline: True)
+
+
 @planted("counts: ", runs=2)
 def runs_that_flow_together() -> None:
     """A client counts what it did in the former run in the new one, too."""
@@ -155,4 +163,23 @@ def polls_for_what_it_never_takes() -> None:
     """A server that ends waits for requests that it does not take."""
     from memoire.server.io_requests import RequestThread
 
-    replace(RequestThread, "_stop_reading", lambda self: None)
+    replace(RequestThread, "_stop_reading", lambda self: self._sockets.clear())
+
+
+# Faults of tables of prompts.
+
+
+@planted("prompts: ", storage="prompts")
+def steps_drawn_anew() -> None:
+    """A trainer that draws a step again gets other groups: the first ones are trained on by nobody."""
+    from memoire.prompts.steps import PromptSteps
+
+    replace(PromptSteps, "find", lambda self, step, session: self.enter(session))
+
+
+@planted("prompts: ", storage="prompts")
+def rewinds_that_commit() -> None:
+    """A trainer that goes back to a checkpoint does not get what it drew after that."""
+    from memoire.prompts.steps import PromptSteps
+
+    replace(PromptSteps, "_take_back", lambda self, rows: None)

@@ -8,21 +8,18 @@ A failing seed is run again with fewer and fewer faults, as long as it still fai
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import logging
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from history.plants import PLANTS
 from history.schedule import Fault
 
 from . import plants as _more  # noqa: F401  registers what only a simulated network meets
-from .trial import Outcome, Settings, run
+from .trial import Outcome, Settings, run, value_of
 
 REMEMBERED = Path(__file__).with_name("seeds.txt")
 """Seeds that failed once: they are tried first, each time."""
@@ -65,7 +62,7 @@ def _try(settings: Settings) -> tuple[Settings, Outcome]:
 def remembered(text: str) -> list[Settings]:
     """The trials of a file: in each line a seed, and settings that are not the usual ones."""
     lines = [line.partition("#")[0].split() for line in text.splitlines()]
-    return [Settings(int(seed), **dict(map(_value, words))) for seed, *words in filter(None, lines)]
+    return [Settings(int(seed), **dict(map(value_of, words))) for seed, *words in filter(None, lines)]
 
 
 def outcomes(every: list[Settings], workers: int) -> Iterator[tuple[Settings, Outcome]]:
@@ -87,7 +84,7 @@ def main() -> int:
     parser.add_argument("--digests", action="store_true", help="print what each seed's trace adds up to")
     parser.add_argument("more", nargs="*", help="settings of the trials, such as storage=rollouts")
     given = parser.parse_args()
-    values = dict(_value(word) for word in given.more)
+    values = dict(value_of(word) for word in given.more)
     seeds = range(given.first, given.first + given.seeds)
     every = [Settings(seed, plant=given.plant, **values) for seed in seeds]
     if not (given.plant or values):
@@ -115,17 +112,6 @@ def main() -> int:
         print(f"To see it again: python -m simulation.trial {settings.seed} {words}")
     print(f"{len(failed)} of {len(every)} seeds failed")
     return 1 if failed else 0
-
-
-def _value(word: str) -> tuple[str, Any]:
-    name, _, text = word.partition("=")
-    names = {field.name for field in dataclasses.fields(Settings)}
-    if name not in names:
-        sys.exit(f"there is no setting {name!r}; there are {', '.join(sorted(names))}")
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text
 
 
 def _schedule(faults: list[Fault]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TextIO
 from unittest import mock
@@ -27,12 +28,15 @@ from history.trial import SCHEMA, kept_in
 from memoire.accounting.kept_accounts import StoredAccounts
 from memoire.errors import InsecureWarning
 from memoire.limits import Limits
+from memoire.nodes.roles import _server_report
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.server.server import Server
 
-from . import network
+from . import network, prompts
 from .installed import installed
+from .prompts import Prompting
+from .rarely import Rarely
 from .world import Process, Stuck, World
 
 PORT: Final = 5560
@@ -40,7 +44,7 @@ END: Final = 120.0
 """Seconds of the world's time in which everybody has to deliver and leave, once all is healed."""
 TERM: Final = 20.0
 """The same for a node that is asked to end."""
-HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4}
+HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4, "giver": 5}
 CALM: Final = {name: type(play.__name__, (play,), {"limits": Limits()}) for name, play in PLAYS.items()}
 """Actors that are no more impatient than those of users."""
 
@@ -65,11 +69,14 @@ class Settings:
     slow: int = 2
     full: int = 2
     eio: int = 1
+    power: int = 2
     pause: float = 4.0
     """Seconds between two draws or takes of the learner: each is some twenty messages."""
     runs: int = 1
     storage: str = "caches"
     preempt: float = 0.02
+    rarely: float = 0.1
+    """How likely each of the limits in `rarely` is as tight as it can be."""
     stop_at: float = 0.0
     """Seconds after which a debugger is entered; 0: never."""
     plant: str = ""
@@ -80,7 +87,7 @@ class Settings:
         ways = {"in": (self.one_way + 1) // 2, "out": self.one_way // 2}
         return {
             "kill": self.kills, "stop": self.stops, "term": self.terms, "cut": self.cuts, "reset": self.resets,
-            "slow": self.slow, "full": self.full, "eio": self.eio, **ways,
+            "slow": self.slow, "full": self.full, "eio": self.eio, "power": self.power, **ways,
         }  # fmt: skip
 
 
@@ -96,13 +103,14 @@ class Outcome:
     turns: int
     figures: dict[str, Any]
     faults: list[Fault]
+    rare: str
 
     def __str__(self) -> str:
         facts = (
             f"seed {self.seed}: {self.virtual:.0f} s in {self.seconds:.2f} s, {self.turns} turns, {self.digest[:16]}"
         )
         figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
-        return "\n".join([facts, figures, *self.violations[:20]])
+        return "\n".join([facts, figures, f"rare: {self.rare}", *self.violations[:20]])
 
 
 class Line:
@@ -124,7 +132,8 @@ class Trial:
         self, settings: Settings, folder: Path, chosen: list[Fault] | None = None, trace: TextIO | None = None
     ) -> None:
         self.settings, self.folder = settings, folder
-        self.world = World(settings.seed, preempt=settings.preempt)
+        self.rarely = Rarely(settings.seed, settings.rarely)
+        self.world = World(settings.seed, preempt=self.rarely.preempt or settings.preempt)
         self.world.on_error = self._failed
         if trace is not None:
             self.world.log = lambda line: trace.write(line + "\n")
@@ -136,6 +145,8 @@ class Trial:
         self.lives: Counter[str] = Counter()
         self.over: set[str] = set()
         """Processes that have ended by themselves."""
+        self.final: dict[str, dict[str, Any]] = {}
+        """What each server said last, of those that were asked to end."""
         self.errors: list[str] = []
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         self.names = {
@@ -144,10 +155,18 @@ class Trial:
             "actor": [f"actor-{number}" for number in range(settings.actors)],
         }
         self.line = Line(self.world)
+        self.prompting = Prompting(self) if settings.storage == "prompts" else None
+        """What is done, if the table is one of prompts."""
         targets = [name for names in self.names.values() for name in names]
+        targets += ["learner-0"] if self.prompting else []
         self.faults = faults(settings.seed, settings.seconds, targets, settings.wanted) if chosen is None else chosen
 
     # Who is there
+
+    @property
+    def users(self) -> list[str]:
+        """Processes that leave when all is over."""
+        return [*self.names["actor"], "learner-0", *(["giver-0"] if self.prompting else [])]
 
     def host(self, name: str) -> str:
         """Its address."""
@@ -188,15 +207,20 @@ class Trial:
         return process
 
     def _server(self, name: str, process: Process) -> None:
-        options: dict[str, Any] = (
-            {"cache_size": 16, "priority_exponent": 0.0}
-            if self.settings.storage == "caches"
-            else {"storage": "rollouts", "rollout_length": 8, "capacity": 4096}
-        )
+        options: dict[str, Any] = {
+            "caches": {"schema": SCHEMA, "cache_size": 16, "priority_exponent": 0.0},
+            "rollouts": {"schema": SCHEMA, "storage": "rollouts", "rollout_length": 8, "capacity": 4096},
+            "prompts": {"tables": {"t": prompts.table()}},
+        }[self.settings.storage]
         self.nodes[name] = Server(
-            self.endpoint(name), SCHEMA, name=name, run=self.runs[0], state_dir=self.folder / name, seed=self.settings.seed,
+            self.endpoint(name),
+            name=name,
+            run=self.runs[0],
+            state_dir=Path(name),
+            seed=self.settings.seed,
+            limits=self.rarely.limits,
             **options,
-        )  # fmt: skip
+        )
 
     def _proxy(self, name: str, process: Process) -> None:
         self.nodes[name] = Proxy(self.endpoint(name), [self.endpoint(server) for server in self.names["server"]])
@@ -209,18 +233,31 @@ class Trial:
             endpoint = self.fronts[(number + process.life) % len(self.fronts)]
             seed = f"{self.settings.seed}/{name}/{process.life}/{number}"
             try:
+                if self.prompting:
+                    self.prompting.work(name, number, process)
+                    return
                 event = threading.Event()
-                CALM[self.settings.storage](record, endpoint, seed, self.settings.rate, event).run()  # type: ignore[arg-type]
+                played = CALM[self.settings.storage](record, endpoint, seed, self.settings.rate, event)  # type: ignore[arg-type]
+                played.updates_last = not self.rarely.leaves_at_once()
+                played.run()
             except Exception as error:  # noqa: BLE001
                 record("failed", error=repr(error))
-            left[0] -= 1
-            if not left[0]:
-                self.over.add(name)
+            finally:
+                left[0] -= 1
+                if not left[0]:
+                    self.over.add(name)
 
         for number in range(self.settings.clients):
             self.world.spawn(process, f"client-{number}", lambda number=number: play(number))
 
+    def _giver(self, name: str, process: Process) -> None:
+        assert self.prompting is not None
+        self.prompting.give(name, process)
+
     def _learner(self, name: str, process: Process) -> None:
+        if self.prompting:
+            self.prompting.train(name, process)
+            return
         every = self.settings.seconds / self.settings.runs
         with Reader([self.fronts[0]], timeout=LAST, seed=0, limits=Limits()) as reader:
             record: Any = self.record(name, process)
@@ -232,7 +269,8 @@ class Trial:
     def run(self) -> Outcome:
         """Do it all, and check."""
         began = time.process_time()
-        with warnings.catch_warnings(), installed(self.world, self.net):
+        # Paths of state folders are part of what servers say: they are the same wherever the trial runs.
+        with warnings.catch_warnings(), installed(self.world, self.net, self.rarely), chdir(self.folder):
             warnings.simplefilter("ignore", InsecureWarning)
             try:
                 self._run()
@@ -249,12 +287,14 @@ class Trial:
             *(f"spins: {name} polls for what it never takes" for name in sorted(self.world.spinning)),
         ]
         with as_it_is():
-            kept = kept_in(self.folder, self.names["server"], self.runs, {})
+            kept = kept_in(self.folder, self.names["server"], self.runs, self.final)
         events = json.loads(json.dumps(self.events))
         violations += checks.check(events, kept)
+        if self.prompting:
+            violations += self.prompting.violations()
         return Outcome(
             self.settings.seed, violations, digest, self.world.now - 1000.0, time.process_time() - began,
-            self.world.turns, self._figures(events, kept), self.faults,
+            self.world.turns, self._figures(events, kept), self.faults, str(self.rarely),
         )  # fmt: skip
 
     def _run(self) -> None:
@@ -262,7 +302,7 @@ class Trial:
             for name in self.names[kind]:
                 self.start(name)
             self._await(lambda kind=kind: all(name in self.nodes for name in self.names[kind]))
-        for name in [*self.names["actor"], "learner-0"]:
+        for name in self.users:
             self.start(name)
         began = self.world.now
         if self.settings.stop_at:
@@ -298,6 +338,8 @@ class Trial:
                 self.net.slow = 0.3
             case "full" | "eio":
                 process.disk = fault.kind
+            case "power":
+                process.disk, process.on_failure = "power", lambda: self._kill(name)
 
     def _kill(self, name: str) -> None:
         process = self.running[name]
@@ -306,8 +348,8 @@ class Trial:
         self.world.kill(process)
 
     def _hosts(self, name: str) -> list[str]:
-        everybody = [each for names in self.names.values() for each in names] + ["learner-0"]
-        return [self.host(each) for each in everybody if each != name]
+        everybody = {each for names in self.names.values() for each in names}.union(self.users)
+        return [self.host(each) for each in sorted(everybody) if each != name]
 
     def _relieve(self, fault: Fault) -> None:
         name, process = fault.target, self.running[fault.target]
@@ -331,6 +373,10 @@ class Trial:
             case "eio":  # its server acknowledges nothing any more, until it begins again
                 self._kill(name)
                 self.start(name)
+            case "power":
+                if process.is_alive:  # nothing was to be on disk meanwhile
+                    self._kill(name)
+                self.start(name)
 
     def _term(self, name: str) -> None:
         """Ask a node to end: it closes, and its process with it. Actors are killed instead."""
@@ -342,6 +388,8 @@ class Trial:
 
         def end() -> None:
             node.close(TERM - 5.0)
+            if isinstance(node, Server):
+                self.final[name] = _server_report(node)
             took = self.world.now - began
             self.record("nemesis")("ended", target=name, life=process.life, status=0, took=took, grace=TERM, tail=[])
             self.world.after(0.0, lambda: self.world.kill(process))
@@ -360,7 +408,7 @@ class Trial:
 
     def _finish(self) -> None:
         self.line.is_over = True
-        leaving = [*self.names["actor"], "learner-0"]
+        leaving = self.users
         try:
             self._await(lambda: all(name in self.over for name in leaving), END)
         except Stuck:
@@ -368,7 +416,8 @@ class Trial:
                 if name not in self.over:
                     what = f"did not leave within {END:g} s after the end ({self.world.waiting()})"
                     self.record("nemesis")("late", target=name, what=what)
-        self._ask_totals()
+        if not self.prompting:
+            self._ask_totals()
         for kind in ("proxy", "server"):
             for name in self.names[kind]:
                 self._term(name)
@@ -393,6 +442,8 @@ class Trial:
         self.errors.append(f"endings: {task.process.name}/{task.name} failed: {error!r}\n    {text}")
 
     def _figures(self, events: list[dict[str, Any]], kept: checks.Kept) -> dict[str, Any]:
+        if self.prompting:
+            return self.prompting.figures_of(events)
         told, done = checks.stories(events), Counter(event["do"] for event in events)
         merged = checks.merge(kept.counted).values()
         return {
@@ -438,14 +489,23 @@ def run(settings: Settings, chosen: list[Fault] | None = None, trace: TextIO | N
         return Trial(settings, folder, chosen, trace).run()
 
 
+def value_of(word: str) -> tuple[str, Any]:
+    """A setting as it is written: name=value."""
+    name, _, text = word.partition("=")
+    names = {field.name for field in dataclasses.fields(Settings)}
+    if name not in names:
+        sys.exit(f"there is no setting {name!r}; there are {', '.join(sorted(names))}")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
 def main() -> int:
     """One trial by hand."""
-    import sys
-
     seed, *given = (word for word in sys.argv[1:] if not word.startswith("--trace="))
     traces = [word.removeprefix("--trace=") for word in sys.argv[1:] if word.startswith("--trace=")]
-    values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
-    settings = Settings(int(seed), **values)
+    settings = Settings(int(seed), **dict(map(value_of, given)))
     if settings.plant:
         from history.plants import PLANTS
 

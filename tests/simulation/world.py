@@ -43,8 +43,12 @@ class Process:
     life: int = 1
     is_alive: bool = True
     is_stopped: bool = False
-    disk: Literal["", "full", "eio"] = ""
-    """What is wrong with it."""
+    disk: Literal["", "full", "eio", "power"] = ""
+    """What is wrong with it; "power": it fails as soon as something is to be on disk."""
+    on_failure: Callable[[], None] | None = None
+    """Called when the power has failed: it kills the process."""
+    at_turn: list[Callable[[float], object]] = field(default_factory=list)
+    """Called before each turn of its tasks with the seconds since 1970: clocks that are not Python's."""
     at_kill: list[Callable[[], None]] = field(default_factory=list)
     """Called when it is killed: what a system does with what a process leaves."""
 
@@ -188,7 +192,7 @@ class World:
 
             self.after(timeout, expire)
         task.woken = woken  # type: ignore[attr-defined]
-        self._leave()
+        self.leave()
         return woken[0]
 
     def wake(self, task: Task) -> None:
@@ -202,9 +206,10 @@ class World:
         """Perhaps let others go first: here threads could change places."""
         if self._chance() < self.preempt and self.task is not None and not self.is_ending:
             self._ready.append(self.task)
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give the turn back; whoever is not woken never gets another one."""
         self.hub.switch()
         if self.is_ending:
             raise GreenletExit
@@ -261,6 +266,8 @@ class World:
         self.now += TURN
         self._write(f"{int(self.now * 1e9)} {task.number} {task.process.name}/{task.name}")
         self.task = task
+        for call in task.process.at_turn:
+            call(SINCE_1970 + self.now)
         try:
             task.greenlet.switch()
         except BaseException as error:

@@ -105,6 +105,14 @@ def test_a_lock_that_holds_something_else_is_refused_and_left(tmp_path):
     assert (tmp_path / "lock").read_text() == "my padlock's number"
 
 
+@pytest.mark.parametrize("content", [b'{"pi', b'{"pid": 71, "ho', b'{"pid": 71' + bytes(20), bytes(34)])
+def test_a_lock_that_a_power_failure_has_torn_is_taken(tmp_path, content):
+    """Nothing syncs it: it is cut off then, or ends in zeros."""
+    (tmp_path / "lock").write_bytes(content)
+    with memoire.Server(None, SCHEMA, state_dir=tmp_path):
+        assert f'"pid": {os.getpid()}'.encode() in (tmp_path / "lock").read_bytes()
+
+
 def test_drafts_do_not_follow_links(tmp_path):
     target, folder = tmp_path / "target", tmp_path / "state"
     target.write_text("what others need")

@@ -1,0 +1,73 @@
+"""What rarely happens, made to happen often: in each trial a few limits are as tight as they can be.
+
+A queue that holds one message, a turn that takes one request, a journal of accounts that forgets at once: branches that a
+cluster of this size would reach once a month. The seed says which.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from memoire.accounting import unsaved_changes
+from memoire.client import reports
+from memoire.limits import Limits
+from memoire.net import channel, feed, sockets
+from memoire.proxy import io_front, requests
+from memoire.server import io_intake, io_requests
+from memoire.storage import stored_models
+
+CONSTANTS: Final[dict[tuple[Any, str], float]] = {
+    (io_requests, "REQUESTS_PER_TURN"): 1,
+    (io_intake, "CACHES_PER_TURN"): 1,
+    (io_front, "MESSAGES_PER_TURN"): 1,
+    (channel, "MAX_PER_TURN"): 1,
+    (feed, "NOTICES_PER_TURN"): 1,
+    (reports, "LINES_PER_UPDATE"): 1,
+    (reports, "ENDED_PER_UPDATE"): 1,
+    (requests, "MAX_PENDING"): 1,
+    (unsaved_changes, "MAX_WAITING"): 1,
+    (sockets, "REQUEST_MESSAGES"): 2,
+    (sockets, "NOTICE_MESSAGES"): 1,
+    (sockets, "DATA_MESSAGES"): 1,
+    (stored_models, "INLINE_BYTES"): 0,
+    (io_requests, "FOLD_INTERVAL"): 0.5,
+}
+LIMITS: Final = {"inline_model": 0, "model_chunk": 16, "account_timeout": 5.0, "request_bytes": 1 << 16}
+"""Of servers."""
+PREEMPTED: Final = 0.3
+"""How likely tasks give way where they rarely do."""
+
+
+class Rarely:
+    """What is rare in one trial.
+
+    Args:
+        share: How likely each of them is.
+    """
+
+    def __init__(self, seed: int, share: float) -> None:
+        rng = random.Random(f"rarely {seed}")
+        self.constants = {place: value for place, value in CONSTANTS.items() if rng.random() < share}
+        self._limits = {name: value for name, value in LIMITS.items() if rng.random() < share}
+        self.preempt = PREEMPTED if rng.random() < share else 0.0
+        self._rng = rng
+
+    @property
+    def limits(self) -> Limits:
+        """Of servers."""
+        return Limits(**self._limits)  # type: ignore[arg-type]
+
+    def put(self, put: Callable[[Any, str, Any], None]) -> None:
+        """Have the constants be so."""
+        for (module, name), value in self.constants.items():
+            put(module, name, value)
+
+    def leaves_at_once(self) -> bool:
+        """Whether a client leaves without an update of its own before."""
+        return self._rng.random() < 0.5
+
+    def __str__(self) -> str:
+        names = [name for _, name in self.constants] + list(self._limits) + (["preempt"] if self.preempt else [])
+        return ", ".join(names) or "none"
