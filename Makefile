@@ -34,7 +34,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
 
-.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves contest mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves contest mutants lint $(LINTS) format bench bench-peers bench-offpolicy instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -58,6 +58,7 @@ help:
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
+	@echo "make bench-offpolicy  seconds until SAC balances MuJoCo's double pendulum, beside Stable-Baselines3's; ten minutes"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
 	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
@@ -89,7 +90,7 @@ $(MUJOCO)/mujoco: | setup-torch
 	$(BIN)/python -m pip install --quiet --target $(MUJOCO) --no-deps mujoco==4.0.0 mujoco-core==4.0.0 mujoco-studio==4.0.0 imageio glfw pyopengl absl-py etils
 
 demo-sac: setup-torch $(MUJOCO)/mujoco
-	PYTHONPATH=$(MEMOIRE_TORCH):$(MUJOCO) $(BIN)/python -m memoire.rl up examples/double_pendulum.py --seconds $(DEMO_SECONDS) --accidents $(DEMO_ARGS)
+	PYTHONPATH=$(MEMOIRE_TORCH):$(MUJOCO) $(BIN)/python -m memoire.rl up examples/double_pendulum.py --seconds $(DEMO_SECONDS) --accidents --fresh --yes $(DEMO_ARGS)
 
 test: setup-checked
 	@$(MAKE) --no-print-directory test-plain
@@ -225,6 +226,8 @@ bench: setup-dev
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
+	$(BIN)/python benchmarks/generic_memory.py --write docs/benchmarks
+	$(BIN)/python benchmarks/checkpoint.py --write docs/benchmarks
 	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks
 
 curves: setup-torch
@@ -243,6 +246,9 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
 	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
 	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks
+
+bench-offpolicy: setup-torch $(MUJOCO)/mujoco
+	PYTHONPATH=$(MEMOIRE_TORCH):$(MUJOCO) $(BIN)/python benchmarks/offpolicy.py --write docs/benchmarks
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
 instructions: setup-dev

@@ -1,29 +1,32 @@
-"""What does a checkpoint write, beside pickling all of a memory; and how long does it take to go on?
-
-    .venv/bin/python benchmarks/checkpoint.py [SAMPLES]
-
-A memory holds a million samples of a drone, of which one in a hundred is new. The baseline pickles the lists of parts
-that the memory of TMRL's tutorial keeps. Exit status 1 if an aim is missed.
-"""
+"""What does a trainer's checkpoint write, beside pickling all of a memory; and how long does it take to go on?"""
 
 import pickle
 import resource
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+from measure import Report, Result, Spread, arguments
 
 from memoire.rl.memory import GenericMemory
 from memoire.rl.sample_journal import SampleJournal
 
 EPISODE = 100
-AIMS = {"written": 1 / 50, "on disk": 1.3, "seconds": 60.0, "memory": 2.0}
+DATA = 8 + 16 + 4 + 1
+"""Bytes of a sample: act, obs, rew, done."""
+BOUND = 60.0
+"""Seconds within which a trainer has to go on."""
+FACTS = """A memory holds samples of a drone, of which one in a hundred is new. The baseline pickles the lists of parts
+that the memory of TMRL's tutorial keeps, as TMRL's checkpoints do. *Data* are the arrays of all samples, without
+anything beside them. A trainer goes on when its memory has all samples again, by its own `append`; its peak is beside
+what that memory takes then."""
 
 
-def buffers(count, values):
+def buffers(count: int, values: np.random.Generator) -> Iterator[Any]:
     for _ in range(count // EPISODE):
         acts, obs = values.random((EPISODE, 2), np.float32), values.random((EPISODE, 4, 1), np.float32)
         rewards = values.random(EPISODE, np.float32)
@@ -31,16 +34,16 @@ def buffers(count, values):
         yield SimpleNamespace(memory=rows)
 
 
-def resident():
+def resident() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def pickled_bytes(samples):
+def pickled_bytes(samples: int) -> int:
     """Bytes of the lists of the tutorial's memory, counted for a tenth of them."""
-    columns = [[] for _ in range(8)]
+    columns: list[list[Any]] = [[] for _ in range(8)]
     for buffer in buffers(samples // 10, np.random.default_rng(0)):
         for act, obs, rew, done, info in buffer.memory:
             for column, value in zip(columns, (act, *obs, rew, done, info), strict=True):
@@ -48,39 +51,53 @@ def pickled_bytes(samples):
     return 10 * len(pickle.dumps(columns))
 
 
-def main():
-    samples = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    values = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        journal = SampleJournal(folder, samples)
-        for buffer in buffers(samples, values):
-            journal.keep(buffer)
-        journal.commit()
-        before = journal.size
-        began = time.perf_counter()
-        for buffer in buffers(samples // 100, values):
-            journal.keep(buffer)
-        journal.commit()
-        written, seconds = journal.size - before, time.perf_counter() - began
-        on_disk, kept = journal.size, len(journal)
-        del journal
-        started, base = time.perf_counter(), resident()
-        memory = GenericMemory(samples)
-        for kept_buffer in SampleJournal(folder, samples).buffers():
-            memory.append(kept_buffer.memory)
-        resumed, held = time.perf_counter() - started, resident() - base
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base
+def one(value: float) -> Spread:
+    return Spread(value, value, value)
+
+
+def row(what: str, unit: str, ours: float, theirs: float, baseline: str, aim: str, *, share: bool = False) -> Result:
+    """A row of one measurement: how many times as much the baseline is, or which share of it memoire takes."""
+    ratio = ours / theirs if share else theirs / ours
+    return Result(what, unit, one(ours), one(theirs), one(ratio), baseline, aim=aim)
+
+
+def measured(samples: int, folder: str) -> Iterator[Result]:
+    values, held = np.random.default_rng(0), f"{samples} samples held"
+    journal = SampleJournal(folder, samples)
+    for buffer in buffers(samples, values):
+        journal.keep(buffer)
+    journal.commit()
+    before = journal.size
+    for buffer in buffers(samples // 100, values):
+        journal.keep(buffer)
+    journal.commit()
+    written, on_disk = journal.size - before, journal.size
+    del journal
+    began, base = time.perf_counter(), resident()
+    memory = GenericMemory(samples)
+    for kept in SampleJournal(folder, samples).buffers():
+        memory.append(kept.memory)
+    seconds, grown = time.perf_counter() - began, resident() - base
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base
     everything = pickled_bytes(samples)
-    data = samples * (8 + 16 + 4 + 1)  # act, obs, rew, done
-    found = {"written": written / everything, "on disk": on_disk / data, "seconds": resumed, "memory": peak / held}
-    print(f"{samples} samples held of {data / samples:.0f} bytes each; {samples // 100} of them new")
-    print(f"a checkpoint writes {written / 1e6:.2f} MB in {seconds:.2f} s; all of it pickled {everything / 1e6:.1f} MB")
-    print(f"on disk {on_disk / 1e6:.1f} MB for {kept} samples; data {data / 1e6:.1f} MB")
-    print(f"rebuilt in {resumed:.1f} s; memory {held / 1e6:.1f} MB, at most {peak / 1e6:.1f} MB")
-    for name, aim in AIMS.items():
-        print(f"{name:10} {found[name]:9.4f}   aim at most {aim:.4g}")
-    return any(found[name] > aim for name, aim in AIMS.items())
+    yield row(f"bytes of a checkpoint, {held}, 1 % new", "B", written, everything, "pickling all", "checkpoint-written")
+    yield row(
+        f"bytes on disk, {held}: their share", "B", on_disk, DATA * samples, "the data", "checkpoint-disk", share=True
+    )
+    yield row(f"seconds until a trainer goes on, {held}", "s", seconds, BOUND, "a minute", "checkpoint-seconds")
+    yield row(
+        f"peak of memory meanwhile, {held}: its share", "B", peak, grown, "held then", "checkpoint-memory", share=True
+    )
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
+    report = Report(__doc__, [FACTS], better="smaller")
+    report.heading()
+    with tempfile.TemporaryDirectory() as folder:
+        report.add(*measured(50_000 if chosen.quick else 1_000_000, folder))
+    report.finish(chosen.write, "checkpoint")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

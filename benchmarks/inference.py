@@ -18,6 +18,7 @@ CLIENTS = 8
 """Processes that ask."""
 WINDOWS = {"memoire": 4000, "ray": 400, "torchrl": 2000}
 """Rows that all of them ask for in a turn: about a second of each."""
+PLAIN = "plain DEALER and ROUTER, echo"
 PEER_PATIENCE = 90.0
 """Seconds in which a peer has to start, or to take a turn; one that does not is left out."""
 FACTS = f"""The network has {INPUTS} inputs, two layers of 64, and {OUTPUTS} outputs. All compute it in NumPy,
@@ -25,7 +26,8 @@ TorchRL in torch. {CLIENTS} processes ask for one row each, again and again, as 
 environment do. *Rows* counts those that all of them got, *latency* is the median time of one of them.
 The *round trip* has one client, and an idle node beside plain sockets: a DEALER and a ROUTER that echo
 as many bytes. Either side has a core of its own, as on two machines. In the row *wherever the system
-puts them*, plain sockets take a half of the time or all of it: all four threads may share a core."""
+puts them*, plain sockets take a half of the time or all of it: all four threads may share a core. The rows of
+plain sockets with {CLIENTS} processes are the bound of what is sent: nothing is computed or checked there."""
 COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
     {"obs": (np.float32, (INPUTS,))},
     {"logits": (np.float32, (OUTPUTS,))},
@@ -92,7 +94,9 @@ class Asking:
 
     def __init__(self, serve: Any, ask: Any, clients: int, *, is_pinned: bool = False) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._processes, self._pipes = [], []
+        self.processes: list[Any] = []
+        """The node's, and its clients'."""
+        self._pipes = []
         cores = sorted(os.sched_getaffinity(0))
 
         def start(core: int, target: Any, *given: object) -> Connection:
@@ -100,7 +104,7 @@ class Asking:
             chosen = {cores[core % len(cores)]} if is_pinned else set(cores)
             process = spawn.Process(target=on_cores, args=(chosen, target, there, *given), daemon=True)
             process.start()
-            self._processes.append(process)
+            self.processes.append(process)
             return here
 
         self._node = start(0, serve)
@@ -126,7 +130,7 @@ class Asking:
         for pipe in self._pipes:
             pipe.send(None)
         self._node.send(None)
-        for process in self._processes:
+        for process in self.processes:
             process.join(10.0)
             process.kill()
 
@@ -144,19 +148,21 @@ def peer_rates_of(rows: RemoteSide, latency: RemoteSide) -> tuple[float, float]:
 
 def eight(company: Company, rounds: int) -> list[Result]:
     """The rows with eight processes."""
-    ours = Asking(node, client, CLIENTS)
+    ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
     peers = ("ray", "torchrl")
     rows = company.sides(dict.fromkeys(peers, ("inference_rows", CLIENTS)))
     latency = company.sides(dict.fromkeys(peers, ("inference_latency", CLIENTS)))
     takes = [lambda: rates_of(ours), *(lambda name=name: peer_rates_of(rows[name], latency[name]) for name in rows)]
+    takes.append(lambda: rates_of(sockets))
     for take in takes:
         take()  # connections are there, and what is compiled at first is compiled
     pairs = in_turns(takes, rounds)  # type: ignore[arg-type]
     ours.close()
-    names = list(rows)
+    sockets.close()
+    names = [*rows, PLAIN]
     found: list[Result] = []
     for place, (what, unit) in enumerate((("rows", " rows/s"), ("latency", " answers/s of one"))):
-        keys = {name: f"inference-{what}-{name.split()[0].lower()}" for name in names}
+        keys = {name: f"inference-{what}-{name.split()[0].lower()}" for name in rows}
         rates = [[pair[place] for pair in each] for each in pairs]
         found += results(f"{what}, {CLIENTS} processes, 1 row", rates, names, unit=unit, aims=keys)
     return found
@@ -179,9 +185,8 @@ def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> Result:
     spent = in_turns([lambda: take(sides[0]), lambda: take(sides[1])], rounds)
     for asking in sides:
         asking.close()
-    name, aims = "plain DEALER and ROUTER, echo", {"plain DEALER and ROUTER, echo": "inference-roundtrip"}
     what = f"round trip, idle, 1 client, {where}: its time"
-    return results(what, spent, [name], unit="s", aims=aims if is_pinned else None)[0]
+    return results(what, spent, [PLAIN], unit="s", aims={PLAIN: "inference-roundtrip"} if is_pinned else None)[0]
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Where does the time go, of a server that takes caches in, of an actor and a learner that go as fast as they may, and
-of a learner that is far from its server?
+"""Where does the time go, of a server that takes caches in, of an actor and a learner that go as fast as they may, of a
+learner that is far from its server, of an inference node and who asks it, and of models on their way to workers?
 
 perf looks at what a process runs, two thousand times a second, while the sides of benchmarks/wire.py are at work;
 waiting is not counted. It takes Linux's perf, and the right to look: as root, or with kernel.perf_event_paranoid at
@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import transfer
 from farlearner import Cell, Cluster
 from measure import arguments, machine
 from workloads import w1, w2
 
+import inference
 import wire
 
 LEAST = 0.02
@@ -115,6 +117,29 @@ def sections(quick: bool) -> Iterator[str]:
             yield from tables(f"{who}, end to end, {workload.name}", profiled(pid, lambda: ends.take(count)))  # noqa: B023
         ends.close()
     yield from far_sections(0.5 if quick else 4.0)
+    yield from asking_sections(2000 if quick else 16_000)
+    yield from model_sections(20 if quick else 200)
+
+
+def asking_sections(rows: int) -> Iterator[str]:
+    """An inference node and one of its clients, as benchmarks/inference.py has them."""
+    asking = inference.Asking(inference.node, inference.client, inference.CLIENTS)
+    asking.clock(rows // 4)
+    who = f"An inference node that {inference.CLIENTS} processes ask for one row each", "One of these processes"
+    for what, process in zip(who, asking.processes, strict=False):
+        yield from tables(what, profiled(int(process.pid), lambda: asking.clock(rows)))
+    asking.close()
+
+
+def model_sections(count: int) -> Iterator[str]:
+    """A server and one of eight workers, as benchmarks/transfer.py has them."""
+    place = transfer.Place(None)
+    models = transfer.Models(place)
+    models.clock(count // 4)
+    who = f"A server that gives models of 1 MB to {transfer.WORKERS} workers", "One of these workers"
+    for what, process in zip(who, place.processes, strict=False):
+        yield from tables(what, profiled(int(process.pid), lambda: models.clock(count)))
+    place.close()
 
 
 def far_sections(seconds: float) -> Iterator[str]:

@@ -141,7 +141,8 @@ class Place:
 
     def __init__(self, folder: str | None) -> None:
         self.folder, self._spawn = folder, multiprocessing.get_context("spawn")
-        self._processes: list[Any] = []
+        self.processes: list[Any] = []
+        """The server's, and those that were started after it."""
         self._server = self.start(serve, folder)
         self.endpoint = self._server.recv()
 
@@ -149,14 +150,14 @@ class Place:
         here, there = self._spawn.Pipe()
         process = self._spawn.Process(target=target, args=(there, *given), daemon=True)
         process.start()
-        self._processes.append(process)
+        self.processes.append(process)
         return here
 
     def reader(self, table: str) -> memoire.Reader:
         return memoire.Reader(self.endpoint, table=table, keys=keys_of(self.folder, "learner"))
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.join()
 

@@ -33,7 +33,7 @@ STALL_TIMEOUT = 10.0
 """Seconds without a chunk after which a newer version is fetched instead, where there is one."""
 QUICK = 0.2
 """Seconds within which a chunk comes where the way has room for more of them at a time."""
-ALONE = 0.02
+ALONE = 0.05
 """Seconds within which a chunk comes where few clients ask: then nobody pauses, or asks for fewer than he may."""
 MAX_HOMES = 256
 """Servers whose newest epoch is kept for each topic."""

@@ -5,7 +5,6 @@ queue of servers ──take──▶ a thread ──▶ waiting buffers ──up
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -176,8 +175,8 @@ class MemoryExperience:
     def update(self) -> None:
         """Give the memory what came: a buffer for each worker, as its samples follow each other."""
         for samples in self._taker.taken():
-            for _, group in itertools.groupby(samples, key=lambda sample: sample.client):
-                self._append(list(group))
+            for buffer in following(samples):
+                self._append(buffer)
 
     def _append(self, samples: list[Sample]) -> None:
         first, last = samples[0], self._last
@@ -213,6 +212,19 @@ class MemoryExperience:
     def close(self) -> None:
         """End the taker."""
         self._taker.close()
+
+
+def following(samples: list[Sample]) -> list[list[Sample]]:
+    """Samples parted where they come from another worker, or where one is missing before one that is no reset."""
+    found: list[list[Sample]] = []
+    last: Sample | None = None
+    for sample in samples:
+        is_next = last is not None and (_follows(last, sample) or (sample.is_reset and sample.client == last.client))
+        if not is_next:
+            found.append([])
+        found[-1].append(sample)
+        last = sample
+    return found
 
 
 def _follows(one: Sample, other: Sample) -> bool:

@@ -124,9 +124,9 @@ class Run:
             ]
             launcher.supervise([trainer, *self._workers])
             is_over = self._watch(launcher, trainer, began)
-            signalled = launcher.stop_signal
+            status = self._sum_up(time.monotonic() - began, is_over, launcher.stop_signal)
             self._finish(launcher, trainer)
-        return self._sum_up(time.monotonic() - began, is_over, signalled)
+        return status
 
     def _said(self, name: str, line: str) -> None:
         self._say(f"{name}: {line}")
@@ -188,6 +188,8 @@ class Run:
             return 0 if is_over else 1
         word = "reached" if is_over else "not reached"
         left = "" if not self._accidents else f"; {len(self._accidents)} accidents did not happen in that time"
+        if not is_over and not self._progress.tests:
+            left += f". If {self.pipeline.run!r} was finished before, --fresh begins anew"
         self._say(
             f"goal {word} after {seconds:.1f} s: test return {mean} episodes, wanted {goal.test_return:g} over "
             f"{goal.episodes}{left}. Models: {self.pipeline.path / 'model.safetensors'}"

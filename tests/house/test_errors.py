@@ -49,7 +49,7 @@ FOREIGN = {
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError
-    "rl/envelope.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "rl/plain_values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
     "rl/stopping.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
