@@ -2,9 +2,12 @@
 
 import contextlib
 import itertools
+import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,6 +16,7 @@ import pytest
 
 import memoire.tmrl.config.config_constants as cfg
 from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError, Refused
+from memoire.nodes.http import NodePages
 from memoire.rl import weights
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.tmrl.memory import GenericMemory
@@ -224,6 +228,41 @@ def test_any_order_of_starts_works(order: tuple[str, ...]) -> None:
         with working(made["worker"]):
             made["trainer"].run()
         assert made["trainer"].agent.count == 40
+
+
+def test_threads_have_names_and_end_with_what_began_them() -> None:
+    before = set(threading.enumerate())
+    with Server(port=0) as server, worker(server.port), trainer(server.port):
+        began = [thread for thread in threading.enumerate() if thread not in before]
+        named = [thread for thread in began if thread.name.startswith("memoire-")]
+        assert len(named) >= 4 and {"memoire-pull-0", "memoire-trainer-samples"} <= {each.name for each in named}
+        assert all(type(each).__module__.startswith("zmq.") for each in began if each not in named)
+        with contextlib.closing(NodePages("127.0.0.1:0", server.server)) as pages:
+            assert urllib.request.urlopen(f"http://{pages.address}/livez", timeout=10.0).status == 200
+    assert until(lambda: not any(thread.is_alive() for thread in named))
+
+
+def test_the_constructor_connects_and_makes_no_step() -> None:
+    with Server(port=0) as server, worker(server.port) as made:
+        assert made.client is not None and made.client.endpoint.endswith(str(server.port))
+        assert (made.env.made, made.steps, made.episodes) == (0, 0, 0)
+
+
+def test_spaces_are_read_off_an_environment_that_is_never_reset() -> None:
+    class Fragile(Numbered):
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            raise AssertionError("reset was called")
+
+    for env_cls in (Fragile, partial(Fragile, length=3), (SPACE, ACTIONS)):
+        agent = training(env_cls=env_cls)().agent
+        assert (agent.observation_space, agent.action_space) == (SPACE, ACTIONS)
+
+
+@pytest.mark.parametrize(("is_usable", "device"), [(True, "cuda"), (False, "cpu")])
+def test_a_device_is_chosen_if_none_is_said(is_usable: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: is_usable)))
+    assert training(device=None)().device == device
+    assert training(device="cuda:1")().device == "cuda:1"
 
 
 def test_several_trainers_share_samples_each_once() -> None:
