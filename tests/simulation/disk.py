@@ -26,7 +26,7 @@ class Database(sqlite3.Connection):
     def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
         """As the real one, unless it is about to be on disk."""
         if statement == "COMMIT" and self.process.disk:
-            if self.process.disk == "power":
+            if self.process.disk == "power" and self.process.is_alive:
                 self.disk.fail(self)
             raise failed(self.process.disk)
         return super().execute(statement, *given)
@@ -88,7 +88,7 @@ class Disk:
         before = log.read_bytes() if log.exists() else b""
         database.commit_anyway()
         after = log.read_bytes() if log.exists() else b""
-        begin = len(os.path.commonprefix([before, after]))
+        begin = len(before) if after.startswith(before) else 0  # begun again from its beginning, it is written over
         cut = self._world.rng.randrange(begin, len(after) + 1)
         self._torn[log] = after[:cut] + before[cut:]
         assert database.process.on_failure is not None

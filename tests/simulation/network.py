@@ -614,9 +614,10 @@ class Poller:
     def _ready(self) -> list[tuple[Any, int]]:
         found = []
         for what, wanted in self._watched.items():
+            is_here = wanted & POLLIN and (what.ready or what.inbox)
             if wanted & POLLOUT and what.writable():
-                found.append((what, POLLOUT | (POLLIN if wanted & POLLIN and what.readable() else 0)))
-            elif wanted & POLLIN and what.readable():
+                found.append((what, POLLOUT | (POLLIN if is_here else 0)))
+            elif is_here:
                 found.append((what, POLLIN))
         return found
 
@@ -642,7 +643,8 @@ class Waker:
     """What `memoire.net.poller.Waker` is."""
 
     def __init__(self, world: World) -> None:
-        self._is_called = False
+        self.ready, self.inbox = False, ()
+        """Whether somebody has called; and messages, as sockets have them."""
         self.poller: Poller | None = None
         self.number = world.next_number()
 
@@ -657,23 +659,19 @@ class Waker:
         """What a poller waits on."""
         return self
 
-    def readable(self) -> bool:
-        """Whether somebody has called."""
-        return self._is_called
-
     def writable(self) -> bool:
         """Never."""
         return False
 
     def wake(self) -> None:
         """End the present wait, or the next one."""
-        self._is_called = True
+        self.ready = True
         if self.poller is not None:
             self.poller.kick()
 
     def drain(self) -> None:
         """Forget the calls so far."""
-        self._is_called = False
+        self.ready = False
         if self.poller is not None:
             self.poller.idle = 0
 

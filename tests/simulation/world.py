@@ -13,6 +13,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -61,7 +62,7 @@ class Task:
         self.is_over = False
         self.turn = 0
         """Grows with each wait, so that an old timeout wakes nobody."""
-        self.is_waiting = False
+        self.is_waiting = self.is_woken = False
         self.thread: Any = None
         """The `threads.Thread` that it is; None of a trial's own."""
         self._world, self._run = world, run
@@ -122,7 +123,7 @@ class World:
 
     def note(self, *facts: object) -> None:
         """Something has happened: part of the trace."""
-        self._write(repr((round(self.now, 9), *facts)))
+        self._write(f"{self.now:.9f} {facts}")
 
     def _hash(self) -> None:
         self._trace.update("".join(self._lines).encode())
@@ -178,28 +179,24 @@ class World:
         if self.is_ending:
             raise GreenletExit
         task.turn += 1
-        task.is_waiting = True
-        woken = [False]
-        task_turn = task.turn
+        task.is_waiting, task.is_woken = True, False
         if timeout is not None:
-            if timeout <= 0:
-                timeout = 0.0
+            self.at(self.now + max(0.0, timeout), partial(self._expire, task, task.turn))
+        self.hub.switch()
+        if self.is_ending:
+            raise GreenletExit
+        return task.is_woken
 
-            def expire() -> None:
-                if task.is_waiting and task.turn == task_turn:
-                    task.is_waiting = False
-                    self._ready.append(task)
-
-            self.after(timeout, expire)
-        task.woken = woken  # type: ignore[attr-defined]
-        self.leave()
-        return woken[0]
+    def _expire(self, task: Task, turn: int) -> None:
+        if task.is_waiting and task.turn == turn:
+            task.is_waiting = False
+            self._ready.append(task)
 
     def wake(self, task: Task) -> None:
         """End a task's wait."""
         if task.is_waiting:
             task.is_waiting = False
-            task.woken[0] = True  # type: ignore[attr-defined]
+            task.is_woken = True
             self._ready.append(task)
 
     def give_way(self) -> None:
