@@ -133,9 +133,9 @@ def copies(kept: Kept) -> Iterator[str]:
     newest = list(kept.counted.values())[-1]
     for server, said in kept.said.items():
         have = newest.get(server, {})
-        # Of a client that has come in and counted nothing there is nothing on disk.
-        names, none = said.keys() | have.keys(), (0, 0)
-        different = sorted(client for client in names if said.get(client, none) != have.get(client, none))
+        # Of a client that has come in and counted nothing there may be nothing on disk.
+        known = {client: facts for client, facts in said.items() if client in have or facts != (0, 0)}
+        different = sorted(client for client in known.keys() | have.keys() if known.get(client) != have.get(client))
         unnamed = have.keys() - said.keys()
         if len(unnamed) == kept.folded.get(server, 0):
             different = [client for client in different if client not in unnamed]

@@ -18,7 +18,10 @@ from .trial import Settings
 KEPT: Final = ("storage", "runs")
 """What a plant says of its trials that a simulated one needs, too: time is no matter here."""
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
-    "polls_for_what_it_never_takes": {"terms": 6},
+    "polls_for_what_it_never_takes": {"terms": 12, "rate": 4.0},
+    "locks_that_have_to_be_whole": {"power": 8},
+    "models_numbered_from_one": {"kills": 12},
+    "ends_of_those_that_are_there": {"kills": 12},
     # What is lost with a connection or a server is no fault, so that nothing can be said of what lacks then: there are none
     # of them. A server that was stopped is asked a second time.
     "forgotten_replies": {"kills": 0, "terms": 0, "eio": 0, "resets": 0, "stops": 30, "pause": 0.3, "rate": 4.0},

@@ -155,9 +155,6 @@ def lines_out_of_order() -> None:
     replace(LineOutbox, "waiting", lambda self, *given, **named: waiting(self, *given, **named)[::-1])
 
 
-# Faults that users could meet once: what mended them is taken out again.
-
-
 @planted("spins: ", terms=6)
 def polls_for_what_it_never_takes() -> None:
     """A server that ends waits for requests that it does not take."""
@@ -183,3 +180,40 @@ def rewinds_that_commit() -> None:
     from memoire.prompts.steps import PromptSteps
 
     replace(PromptSteps, "_take_back", lambda self, rows: None)
+
+
+# Faults that were found from outside once: what mended them is taken out again.
+
+
+@planted("endings: ")
+def ends_of_those_that_are_there() -> None:
+    """A learner that ends a run does not wait for servers that are away."""
+    from memoire.reader.admin import ClusterAdmin
+    from memoire.wire import messages
+
+    def finish(self: Any, timeout: float) -> None:
+        def bodies() -> dict[str, Any]:
+            return dict.fromkeys(self._directory.servers, messages.Control(finish=True))
+
+        def awaited() -> list[str]:
+            return [server.name for server in self._directory.there]
+
+        self._gather(bodies, awaited, lambda answer: None, self._monitor.now() + timeout, None)
+
+    replace(ClusterAdmin, "finish", finish)
+
+
+@planted("endings: ")
+def locks_that_have_to_be_whole() -> None:
+    """A server does not take the lock of a folder that a power failure has torn."""
+    from memoire.storage import folder_lock
+
+    replace(folder_lock, "_is_ours", lambda content: not content or content.endswith(b"}"))
+
+
+@planted("models: ", runs=2)
+def models_numbered_from_one() -> None:
+    """A server that starts again numbers models from 1, where clients hold models of a former run."""
+    from memoire.models.model import ModelStore
+
+    replace(ModelStore, "go_on_from", lambda self, versions: None)
