@@ -5,6 +5,7 @@ observer ──WORK, INFER, RESULT──▶ its agent by rendezvous hash    down
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -138,8 +139,8 @@ class ObserverThread:
             why = self._channels[call.url].trouble(probe=False)
             self._end(call, MemoireTimeout("answer", call.url, 0.0, why))
         for job in self._held:
-            if job.url in down:
-                job.is_over = True
+            if job.url in down:  # nobody is told that it goes on: nothing is due for it any more
+                job.is_over, job.renew_at = True, math.inf
             elif now >= job.renew_at:
                 self._renew(job, now)
 

@@ -12,6 +12,7 @@ import gc
 import inspect
 import logging
 import os
+import queue
 import random
 import secrets
 import socket
@@ -99,6 +100,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
             put(function, "__kwdefaults__", {name: _of_world(clocks, each) for name, each in named.items()})
         for name in (*NAMES, "current_thread", "get_ident"):
             put(threading, name, getattr(made, name))
+        put(queue, "SimpleQueue", made.SimpleQueue)
         put(time, "monotonic", world.monotonic)
         put(time, "perf_counter", world.monotonic)
         put(time, "time", world.wall)

@@ -590,6 +590,7 @@ class Poller:
         self.world = world
         self._watched: dict[Any, int] = {}
         self._task: Any = None
+        self._rushed = 0  # polls in a row that were not to wait, and found nothing
         self.idle = 0
         """Polls in a row that found something at once, of which nobody took anything."""
 
@@ -623,11 +624,16 @@ class Poller:
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
         """As ZeroMQ's."""
-        until = self.world.now + timeout / 1000.0
+        until, has_waited = self.world.now + timeout / 1000.0, False
         while not (found := self._ready()):
             left = until - self.world.now
             if left <= 0:
+                self._rushed = 0 if has_waited else self._rushed + 1
+                if self._rushed >= SPINNING:
+                    self.world.spins()
+                    self.world.park(0.01)
                 return []
+            has_waited = True
             self._task = self.world.task
             self.idle = 0
             self.world.park(left)

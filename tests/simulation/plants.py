@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from typing import Any
 
 import msgspec
@@ -209,6 +210,24 @@ def locks_that_have_to_be_whole() -> None:
     from memoire.storage import folder_lock
 
     replace(folder_lock, "_is_ours", lambda content: not content or content.endswith(b"}"))
+
+
+@planted("spins: ", storage="jobs")
+def leases_renewed_with_nobody() -> None:
+    """An observer whose agent is away looks without a pause whether it can renew the lease of its job."""
+    from memoire.inference.io_observer import ObserverThread
+
+    replace(ObserverThread, "_next_time", _with_former_renewals(ObserverThread._next_time))
+
+
+def _with_former_renewals(next_time: Any) -> Any:
+    def soonest(self: Any) -> float:
+        for job in self._held:
+            if math.isinf(job.renew_at):
+                job.renew_at = time.monotonic()
+        return next_time(self)  # type: ignore[no-any-return]
+
+    return soonest
 
 
 @planted("models: ", runs=2)

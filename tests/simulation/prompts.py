@@ -48,6 +48,9 @@ def tokens_of(epoch: int, index: int, answer: int) -> np.ndarray:
 class Prompting:
     """What the processes of such a trial do, and what they leave on their disks."""
 
+    others = ("giver-0",)
+    """Processes beside actors and learner."""
+
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._line, self._world = trial.line, trial.world
@@ -133,7 +136,7 @@ class Prompting:
             else:
                 self._again(process, prompts.answer, lease, index, {"tokens": tokens, "reward": reward})
 
-    def train(self, name: str, process: Process) -> None:
+    def lead(self, name: str, process: Process) -> None:
         """One life of the trainer: from its newest checkpoint on, or from one before that."""
         back = self._rng.randrange(3) if process.life > 1 and self._rng.random() < 0.5 else 0
         for step in sorted(self.checkpoints, reverse=True)[:back]:

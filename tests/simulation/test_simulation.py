@@ -53,7 +53,16 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
     assert digest_of(here.stdout) == third != second
 
 
-@pytest.mark.parametrize(("storage", "runs"), [("caches", 1), ("caches", 2), ("rollouts", 1)])
+def test_what_a_power_failure_leaves_is_enough_to_go_on_from() -> None:
+    words = ["seconds=40", "kills=0", "power=6"]
+    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 2 seeds failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("storage", "runs"), [("caches", 1), ("caches", 2), ("rollouts", 1), ("prompts", 1), ("jobs", 1)]
+)
 def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
     done = python("simulation.run", "--seeds", "4", "--workers", "1", f"storage={storage}", f"runs={runs}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +84,13 @@ def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
 
 @pytest.mark.parametrize(
     ("plant", "found"),
-    [("lost_lines", "log: "), ("added_answers", "caches: "), ("increments", "counts: "), ("endless_runs", "endings: ")],
+    [
+        ("lost_lines", "log: "),
+        ("added_answers", "caches: "),
+        ("increments", "counts: "),
+        ("endless_runs", "endings: "),
+        ("forgotten_accounts", "copies: "),
+    ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(plant: str, found: str) -> None:
     words = ["--seeds", "8", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]

@@ -18,6 +18,7 @@ class Threads:
 
         self.Lock, self.RLock = bound(Lock), bound(RLock)
         self.Event, self.Thread = bound(Event), bound(Thread)
+        self.SimpleQueue = bound(SimpleQueue)
         rlock = self.RLock
 
         class Condition(_Condition):
@@ -276,3 +277,32 @@ class Thread:
         """As threading's."""
         if self._task is not None:
             self._ended.wait(timeout)
+
+
+class SimpleQueue:
+    """First in, first out, between threads."""
+
+    world: World
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiting: list[Task] = []
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """As queue's."""
+        self._items.append(item)
+        if self._waiting:
+            self.world.wake(self._waiting.pop(0))
+
+    def empty(self) -> bool:
+        """As queue's."""
+        return not self._items
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As queue's, without an end to the wait."""
+        while not self._items:
+            task = self.world.task
+            assert task is not None and block and timeout is None
+            self._waiting.append(task)
+            self.world.park()
+        return self._items.popleft()

@@ -35,6 +35,7 @@ from memoire.server.server import Server
 
 from . import network, prompts
 from .installed import installed
+from .jobs import Playing
 from .prompts import Prompting
 from .rarely import Rarely
 from .world import Process, Stuck, World
@@ -85,9 +86,10 @@ class Settings:
     def wanted(self) -> dict[str, int]:
         """How many of each kind of fault."""
         ways = {"in": (self.one_way + 1) // 2, "out": self.one_way // 2}
+        disks = {} if self.storage == "jobs" else {"full": self.full, "eio": self.eio, "power": self.power}
         return {
             "kill": self.kills, "stop": self.stops, "term": self.terms, "cut": self.cuts, "reset": self.resets,
-            "slow": self.slow, "full": self.full, "eio": self.eio, "power": self.power, **ways,
+            "slow": self.slow, **disks, **ways,
         }  # fmt: skip
 
 
@@ -149,16 +151,18 @@ class Trial:
         """What each server said last, of those that were asked to end."""
         self.errors: list[str] = []
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
+        is_apart = settings.storage == "jobs"  # an agent and its observers need no server
         self.names = {
-            "server": [f"server-{number}" for number in range(settings.servers)],
-            "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
+            "server": [f"server-{number}" for number in range(0 if is_apart else settings.servers)],
+            "proxy": [f"proxy-{number}" for number in range(0 if is_apart else settings.proxies)],
             "actor": [f"actor-{number}" for number in range(settings.actors)],
         }
         self.line = Line(self.world)
-        self.prompting = Prompting(self) if settings.storage == "prompts" else None
-        """What is done, if the table is one of prompts."""
+        made = {"prompts": Prompting, "jobs": Playing}.get(settings.storage)
+        self.play: Prompting | Playing | None = None if made is None else made(self)
+        """What actors and learner do in place of those of tests/history."""
         targets = [name for names in self.names.values() for name in names]
-        targets += ["learner-0"] if self.prompting else []
+        targets += ["learner-0"] if self.play else []
         self.faults = faults(settings.seed, settings.seconds, targets, settings.wanted) if chosen is None else chosen
 
     # Who is there
@@ -166,7 +170,7 @@ class Trial:
     @property
     def users(self) -> list[str]:
         """Processes that leave when all is over."""
-        return [*self.names["actor"], "learner-0", *(["giver-0"] if self.prompting else [])]
+        return [*self.names["actor"], "learner-0", *(self.play.others if self.play else ())]
 
     def host(self, name: str) -> str:
         """Its address."""
@@ -230,12 +234,12 @@ class Trial:
         left = [self.settings.clients]
 
         def play(number: int) -> None:
-            endpoint = self.fronts[(number + process.life) % len(self.fronts)]
             seed = f"{self.settings.seed}/{name}/{process.life}/{number}"
             try:
-                if self.prompting:
-                    self.prompting.work(name, number, process)
+                if self.play:
+                    self.play.work(name, number, process)
                     return
+                endpoint = self.fronts[(number + process.life) % len(self.fronts)]
                 event = threading.Event()
                 played = CALM[self.settings.storage](record, endpoint, seed, self.settings.rate, event)  # type: ignore[arg-type]
                 played.updates_last = not self.rarely.leaves_at_once()
@@ -251,12 +255,12 @@ class Trial:
             self.world.spawn(process, f"client-{number}", lambda number=number: play(number))
 
     def _giver(self, name: str, process: Process) -> None:
-        assert self.prompting is not None
-        self.prompting.give(name, process)
+        assert isinstance(self.play, Prompting)
+        self.play.give(name, process)
 
     def _learner(self, name: str, process: Process) -> None:
-        if self.prompting:
-            self.prompting.train(name, process)
+        if self.play:
+            self.play.lead(name, process)
             return
         every = self.settings.seconds / self.settings.runs
         with Reader([self.fronts[0]], timeout=LAST, seed=0, limits=Limits()) as reader:
@@ -290,8 +294,8 @@ class Trial:
             kept = kept_in(self.folder, self.names["server"], self.runs, self.final)
         events = json.loads(json.dumps(self.events))
         violations += checks.check(events, kept)
-        if self.prompting:
-            violations += self.prompting.violations()
+        if self.play:
+            violations += self.play.violations()
         return Outcome(
             self.settings.seed, violations, digest, self.world.now - 1000.0, time.process_time() - began,
             self.world.turns, self._figures(events, kept), self.faults, str(self.rarely),
@@ -416,7 +420,7 @@ class Trial:
                 if name not in self.over:
                     what = f"did not leave within {END:g} s after the end ({self.world.waiting()})"
                     self.record("nemesis")("late", target=name, what=what)
-        if not self.prompting:
+        if not self.play:
             self._ask_totals()
         for kind in ("proxy", "server"):
             for name in self.names[kind]:
@@ -442,8 +446,8 @@ class Trial:
         self.errors.append(f"endings: {task.process.name}/{task.name} failed: {error!r}\n    {text}")
 
     def _figures(self, events: list[dict[str, Any]], kept: checks.Kept) -> dict[str, Any]:
-        if self.prompting:
-            return self.prompting.figures_of(events)
+        if self.play:
+            return self.play.figures_of(events)
         told, done = checks.stories(events), Counter(event["do"] for event in events)
         merged = checks.merge(kept.counted).values()
         return {
