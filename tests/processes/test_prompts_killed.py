@@ -1,4 +1,5 @@
-"""The short form of the trial `killed_prompts`: each prompt is trained on once, whoever is killed; and a mistake is found."""
+"""The short form of the trial `killed_prompts`: each prompt is trained on once, whoever is killed. Simulated
+trials of prompts have the planted mistakes."""
 
 import pytest
 
@@ -11,11 +12,6 @@ def test_each_prompt_is_trained_on_once_an_epoch_whoever_is_killed(tmp_path):
     outcome = run(Trial(str(tmp_path), seconds=60.0))
     assert outcome.violations == [], outcome.figures
     assert outcome.figures["trained"] == 80 and outcome.figures["polls"] > 0
-
-
-def test_a_trainer_that_goes_on_at_the_wrong_step_is_found_out(tmp_path):
-    outcome = run(Trial(str(tmp_path), seconds=60.0, plant="skip", kills=0, returns=0, dies_after_checkpoint=0))
-    assert any("never trained on" in each for each in outcome.violations), outcome
 
 
 def test_lengths_of_another_distribution_have_a_small_p():

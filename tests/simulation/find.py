@@ -24,7 +24,17 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "ends_of_those_that_are_there": {"kills": 12},
     # What is lost with a connection or a server is no fault, so that nothing can be said of what lacks then: there are none
     # of them. A server that was stopped is asked a second time.
-    "forgotten_replies": {"kills": 0, "terms": 0, "eio": 0, "resets": 0, "stops": 30, "pause": 0.3, "rate": 4.0},
+    "forgotten_replies": {
+        "kills": 0,
+        "terms": 0,
+        "eio": 0,
+        "power": 0,
+        "resets": 0,
+        "stops": 30,
+        "slow": 30,
+        "pause": 0.3,
+        "rate": 2.0,
+    },
 }
 """What more a fault needs: much of what brings it to light."""
 CONTROL: Final = "slow_disk"

@@ -217,7 +217,8 @@ def leases_renewed_with_nobody() -> None:
     """An observer whose agent is away looks without a pause whether it can renew the lease of its job."""
     from memoire.inference.io_observer import ObserverThread
 
-    replace(ObserverThread, "_next_time", _with_former_renewals(ObserverThread._next_time))
+    next_time = replace(ObserverThread, "_next_time", None)
+    replace(ObserverThread, "_next_time", _with_former_renewals(next_time))
 
 
 def _with_former_renewals(next_time: Any) -> Any:

@@ -69,6 +69,15 @@ def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
     assert "0 of 4 seeds failed" in done.stdout
 
 
+def test_each_entry_of_rollouts_is_handed_out_once_and_none_is_lost_while_nodes_are_stopped() -> None:
+    """Nothing ends here, so that all that was accepted has to come."""
+    calm = [f"{name}=0" for name in ("kills", "terms", "eio", "power", "resets")]
+    words = ["storage=rollouts", "seconds=40", "stops=8", "slow=6", "pause=0.5", "rate=2", *calm]
+    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 2 seeds failed" in done.stdout
+
+
 def test_disks_that_are_full_or_break_lose_nothing_that_was_acknowledged() -> None:
     words = ["seconds=40", "kills=0", "terms=0", "full=4", "eio=3"]
     done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
@@ -90,10 +99,12 @@ def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
         ("increments", "counts: "),
         ("endless_runs", "endings: "),
         ("forgotten_accounts", "copies: "),
+        ("unnumbered_lines", "log: "),
+        ("early_replies", "log: "),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(plant: str, found: str) -> None:
-    words = ["--seeds", "8", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]
+    words = ["--seeds", "30", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]
     done = python("simulation.run", *words, "seconds=40")
     assert done.returncode == 1, done.stdout + done.stderr
     assert any(line.startswith(found) for line in done.stdout.splitlines()), done.stdout

@@ -32,6 +32,7 @@ from memoire.nodes.roles import _server_report
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.server.server import Server
+from memoire.storage import folder_lock
 
 from . import network, prompts
 from .installed import installed
@@ -461,7 +462,10 @@ class Trial:
         }  # fmt: skip
 
 
-AS_IT_IS: Final = {name: getattr(StoredAccounts, name) for name in ("find", "sums")}
+AS_IT_IS: Final = [
+    (home, name, getattr(home, name))
+    for home, name in ((StoredAccounts, "find"), (StoredAccounts, "sums"), (folder_lock, "_is_ours"))
+]
 """How folders are read, whatever is planted later."""
 
 
@@ -469,8 +473,8 @@ AS_IT_IS: Final = {name: getattr(StoredAccounts, name) for name in ("find", "sum
 def as_it_is() -> Iterator[None]:
     """Read folders without the planted faults: what is checked is what servers made of them."""
     with ExitStack() as stack:
-        for name, way in AS_IT_IS.items():
-            stack.enter_context(mock.patch.object(StoredAccounts, name, way))
+        for home, name, way in AS_IT_IS:
+            stack.enter_context(mock.patch.object(home, name, way))
         yield
 
 
