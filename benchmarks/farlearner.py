@@ -86,12 +86,13 @@ def cells(whole: bool) -> Iterator[Cell]:
     for task in ENTRIES:
         for actors in (1, 4, 16) if whole else (1, 4):
             yield Cell(task, actors)
-        base = Cell(task, 4)
+        base, many = Cell(task, 4), Cell(task, 16)
+        if whole or task == "W1":
+            yield from (replace(many, readers=4, servers=4), replace(base, proxy=True), replace(base, keys=True))
         if whole:
             yield from (replace(base, storage="episodes", actors=actors) for actors in (1, 4))
-            yield from (replace(base, servers=2), replace(base, servers=4), replace(base, proxy=True))
-            yield from (replace(base, readers=4), replace(base, readers=4, servers=4, proxy=True))
-            yield from (replace(base, keys=True), replace(base, keys=True, proxy=True))
+            yield from (replace(base, servers=2), replace(base, servers=4), replace(many, readers=4))
+            yield from (replace(many, readers=4, servers=4, proxy=True), replace(base, keys=True, proxy=True))
 
 
 # The processes. Each is told over a pipe to begin and to end a turn; None ends it.

@@ -46,11 +46,14 @@ def record(pipe: Connection, endpoint: str) -> None:
     ):
         pipe.send("ready")
         while (count := pipe.recv()) is not None:
+            while client.room <= 0:  # what is recorded without room is left out
+                client.update(timeout=60.0)
             for _ in range(count * TAKEN // ENVS):
                 obs, following = frames[place], frames[place + 1]
                 action, reward, place = actions[place], rewards[place], (place + 1) % STEPS
                 ended = going if place else ~going
                 writer.step(obs, action, reward, going, ended, following, logp=reward)
+            writer.cut()  # a pause for want of room cuts, and what comes after it ends elsewhere
 
 
 class Ours:

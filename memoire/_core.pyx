@@ -2499,6 +2499,31 @@ cdef class EntryStore:
         finally:
             self._release()
 
+    def _open_entries(self, int64_t index):
+        """Of a lane's open episode of T entries, in order: rows int64, weights float32 as they were given, ages in seconds float32,
+        model versions int64; [T] each. None is open: T is 0."""
+        cdef int64_t count, row, i
+        cdef int64_t* rows
+        cdef int64_t* versions
+        cdef float* weights
+        cdef float* ages
+        cdef double now
+        self._hold()
+        try:
+            count = max(self._open_length(index), 0)
+            found = np.empty(count, np.int64), np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.int64)
+            rows, versions = <int64_t*>_data(found[0], count), <int64_t*>_data(found[3], count)
+            weights, ages = <float*>_data(found[1], count), <float*>_data(found[2], count)
+            if count:
+                now, row = self._now(), self.episodes[self.lanes[index].episode].first_row
+                for i in range(count):
+                    rows[i], weights[i], versions[i] = row, self.meta[row].init_w, self.meta[row].model_version
+                    ages[i] = <float>max(now - self.meta[row].born, 0.0)
+                    row = self._after(row) if i + 1 < count else row
+            return found
+        finally:
+            self._release()
+
     def contents(self):
         """The arrays that the loops work on, for checks and snapshots: meta, pages, lanes, episodes, bootstraps, free_finals,
         final_values, weights, and the ends of lists and counters."""

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
-from memoire.replay.dataset import open_rows
 from memoire.replay.entry_conversion import ending, init_weights
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -94,22 +93,19 @@ class OpenEpisodes(Memory):
                 raise EpisodeClosedError("close the episode", lane)
             if length == 0:
                 raise EmptyEpisodeError(lane)
-            payload = self._packed(open_rows(self, lane), final)
+            payload = self._packed(lane, final)
             returned = self.open_return(lane)
             self.open(lane)  # empty again
         self._ship(Shipment(payload, facts, length, returned))
 
-    def _packed(self, rows: NDArray[np.int64], final: Mapping[str, NDArray[Any]] | None) -> Payload:
-        age, versions = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
-        self.ages(rows, age)
-        self.model_versions(rows, versions)
-        weights = self.contents()["meta"]["init_w"][rows]
+    def _packed(self, lane: int, final: Mapping[str, NDArray[Any]] | None) -> Payload:
+        rows, weights, ages, versions = self._open_entries(lane)
         lengths = {name: self.lengths(name, rows) for name in self.schema.ragged}
 
         def fill(name: str, target: Payload) -> None:
             self.copy_frames(name, rows, target)
 
-        return self._pack(fill, weights, age, versions, lengths, final)
+        return self._pack(fill, weights, ages, versions, lengths, final)
 
     def whole(
         self, columns: Mapping[str, Any], init_w: ArrayLike, model_version: ArrayLike, ending: Mapping[str, Any]

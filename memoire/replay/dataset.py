@@ -169,13 +169,6 @@ def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(edges)
 
 
-def open_rows(memory: Memory, lane: int) -> NDArray[np.int64]:
-    """The rows of a lane's open episode, in order: int64 [T]. The memory is held."""
-    inside = HeldEpisodes(memory)
-    parts = inside.stretches(int(memory.contents()["lanes"]["episode"][lane]))
-    return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])
-
-
 class HeldEpisodes:
     """The arrays of a memory that is held, read as episodes."""
 

@@ -278,8 +278,8 @@ def pack_episode(
             pack_block(packed, block, raw, codec)
     head = ContainerHead(parameters_version=parameters_version, made_at=now)
     made = Container(layout, head, entries, packed=packed, elements=elements)
-    for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
-        made.fill(fact, values)
+    facts: dict[Part, NDArray[Any]] = {Part.INIT_WEIGHT: init_w, Part.AGE: age, Part.MODEL: model_version}
+    made.fill_blocks({layout.bookkeeping(fact): values for fact, values in facts.items()})
     for block, part, name in layout.columns:
         if part is Part.FINAL:
             assert final is not None
