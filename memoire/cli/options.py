@@ -94,7 +94,8 @@ def add_schema(to: argparse.ArgumentParser, *, is_required: bool = True) -> None
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8; may be repeated",
+        help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8, or of prompts, such as group=8; "
+        "may be repeated",
     )
 
 

@@ -51,12 +51,13 @@ def add_server(commands: Commands) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="entries of episodes that are stored; of rollouts, entries that may be recorded and not taken",
+        help="entries of episodes that are stored; of rollouts, entries that may be recorded and not taken; prompts "
+        "that are not over",
     )
     server.add_argument(
         "--full",
         choices=("wait", "oldest"),
-        help="of rollouts: if there is no room, actors wait, or the oldest leave (default: wait)",
+        help="of rollouts and prompts: if there is no room, others wait, or the oldest leave (default: wait)",
     )
     server.add_argument(
         "--inference",
@@ -200,7 +201,7 @@ def _server(given: argparse.Namespace) -> int:
     tables = tables_of(given)
     return roles.serve(
         given.endpoint,
-        None if tables else roles.schema_of(given.schema, given.env),
+        None if tables else roles.schema_of(given.schema, given.env, given.storage),
         given.set,
         tables=tables,
         run=given.run,

@@ -15,9 +15,10 @@ from typing import Any
 from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.net.descriptors import raise_limit
-from memoire.pool.tables import Full, Storage, Table
+from memoire.pool.tables import TABLE_NAMES, Full, Storage, Table
 from memoire.proxy.proxy import Proxy
 from memoire.replay.parameters import NAMES, Parameters
+from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 from memoire.security.tokens import Tokens
@@ -47,19 +48,24 @@ RECENT = 100
 """Newest closed episodes that a server reports."""
 
 
-def schema_of(given: str | None, env: str | None) -> Schema:
-    """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment."""
+def schema_of(given: str | None, env: str | None, storage: str | None = None) -> Schema:
+    """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment.
+
+    Args:
+        storage: Of its table: with "prompts" the columns are those of an answer, none of which has a role.
+    """
     if given is None:
         return _of_environment(str(env))
+    kind = RowSchema if storage == "prompts" else Schema
     if given.lstrip().startswith("{"):
-        return Schema.from_json(given)
+        return kind.from_json(given)
     try:
         text = Path(given).read_text(encoding="utf-8")
     except OSError as error:
         raise SchemaError(
             f"cannot read the schema from {given!r}: {error.strerror}. Give a JSON file (--schema)."
         ) from error
-    return Schema.from_json(text)
+    return kind.from_json(text)
 
 
 def _of_environment(env: str) -> Schema:
@@ -78,6 +84,13 @@ def _of_environment(env: str) -> Schema:
 def read_parameters(settings: Sequence[str]) -> Parameters:
     """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount_factor=[0.99]", "start=repeat")."""
     return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
+
+
+def read_table(settings: Sequence[str]) -> dict[str, Any]:
+    """Keywords of a table from such texts: its parameters, and settings of prompts such as "group=8"."""
+    changes = _settings("--set", settings, TABLE_NAMES, such_as="multi_step=3")
+    prompts = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
+    return prompts | ({"parameters": parameters_from(changes)} if changes else {})
 
 
 def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
@@ -169,7 +182,6 @@ def serve(
             endpoint,
             schema,
             tables=tables,
-            parameters=read_parameters(settings) if settings else None,
             run=run,
             name="" if tether.is_launched and name is None else name,  # it reads no environment: docs/settings.md
             cache_limit=cache_limit,
@@ -185,6 +197,7 @@ def serve(
             push_endpoint=push,
             pub_endpoint=pub,
             keys=keys,
+            **read_table(settings),
         ) as server,
     ):
         if restore:

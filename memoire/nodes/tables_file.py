@@ -2,7 +2,8 @@
 
     {
       "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
-      "demo":   {"schema": "demo.json", "byte_limit": "200MB"}
+      "demo":   {"schema": "demo.json", "byte_limit": "200MB"},
+      "math":   {"schema": "answer.json", "storage": "prompts", "group": 8, "score": "variance", "lease": 300}
     }
 
 Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
@@ -17,8 +18,9 @@ from typing import Any
 
 from memoire.arguments import mapping
 from memoire.errors import MemoireError, ParameterError
-from memoire.pool.tables import Table
-from memoire.replay.parameters import NAMES, Parameters
+from memoire.pool.tables import TABLE_NAMES, Table
+from memoire.replay.parameters import Parameters
+from memoire.replay.row_schema import RowSchema
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.suggestions import refuse_unknown
@@ -27,7 +29,7 @@ from .gym_environments import env_schema
 from .sizes import size
 
 ROOM = ("storage", "full", "length", "capacity", "cache_limit", "byte_limit", "client_capacity")
-SETTINGS = frozenset({*ROOM, "discount", *NAMES})
+SETTINGS = frozenset({*ROOM, "discount", *TABLE_NAMES})
 """What a table is given beside its schema, as keywords of `memoire.Table`."""
 
 
@@ -73,8 +75,8 @@ def _value(name: str, value: Any) -> Any:
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    given = settings["schema"]
-    return Schema.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8"))
+    given, kind = settings["schema"], RowSchema if settings.get("storage") == "prompts" else Schema
+    return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8"))
 
 
 def parameters_from(changes: Mapping[str, Any]) -> Parameters:

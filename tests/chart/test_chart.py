@@ -31,7 +31,7 @@ from chartkit import (
 )
 from memoire.cli import main
 from memoire.nodes import settings
-from memoire.nodes.roles import read_parameters, schema_of
+from memoire.nodes.roles import read_table, schema_of
 from memoire.nodes.tables_file import read_tables
 from memoire.rl.addresses import beside
 
@@ -158,7 +158,8 @@ def test_every_role_reads_its_settings(values, tmp_path):
                 read_tables(given.tables)
             else:
                 room = {"storage": given.storage, "full": given.full, "capacity": given.capacity}
-                table = memoire.Table(schema_of(given.schema, given.env), parameters=read_parameters(given.set), **room)
+                schema = schema_of(given.schema, given.env, given.storage)
+                table = memoire.Table(schema, **read_table(given.set), **room)
                 assert (table.storage, table.full) == (given.storage, given.full or "wait")
     assert roles == json.loads(written).keys() & set(settings.COMMANDS)  # no section is for nobody
 

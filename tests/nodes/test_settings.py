@@ -10,7 +10,8 @@ import pytest
 from memoire.cli import main
 from memoire.errors import ParameterError
 from memoire.nodes import roles, settings
-from memoire.nodes.roles import read_parameters, schema_of
+from memoire.nodes.roles import read_parameters, read_table, schema_of
+from memoire.pool.tables import Table
 from netkit import SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,21 @@ def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "set": {"priority_exponent": "0.7", "start": "repeat"}}})
     parameters = read_parameters(parsed(["server", "--settings", file]).set)
     assert (parameters.priority_exponent, parameters.start) == (0.7, "repeat")
+
+
+def test_settings_of_prompts_are_said_as_parameters_are(tmp_path):
+    columns = {"columns": [["tokens", "<i4", [None], "plain"], ["reward", "<f4", [], "plain"]], "tuples": []}
+    wanted = {"group": 4, "at_least": 3, "required": ["tokens"], "score": "variance", "lease": 60, "on_stale": "pace"}
+    wanted |= {"attempts": 2, "max_model_lag": 2}
+    server = {"schema": columns, "storage": "prompts", "set": wanted}
+    given = parsed(["server", "--settings", written(tmp_path, {"server": server}), "--set", "lease=30.5"])
+    table = Table(schema_of(given.schema, None, given.storage), storage="prompts", **read_table(given.set))
+    assert (table.prompts.group, table.prompts.at_least, table.prompts.required) == (4, 3, ["tokens"])
+    assert (table.prompts.lease, table.prompts.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
+    with pytest.raises(ParameterError, match="group must be nothing with storage='caches'"):
+        Table(SCHEMA, **read_table(["group=4"]))
+    with pytest.raises(ParameterError, match="Did you mean 'group'"):
+        read_table(["grup=4"])
 
 
 def test_of_alternatives_the_strongest_source_says_which(tmp_path):

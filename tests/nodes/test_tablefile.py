@@ -4,12 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memoire.errors import ParameterError
 from memoire.nodes.tables_file import read_tables
 from memoire.pool.tables import Table
 from netkit import SCHEMA
+
+PROMPTS = {
+    "group": 4, "at_least": 3, "required": ["tokens"], "score": "variance", "drop_dead": True, "on_stale": "pace",
+    "lease": 60, "attempts": 2, "keep": 1, "replay_limit": 9,
+}  # fmt: skip
 
 
 def written(folder: Path, text: Any) -> str:
@@ -44,16 +50,28 @@ def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> No
                     "full": "oldest",
                     "max_model_lag": 4,
                 },
+                "math": {
+                    "schema": {
+                        "columns": [["tokens", "<i4", [None], "plain"], ["reward", "<f4", [], "plain"]],
+                        "tuples": [],
+                    },
+                    "storage": "prompts",
+                    "max_model_lag": 2,
+                    **PROMPTS,
+                },
             },
         )
     )
-    assert list(tables) == ["online", "demo", "rollouts"]
+    assert list(tables) == ["online", "demo", "rollouts", "math"]
     assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, client_capacity=500)
     assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].cache_limit) == (12345, 7)
     parameters = tables["demo"].parameters
     assert (parameters.priority_exponent, parameters.discount_factor, parameters.prev) == (1.0, (0.5,), None)
     made = {"storage": "rollouts", "length": 128, "capacity": 4096, "full": "oldest", "max_model_lag": 4}
     assert tables["rollouts"] == Table(SCHEMA, **made)
+    columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
+    assert tables["math"] == Table(columns, storage="prompts", max_model_lag=2, **PROMPTS)
+    assert tables["math"].prompts.group == 4 and tables["math"].prompts.score == "variance"
 
 
 def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
