@@ -15,7 +15,7 @@ import time
 from _kit import TESTS, end, table
 
 SHARES = {
-    "wire_message": 640_000,
+    "wire_message": 620_000,
     "container": 200_000,
     "key_file": 50_000,
     "log_line": 50_000,
@@ -26,6 +26,7 @@ SHARES = {
     "model_transfer": 6_000,
     "minari_data": 5_000,
     "dispatcher": 3_000,
+    "prompts": 20_000,
     "snapshot_file": 1_500,
     "state_file": 300,
     "settings_file": 200,

@@ -40,6 +40,7 @@ ROUNDS = {
     "model_transfer": 250,
     "minari_data": 400,
     "dispatcher": 80,
+    "prompts": 150,
     "snapshot_file": 150,
     "state_file": 40,
 }
