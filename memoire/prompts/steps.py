@@ -178,15 +178,16 @@ class PromptSteps:
     # Draws
 
     def find(self, step: int, session: str) -> StepRow | None:
-        """The groups of a step, if they are known."""
+        """The groups of a step, if they are known. A server that gave none to it knows none."""
         self.enter(session)
         found = self.steps.get(step)
-        if found is None and step <= self._book.facts.committed:
-            newest = self._book.facts.committed
-            raise ProtocolError(
-                "value", f"step {step} is committed, as are all up to {newest}, and its groups are gone"
-            )
+        if found is None and step <= self._book.facts.committed - self._rules.keep:
+            raise self._gone(step)
         return found
+
+    def _gone(self, step: int) -> ProtocolError:
+        newest = self._book.facts.committed
+        return ProtocolError("value", f"step {step} is committed, as are all up to {newest}, and its groups are gone")
 
     def draw(
         self, step: int, count: int, session: str, *, replay: float = 0.0, is_last: bool = False
@@ -199,6 +200,8 @@ class PromptSteps:
             is_last: Take those that are ready, also if they are fewer; the step never gets more.
         """
         found = self.find(step, session) or StepRow(step)
+        if step not in self.steps and step <= self._book.facts.committed:
+            raise self._gone(step)
         missing = count - len(found.keys) - len(found.replayed)
         if found.is_closed or (step in self.steps and missing <= 0):
             return self._fix(found, count, is_last) if is_last and not found.is_closed else found

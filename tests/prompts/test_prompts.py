@@ -1,6 +1,7 @@
 """`memoire.Prompts` over sockets: givers, workers, trainers of several ranks, several servers, restarts and snapshots."""
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 import memoire
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
 from memoire.prompts.plan import most_of
+from memoire.wire import messages
+from netkit import until
 
 COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
 ANY = "tcp://127.0.0.1:*"
@@ -213,6 +216,48 @@ def test_several_servers_share_prompts_and_each_is_trained_on_once():
         each.close()
 
 
+def test_a_committed_step_of_which_a_server_has_no_group_is_drawn_again_until_its_columns_go():
+    tables = {"t": table(keep=1)}
+    with memoire.Server(ANY, tables=tables) as one, memoire.Server(ANY, tables=tables) as two:
+        with memoire.Prompts([one.endpoint, two.endpoint], "t", timeout=10.0) as prompts:
+            prompts.add(dict.fromkeys(range(8), ""), "d")
+            answer_all(prompts)
+            for step in range(3):
+                drawn = prompts.draw(step, 1)  # of one of the servers
+                prompts.commit(step)
+                assert prompts.draw(step, 1).keys == drawn.keys
+            with pytest.raises(Refused, match="step 0 is committed, as are all up to 2"):
+                prompts.draw(0, 1)
+
+
+def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_trained_on():
+    servers = [memoire.Server(ANY, tables={"t": table()}, name=f"n{i}") for i in range(2)]
+    urls, given = [each.endpoint for each in servers], [0]
+
+    def there():
+        return servers[1].stats().tables["t"].prompts.given
+
+    def add_elsewhere():
+        """Whether the other server got sixteen more."""
+        before, first = there(), given[0]
+        given[0] += prompts.add(dict.fromkeys(range(first, first + 16), ""), "d")
+        return there() == before
+
+    with memoire.Prompts(urls, "t", timeout=10.0) as prompts, memoire.Reader([urls[1]], table="t") as reader:
+        assert not add_elsewhere()
+        reader.tell("n1", messages.Control(drain=True), 10.0)
+        until(add_elsewhere)
+        assert add_elsewhere()
+        answer_all(prompts)
+        prompts.finish("d")
+        trained = [key[2] for step in prompts.groups(8) for key in step.keys]
+        assert sorted(trained) == list(range(given[0]))
+        prompts.commit(given[0])
+        assert servers[1].stats().tables["t"].prompts.committed == there() > 0
+    for each in servers:
+        each.close()
+
+
 def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
     with memoire.Server(ANY, tables={"t": table()}, state_dir=tmp_path / "one", name="s") as server:
         prompts = server.prompts()
@@ -237,6 +282,50 @@ def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
         assert prompts.payload(("d", 0, 19)) == b"p19"
     for each in servers:
         each.close()
+
+
+def test_data_sets_are_leased_and_drawn_in_their_shares(prompts):
+    for dataset in ("math", "code"):
+        prompts.add(dict.fromkeys(range(20), ""), dataset)
+    prompts.shares({"math": 0.75, "code": 0.25})
+    leases = prompts.lease(16)
+    assert Counter(lease.dataset for lease in leases) == {"math": 12, "code": 4}
+    prompts.answer_all([(lease, dict.fromkeys((0, 1), {"tokens": [1], "reward": 1.0})) for lease in leases])
+    assert Counter(dataset for dataset, _, _ in prompts.draw(0, 8).keys) == {"math": 6, "code": 2}
+    prompts.shares({"code": 1.0})  # the others come when it is empty
+    assert {lease.dataset for lease in prompts.lease(16)} == {"code"}
+
+
+def test_prompts_are_cancelled_and_put_in_front_while_workers_run(prompts):
+    prompts.add(dict.fromkeys(range(6), ""), "d")
+    (first,) = prompts.lease(1)
+    assert prompts.prioritise([("d", 0, 5), ("d", 0, 77)], 1.0) == 1
+    (urgent,) = prompts.lease(1)
+    assert (first.index, urgent.index) == (0, 5)
+    assert prompts.cancel([first.key, ("d", 0, 1)]) == 2 and prompts.cancel([first.key]) == 0
+    assert not prompts.renew(first) and prompts.renew(urgent)
+    assert prompts.answers(first, dict.fromkeys((0, 1), {"tokens": [1], "reward": 1.0})) == [False, False]
+    rows, _ = prompts.list(state="dropped")
+    assert {(row.key[2], row.reason) for row in rows} == {(0, "cancelled"), (1, "cancelled")}
+    assert sum(prompts.counts().values()) == 6 and prompts.figures()["late"] == 2
+
+
+def test_answers_to_several_prompts_travel_together_and_one_that_is_refused_spoils_no_other():
+    one = {"tokens": [1, 2, 3], "reward": 1.0}
+    with memoire.Server(ANY, tables={"t": table()}) as a, memoire.Server(ANY, tables={"t": table()}) as b:
+        with memoire.Prompts([a.endpoint, b.endpoint], "t", timeout=10.0) as prompts:
+            prompts.add(dict.fromkeys(range(40), ""), "d")
+            leases = [*prompts.lease(3), *prompts.lease(3)]
+            assert len({lease.server for lease in leases}) == 2
+            given = [(lease, {0: one, 1: one}) for lease in leases]
+            assert prompts.answer_all(given) == [[True, True]] * len(leases) == prompts.answer_all(given, piece=0)
+            assert prompts.counts()["ready"] == len(leases)
+            good, bad, last = prompts.lease(3)  # of one server
+            with pytest.raises(Refused, match="answer 2 to a prompt that has answers 0 to 1"):
+                prompts.answer_all([(good, {0: one, 1: one}), (bad, {2: one}), (last, {0: one, 1: one})])
+            assert prompts.fetch([good.key])[good.key]["answer"] == [0, 1]
+            assert prompts.counts()["ready"] == len(leases) + 1
+            assert prompts.answer_all([(last, {0: one, 1: one}), (good, {0: one})], piece=0) == [[True, True], [True]]
 
 
 def test_listeners_go_on_where_they_were(prompts):
