@@ -4,6 +4,8 @@
     balance    most tokens of a rank over their mean: 64 groups of 8, 4 ranks, mean of 1,000 steps
     answers    whole groups from two worker processes over one server process to a trainer, answers a second
     first      seconds from the start of the server's process to the trainer's first group
+    peer       `answers` in turn with TransferQueue's ways to do the same (peers/with_transferqueue.py), the same load
+               for both; --peer-path is the PYTHONPATH of an environment that has it
 
 Answers are log-normal with mean 380 tokens and sigma 1: int32 tokens, float32 logprobs, a bool mask and a reward.
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +29,7 @@ import memoire
 from memoire.errors import MemoireTimeout
 from memoire.prompts.plan import balanced, dealt
 
-GROUP, GROUPS, RANKS = 8, 64, 4
+GROUP, GROUPS, RANKS, LEASED = 8, 64, 4, 32
 COLUMNS = {
     "tokens": (np.int32, (None,)),
     "logprob": (np.float32, (None,)),
@@ -108,30 +112,39 @@ def work(address: str, groups: str) -> None:
     rng, batch = np.random.default_rng(os.getpid()), int(groups)
     made = [answer_of(rng) for _ in range(256)]
     with memoire.Prompts(address, "t", timeout=60.0) as prompts:
+        print("ready", flush=True)
         while True:
             try:
-                leases = prompts.lease(batch, timeout=10.0)
-                picks = iter(rng.integers(0, len(made), GROUP * batch).tolist())
-                prompts.answer_all([(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases], 1)
+                leases = prompts.lease(LEASED, timeout=10.0)
+                picks = iter(rng.integers(0, len(made), GROUP * LEASED).tolist())
+                given = [(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases]
+                for first in range(0, len(given), batch):
+                    prompts.answer_all(given[first : first + batch], 1)
             except MemoireTimeout:
                 return
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, __file__, "--role", *arguments])
+    return subprocess.Popen([sys.executable, __file__, "--role", *arguments], stdout=subprocess.PIPE)
 
 
-def answers(prompts: int, durable: bool = False, batch: int = 16) -> float:
-    """Answers a second, from the first prompt that is given to the last group that is drawn."""
+def answers(prompts: int, durable: bool = False, batch: int = 32) -> float:
+    """Answers a second, from the first prompt that is given to the last group that is drawn.
+
+    Args:
+        batch: Groups that a worker answers in one request, of 32 that it leases.
+    """
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/server"
         started = [start("server", address, f"{folder}/state" if durable else "")]
         try:
             with memoire.Prompts(address, "t", timeout=60.0) as trainer:
                 started += [start("worker", address, str(batch)) for _ in range(2)]
+                for worker in started[1:]:
+                    assert worker.stdout.readline() == b"ready\n"
                 trainer.add({0: b""}, "warm")
                 trainer.finish("warm")
-                assert len(list(trainer.groups(1))) == 1  # both workers may not be there yet; one is
+                assert len(list(trainer.groups(1))) == 1
                 trainer.commit(0)
                 began = time.perf_counter()
                 trainer.add(dict.fromkeys(range(prompts), b"What is 2 + 2?"), "d")
@@ -164,12 +177,50 @@ def first() -> float:
             process.wait()
 
 
+LOADS = ((4096, 32, ("sampler", "padded")), (1024, 32, ("sampler", "padded")), (512, 1, ("sampler", "padded", "keys")))
+"""Prompts, groups in a request, and TransferQueue's ways that are tried: keys are the slowest."""
+
+
+def peer(path: str, rounds: int) -> None:
+    """Both sides in turn, with the same load, so that both meet the same machine."""
+    firsts: list[float] = []
+    for prompts, groups, ways in LOADS:
+        ours: list[float] = []
+        theirs: dict[str, list[float]] = {way: [] for way in ways}
+        for way in ways * rounds:
+            ours.append(answers(prompts, batch=groups))
+            rate, first_group = transfer_queue(path, prompts, way, groups)
+            theirs[way].append(rate)
+            firsts.append(first_group)
+        medians = {way: statistics.median(rates) for way, rates in theirs.items()}
+        mine, best = statistics.median(ours), max(medians.values())
+        said = ", ".join(f"{way} {rate:,.0f}" for way, rate in medians.items())
+        print(
+            f"{prompts} prompts, {groups} groups a request: memoire {mine:,.0f} answers/s, TransferQueue {said}; "
+            f"{mine / best:.1f} times its best",
+            flush=True,
+        )
+    print(f"first group of TransferQueue after {min(firsts):.1f} to {max(firsts):.1f} s, Ray's start included")
+
+
+def transfer_queue(path: str, prompts: int, way: str, groups: int) -> tuple[float, float]:
+    """Its answers a second, and the seconds until its first group."""
+    script = str(Path(__file__).parent / "peers" / "with_transferqueue.py")
+    options = ["--prompts", str(prompts), "--ways", way, "--units", "2", "--batches", str(groups)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, script, *options]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    rate, first_group = re.findall(r"(\d+) answers/s, first group after ([\d.]+) s", said)[0]
+    return float(rate), float(first_group)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["draw", "balance", "answers", "first"])
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--prompts", type=int, default=1024, help="of `answers`")
+    parser.add_argument("--prompts", type=int, default=8192, help="of `answers`")
     parser.add_argument("--rounds", type=int, default=15, help="draws, and starts")
+    parser.add_argument("--peer-path", default="", help="PYTHONPATH with TransferQueue and Ray, of `peer`")
     given = parser.parse_args()
     if given.role:
         {"server": serve, "worker": work}[given.role[0]](*given.role[1:])
@@ -181,6 +232,8 @@ def main() -> None:
     if "answers" in given.what:
         print(f"whole groups end to end: {answers(given.prompts):.0f} answers/s in memory")
         print(f"whole groups end to end: {answers(given.prompts, durable=True):.0f} answers/s with a state folder")
+    if "peer" in given.what:
+        peer(given.peer_path, given.rounds)
     if "first" in given.what:
         print(
             f"first group after the server's start: {statistics.median(first() for _ in range(3)):.2f} s, median of 3"

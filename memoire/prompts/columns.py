@@ -13,10 +13,11 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from memoire.errors import EntryError, NoSuchField, ParameterError, ProtocolError
-from memoire.replay.columns import Column
+from memoire.replay.columns import ENTRY_BYTES, Column
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 from memoire.replay.value_conversion import exact, finite, is_finite
@@ -64,6 +65,19 @@ def places_of(mask: int) -> list[int]:
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
+def _is_exact(column: Column, value: Any) -> bool:
+    """Whether a value of a ragged column is of its form already, as nearly all are: that takes a fifth of `exact`."""
+    return (
+        column.is_ragged
+        and type(value) is np.ndarray
+        and value.dtype == column.dtype
+        and value.ndim == len(column.shape)
+        and value.shape[1:] == column.element
+        and value.nbytes <= ENTRY_BYTES
+        and len(value) <= ENTRY_BYTES
+    )
+
+
 def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
     """Columns of one answer as bytes. A plain column has the shape F of the schema, a ragged one [its length, *F].
 
@@ -73,8 +87,9 @@ def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
     found: RawColumns = {}
     for place, name in enumerate(schema.names):
         if name in columns:
-            column = schema[name]
-            value = exact(name, column, columns[name])
+            column, value = schema[name], columns[name]
+            if not _is_exact(column, value):
+                value = exact(name, column, value)
             found[place] = (finite(name, column, value) if column.is_finite else value).tobytes()
     if len(found) < len(columns):
         mask_of(schema, columns)  # names the one that is not there
@@ -83,18 +98,18 @@ def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
     return found
 
 
-class Packed(NamedTuple):
-    """Columns of one answer as they travel, and as a table keeps them."""
+class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Columns of one answer as they travel, and as a table keeps them. The collector has nothing to look for in it."""
 
     columns: int
     """A bit for each column of the schema that is there."""
-    lengths: list[int]
+    lengths: tuple[int, ...]
     """Elements of each ragged one of them, in the schema's order."""
     data: bytes
     """Their bytes, likewise, without padding."""
 
 
-NOTHING: Final = Packed(0, [], b"")
+NOTHING: Final = Packed(0, (), b"")
 
 
 class _Form(NamedTuple):
@@ -128,7 +143,7 @@ def packed(schema: Schema, raw: RawColumns) -> Packed:
     for place, _, column in _form(schema, mask).columns:
         if column.is_ragged:
             lengths.append(len(raw[place]) // column.nbytes)
-    return Packed(mask, lengths, b"".join([raw[place] for place in sorted(raw)]))
+    return Packed(mask, tuple(lengths), b"".join([raw[place] for place in sorted(raw)]))
 
 
 def unpacked(schema: Schema, made: Packed) -> RawColumns:
@@ -148,7 +163,7 @@ def chosen(schema: Schema, made: Packed, mask: int) -> Packed:
     return packed(schema, {place: data for place, data in unpacked(schema, made).items() if mask >> place & 1})
 
 
-def checked(schema: Schema, mask: int, lengths: list[int], data: memoryview) -> Packed:
+def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview) -> Packed:
     """The columns of a received piece, completely checked, as bytes of their own.
 
     Raises:
@@ -160,7 +175,7 @@ def checked(schema: Schema, mask: int, lengths: list[int], data: memoryview) -> 
     size = form.plain + sum(map(operator.mul, lengths, form.ragged))
     if size != len(data) or not mask:
         raise ProtocolError("container", f"columns of {size} bytes in {len(data)}")
-    made = Packed(mask, lengths, bytes(data))
+    made = Packed(mask, tuple(lengths), bytes(data))
     if form.has_finite:
         raw = unpacked(schema, made)
         for place, name, column in form.columns:

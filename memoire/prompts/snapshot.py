@@ -80,7 +80,7 @@ def _unpacked(table: PromptTable, kept: KeptPrompt) -> tuple[PromptRow, dict[int
         raise ProtocolError("container", f"a record that is no prompt: {error}") from None
     if len(row.answers) != table.rules.group or not set(told) <= set(range(table.rules.group)):
         raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.rules.group}")
-    columns = {i: checked(table.schema, mask, lengths, memoryview(data)) for i, (mask, lengths, data) in told.items()}
+    columns = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in told.items()}
     for index, answer in enumerate(row.answers):
         there = columns.get(index, NOTHING).columns
         if there != (answer.columns if row.has_columns and not answer.failed else 0):

@@ -11,7 +11,7 @@ from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
-from .columns import RawColumns, packed, raw_columns
+from .columns import Packed, RawColumns, packed, raw_columns
 from .rows import Key
 from .servers import PromptReply, PromptRequest, PromptServers
 
@@ -177,19 +177,13 @@ class PromptWorker:
             cuts = list(cut_up(schema, raw_columns(schema, columns), limit))
             first = self._pieces.get((lease.number, index), 0) if piece is None else piece
             for place, raw in enumerate(cuts):
-                mask, lengths, data = packed(schema, raw)
-                is_end = is_last and place == len(cuts) - 1
-                if pieces and (size + len(data) > limit or len(pieces) >= MAX_PIECES):
+                made, is_end = packed(schema, raw), is_last and place == len(cuts) - 1
+                if pieces and (size + len(made.data) > limit or len(pieces) >= MAX_PIECES):
                     yield pieces, b"".join(parts)
                     pieces, parts, size = [], [], 0
-                pieces.append(
-                    messages.AnswerPiece(
-                        *lease.key, lease.number, index, first + place, is_end, version, mask, lengths, len(data), "",
-                        False,
-                    )
-                )  # fmt: skip
-                parts.append(data)
-                size += len(data)
+                pieces.append(piece_of(lease.key, lease.number, index, made, first + place, is_end, version))
+                parts.append(made.data)
+                size += len(made.data)
         if pieces:
             yield pieces, b"".join(parts)
 
@@ -202,9 +196,8 @@ class PromptWorker:
 
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
         """Bring columns of an answer from elsewhere; whether they came in time."""
-        mask, lengths, data = packed(schema, raw_columns(schema, columns))
-        piece = messages.AnswerPiece(*key, 0, index, 0, True, 0, mask, lengths, len(data), "", False)
-        request = PromptRequest(messages.Answers(call="amend", pieces=[piece]), data)
+        made = packed(schema, raw_columns(schema, columns))
+        request = PromptRequest(messages.Answers(call="amend", pieces=[piece_of(key, 0, index, made)]), made.data)
         return self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2
 
     # Where a prompt is
@@ -234,6 +227,14 @@ class PromptWorker:
                 return answer
         errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]
         raise next((each for each in errors if isinstance(each, MemoireTimeout)), errors[0])
+
+
+def piece_of(
+    key: Key, lease: int, index: int, made: Packed, number: int = 0, is_last: bool = True, version: int = 0
+) -> messages.AnswerPiece:
+    """A piece of an answer as it travels, but for its bytes."""
+    columns, lengths, size = made.columns, list(made.lengths), len(made.data)
+    return messages.AnswerPiece(*key, lease, index, number, is_last, version, columns, lengths, size, "", False)
 
 
 def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:

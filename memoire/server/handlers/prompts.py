@@ -92,11 +92,11 @@ class PromptsHandler:
                 table.count_tokens(row, body.rank, body.ranks)
             for index in [] if row is None else row.group if row.has_columns else []:
                 assert row is not None
-                mask, lengths, data = table.columns(row, index, body.columns)
-                parts.append(data)
-                size += len(data)
-                version = max(0, row.answers[index].version)
-                told.append(messages.AnswerColumns(place, index, version, mask, lengths, len(data)))
+                made = table.columns(row, index, body.columns)
+                parts.append(made.data)
+                size += len(made.data)
+                version, lengths = max(0, row.answers[index].version), list(made.lengths)
+                told.append(messages.AnswerColumns(place, index, version, made.columns, lengths, len(made.data)))
             answered = place + 1
         return self._reply(table, payload=b"".join(parts), columns=told, answered=answered)
 
