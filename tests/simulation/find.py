@@ -20,8 +20,7 @@ KEPT: Final = ("storage", "runs")
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "polls_for_what_it_never_takes": {"terms": 12, "rate": 4.0},
     "locks_that_have_to_be_whole": {"power": 8},
-    "models_numbered_from_one": {"kills": 12},
-    "ends_of_those_that_are_there": {"kills": 12},
+    "ends_of_those_that_are_there": {"seconds": 20, "kills": 8, "cuts": 6, "pause": 0.5},
     # What is lost with a connection or a server is no fault, so that nothing can be said of what lacks then: there are none
     # of them. A server that was stopped is asked a second time.
     "forgotten_replies": {
