@@ -25,7 +25,9 @@ FACTS = f"""InvertedDoublePendulum-v5, networks of 64 and 64, batches of 256, st
 steps first, one thread of torch in each process. Seeds {TAKEN}, one after the other; the sides take turns. memoire is a
 server, two workers and a trainer (`memoire.rl up examples/double_pendulum.py`), whose workers run test episodes
 meanwhile. Stable-Baselines3 is one process, which runs five test episodes after each 1000 steps. Both times have the
-start of Python and the import of torch in them: of five processes there, of one here."""
+start of Python and the import of torch in them: of five processes there, of one here. memoire tells every ten
+seconds of its training steps, Stable-Baselines3 of each thousand steps of the environment, the first 1000 of which are
+not trained on."""
 SB3 = """
 import sys
 import gymnasium, numpy, torch
@@ -51,32 +53,46 @@ SAC("MlpPolicy", gymnasium.make("InvertedDoublePendulum-v5"), learning_rate=1e-3
 """
 
 
-def seconds_until(command: list[str], environment: dict[str, str]) -> float:
-    """Until a program says that the goal was reached; SECONDS if it does not in that time."""
-    began = time.monotonic()
+STEPS = re.compile(r"(\d+) (?:training )?steps[:,]")
+"""Training steps in a line of memoire's, and those of the environment in one of Stable-Baselines3's."""
+
+
+def told(line: str) -> int:
+    """Steps that a line tells of; 0 where it tells of none."""
+    found = STEPS.search(line)
+    return int(found[1]) if found else 0
+
+
+def seconds_until(command: list[str], environment: dict[str, str]) -> tuple[float, float, int]:
+    """Until a program says that the goal was reached, SECONDS if it does not in that time; until it told of its first
+    steps; and how many it told of last.
+    """
+    began, first, steps = time.monotonic(), 0.0, 0
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     ) as process:
         assert process.stdout is not None
         took = SECONDS
         for line in process.stdout:
+            steps = told(line) or steps
+            first = first or (time.monotonic() - began if steps else 0.0)
             if re.match("goal reached", line):
                 took = time.monotonic() - began
                 break
             if time.monotonic() - began > SECONDS:
                 process.terminate()
         process.communicate()
-    return took
+    return took, first, steps
 
 
-def ours(seed: int) -> float:
+def ours(seed: int) -> tuple[float, float, int]:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MEMOIRE_SEED": str(seed), "MEMOIRE_RUNS": folder, "OMP_NUM_THREADS": "1"}
         program = [sys.executable, "-m", "memoire.rl", "up", "examples/double_pendulum.py", "--no-dashboard"]
         return seconds_until([*program, "--seconds", str(SECONDS)], environment)
 
 
-def theirs(seed: int) -> float:
+def theirs(seed: int) -> tuple[float, float, int]:
     program = SB3.format(goal=GOAL, episodes=EPISODES)
     return seconds_until([sys.executable, "-c", program, str(seed)], {**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -85,17 +101,19 @@ def main() -> None:
     chosen = arguments(__doc__)
     report = Report(__doc__, [FACTS])
     report.heading()
-    spent: list[list[float]] = [[], []]
+    found: list[list[tuple[float, float, int]]] = [[], []]
     for seed in SEEDS[:1] if chosen.quick else SEEDS:
         for place, side in enumerate((ours, theirs)):
-            spent[place].append(side(seed))
-            print(f"seed {seed}, {('memoire', 'Stable-Baselines3')[place]}: {spent[place][-1]:.1f} s", flush=True)
-    rates = [[1.0 / each for each in side] for side in spent]
+            found[place].append(side(seed))
+            print(f"seed {seed}, {('memoire', 'Stable-Baselines3')[place]}: {found[place][-1][0]:.1f} s", flush=True)
+    rates = [[1.0 / seconds for seconds, *_ in side] for side in found]
     name = "Stable-Baselines3 2.9.2"
     report.add(*results("runs until 9,000", rates, [name], unit=" runs/s", aims={name: "double-pendulum"}))
-    report.facts.append("Seconds of each run: " + "; ".join(
-        f"{who} {', '.join(f'{each:.1f}' for each in side)}" for who, side in zip(("memoire", name), spent, strict=True)
-    ) + ".")  # fmt: skip
+    for who, runs_of in zip(("memoire", name), found, strict=True):
+        runs = "; ".join(f"{seconds:.1f} s, {first:.1f} s, {steps}" for seconds, first, steps in runs_of)
+        report.facts.append(
+            f"{who}: seconds until the goal, until it told of its first steps, and steps told of last: {runs}."
+        )
     report.finish(chosen.write, "offpolicy")
 
 
