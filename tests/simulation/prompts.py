@@ -138,6 +138,9 @@ class Prompting:
 
     def lead(self, name: str, process: Process) -> None:
         """One life of the trainer: from its newest checkpoint on, or from one before that."""
+        if self.is_trained:  # it had ended: nobody starts it to train again
+            self._trial.over.add(name)
+            return
         back = self._rng.randrange(3) if process.life > 1 and self._rng.random() < 0.5 else 0
         for step in sorted(self.checkpoints, reverse=True)[:back]:
             del self.checkpoints[step]
