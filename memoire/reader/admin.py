@@ -63,20 +63,22 @@ class ClusterAdmin:
     def finish(self, timeout: float | None) -> None:
         """See `Reader.finish`."""
         self._monitor.check_open()
-        deadline = self._monitor.now() + self._seconds(timeout)
-        # Without a run's name: the end is of the run that each address counts. Servers that are away are waited for,
-        # too: a proxy that has just started does not reach its servers yet, and their clients would work on.
+        patience = self._seconds(timeout)
+        deadline = self._monitor.now() + patience
+        # All are waited for, those that are away and those that a proxy has not reached yet: their clients would work on.
+        self._monitor.wait(lambda: not self._directory.unmet(), patience / 2)
+        # Without a run's name: the end is of the run that each address counts.
         answers = self._control(messages.Control(finish=True), deadline, None)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
             if len(silent) == len(answers) or name not in silent:
                 _raise_error(name, answer)
-        if silent:
-            names = ", ".join(map(repr, silent))
+        if missing := [*silent, *sorted(self._directory.unmet())]:
+            names = ", ".join(map(repr, missing))
             _log.warning(
                 "the run is over, and these servers did not answer within %.1f s: %s. Their clients work on; "
                 "call finish() again when they are back",
-                self._seconds(timeout),
+                patience,
                 names,
             )
 

@@ -150,6 +150,15 @@ def test_the_end_is_told_to_all_and_awaited_of_those_that_are_away_too(caplog):
         admin.finish(3.0)  # it was not awaited once, and clients whose home it was never heard of the end
 
 
+def test_the_end_waits_for_servers_that_a_proxy_has_not_reached_yet_and_names_them(caplog):
+    thread, admin = cluster(a=messages.Taken(finished=True))
+    thread.directory.addresses[0].unmet = ("tcp://b:5560",)
+    began = thread.monitor.now()
+    admin.finish(3.0)
+    assert thread.monitor.now() - began == 1.5  # half of it is left for the answers
+    assert "did not answer within 3.0 s: 'tcp://b:5560'" in caplog.text
+
+
 def test_an_end_that_is_taken_anywhere_is_an_end_and_one_that_nobody_answers_is_none():
     thread, admin = cluster(a=TAKEN, b=silent())
     admin.finish(None)
