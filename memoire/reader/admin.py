@@ -65,7 +65,7 @@ class ClusterAdmin:
         self._monitor.check_open()
         patience = self._seconds(timeout)
         deadline = self._monitor.now() + patience
-        # All are waited for, those that are away and those that a proxy has not reached yet: their clients would work on.
+        # Servers that are away, or that a proxy has not reached yet, are waited for: their clients would work on.
         self._monitor.wait(lambda: not self._directory.unmet(), patience / 2)
         # Without a run's name: the end is of the run that each address counts.
         answers = self._control(messages.Control(finish=True), deadline, None)
