@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,13 @@ def _prepare(plant: str) -> None:
 
 
 def _try(settings: Settings) -> tuple[Settings, Outcome]:
-    return settings, run(settings)
+    """A trial's outcome; one that ends in an error has failed like any other, since the error may not be told whole."""
+    began = time.monotonic()
+    try:
+        return settings, run(settings)
+    except Exception:
+        why = f"error: {traceback.format_exc()}"
+        return settings, Outcome(settings.seed, [why], "", 0.0, time.monotonic() - began, 0, {}, [], "")
 
 
 def remembered(text: str) -> list[Settings]:
@@ -103,7 +110,7 @@ def main() -> int:
     print(
         f"{virtual:.0f} s of trials in {seconds:.0f} s of a core ({virtual / seconds:.0f} times), {took:.0f} s; {turns} turns"
     )
-    if failed and not given.whole:
+    if failed and failed[0][1].turns and not given.whole:
         _prepare(given.plant)
         settings, outcome = failed[0]
         best = shortened(settings, outcome)
