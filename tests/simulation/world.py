@@ -221,7 +221,8 @@ class World:
             if task.process is process:
                 task.is_waiting = False
         self._ready = [task for task in self._ready if task.process is not process]
-        for call in process.at_kill:
+        calls, process.at_kill = process.at_kill, []  # it may be killed again, before another one has its name
+        for call in calls:
             call()
 
     # The way of time
