@@ -63,24 +63,27 @@ class ClusterAdmin:
     def finish(self, timeout: float | None) -> None:
         """See `Reader.finish`."""
         self._monitor.check_open()
-        patience = self._seconds(timeout)
-        deadline = self._monitor.now() + patience
-        # Servers that are away, or that a proxy has not reached yet, are waited for: their clients would work on.
-        self._monitor.wait(lambda: not self._directory.unmet(), patience / 2)
-        # Without a run's name: the end is of the run that each address counts.
-        answers = self._control(messages.Control(finish=True), deadline, None)
+        deadline = self._monitor.now() + self._seconds(timeout)
+        # Servers that are away are waited for, too: a proxy that has just started does not reach its servers yet, or
+        # has not even met them, and their clients would work on.
+        answers = self._tell_end(deadline)
+        if self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now())):
+            answers = self._tell_end(deadline) if self._directory.servers.keys() - answers.keys() else answers
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
             if len(silent) == len(answers) or name not in silent:
                 _raise_error(name, answer)
         if missing := [*silent, *sorted(self._directory.unmet())]:
-            names = ", ".join(map(repr, missing))
             _log.warning(
                 "the run is over, and these servers did not answer within %.1f s: %s. Their clients work on; "
                 "call finish() again when they are back",
-                patience,
-                names,
+                self._seconds(timeout),
+                ", ".join(map(repr, missing)),
             )
+
+    def _tell_end(self, deadline: float) -> dict[str, Answer]:
+        """Without a run's name: the end is of the run that each address counts."""
+        return self._control(messages.Control(finish=True), deadline, None)
 
     def _order(self, body: messages.Control, timeout: float | None) -> None:
         """What every server has to take, whichever run it counts: behind one proxy they may count several.
