@@ -149,7 +149,8 @@ class Run:
             if now - printed >= PRINT_INTERVAL:
                 printed = now
                 self._say(self._line(trainer, now - began))
-            if self._progress.is_won and not self._accidents:
+            is_whole = all(child.process.poll() is None for child in launcher.children)  # whoever died is started first
+            if self._progress.is_won and not self._accidents and is_whole:
                 return True
             if trainer.status == 0:
                 return self.pipeline.goal is None
@@ -163,6 +164,7 @@ class Run:
             child = next(each for each in launcher.children if each.name == accident.name)
             self._say(f"killing {accident.name} on purpose, after {trainer.reports['updates']} training steps")
             child.process.kill()
+            child.process.wait()
 
     def _line(self, trainer: Child, seconds: float) -> str:
         said = trainer.reports

@@ -42,14 +42,23 @@ def test_a_line_that_waits_counts_with_what_it_costs_beside_its_text():
     assert outbox.bytes == 2 * (5 + LINE_OVERHEAD)
 
 
+def test_a_window_is_open_at_once_where_few_ask():
+    node = following(dataclasses.replace(LIMITS, model_window=4))
+    node.publish(200)
+    node.answer()
+    assert len(node.asked) == 4
+
+
 def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_one():
     node = following(dataclasses.replace(LIMITS, model_window=4))
     body, at_once = node.publish(200), []
-    for _ in range(6):
+    for place in range(6):
+        node.now += 1.1 * fetcher.ALONE if place < 3 else 0.0
         node.answer()
         at_once.append(len(node.asked))
     node.now += 2 * fetcher.QUICK
-    for _ in range(5):
+    for place in range(5):
+        node.now += 1.1 * fetcher.ALONE if place == 4 else 0.0
         node.answer()  # those that were asked for before are slow, too
         at_once.append(len(node.asked))
     node.answer_all()
