@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import transfer
 from farlearner import Cell, Cluster
@@ -121,13 +121,18 @@ def sections(quick: bool) -> Iterator[str]:
     yield from model_sections(20 if quick else 200)
 
 
+def process_sections(who: Iterable[str], processes: Iterable[Any], work: Callable[[], object]) -> Iterator[str]:
+    """The first ones of some processes, named by `who`, while this work is done."""
+    for what, process in zip(who, processes, strict=False):
+        yield from tables(what, profiled(int(process.pid), work))
+
+
 def asking_sections(rows: int) -> Iterator[str]:
     """An inference node and one of its clients, as benchmarks/inference.py has them."""
     asking = inference.Asking(inference.node, inference.client, inference.CLIENTS)
     asking.clock(rows // 4)
     who = f"An inference node that {inference.CLIENTS} processes ask for one row each", "One of these processes"
-    for what, process in zip(who, asking.processes, strict=False):
-        yield from tables(what, profiled(int(process.pid), lambda: asking.clock(rows)))
+    yield from process_sections(who, asking.processes, lambda: asking.clock(rows))
     asking.close()
 
 
@@ -137,8 +142,7 @@ def model_sections(count: int) -> Iterator[str]:
     models = transfer.Models(place)
     models.clock(count // 4)
     who = f"A server that gives models of 1 MB to {transfer.WORKERS} workers", "One of these workers"
-    for what, process in zip(who, place.processes, strict=False):
-        yield from tables(what, profiled(int(process.pid), lambda: models.clock(count)))
+    yield from process_sections(who, place.processes, lambda: models.clock(count))
     place.close()
 
 

@@ -34,7 +34,7 @@ STALL_TIMEOUT = 10.0
 QUICK = 0.2
 """Seconds within which a chunk comes where the way has room for more of them at a time."""
 ALONE = 0.05
-"""Seconds within which a chunk comes where few clients ask: then nobody pauses, or asks for fewer than he may."""
+"""Seconds within which a chunk comes if few clients ask: then each asks for all chunks that it may, without a pause."""
 MAX_HOMES = 256
 """Servers whose newest epoch is kept for each topic."""
 LARGE_BODY_BYTES = 16 << 20
