@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from memoire.wire.messages import Update
 
@@ -73,7 +74,9 @@ class Account:
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""
-        return replace(self, rejected=dict(self.rejected))
+        copied = Account(*_facts(self))
+        copied.rejected = dict(self.rejected)
+        return copied
 
     def check_invariants(self) -> None:
         """Raise AssertionError where its numbers disagree."""
@@ -128,6 +131,10 @@ class Account:
     def in_flight(self) -> int:
         """Bytes that the client pushed and that neither arrived nor are lost."""
         return self.pushed_bytes - self.received_bytes - self.lost_bytes
+
+
+_facts = attrgetter(*Account.__slots__)
+_sums = attrgetter(*REPORT_SUMS, *HOME_SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +199,7 @@ def counts_of(account: Account) -> dict[str, int]:
 
 def counts_something(update: Update) -> bool:
     """Whether a report is more than a sign of life."""
-    return any(getattr(update, name) for name in (*REPORT_SUMS, *HOME_SUMS)) or bool(update.lines or update.ended)
+    return any(_sums(update)) or bool(update.lines or update.ended)
 
 
 def sums_of(account: Account | None) -> tuple[int, ...] | None:
@@ -201,4 +208,4 @@ def sums_of(account: Account | None) -> tuple[int, ...] | None:
         return None
     report = account.report
     numbers = account.lines_through, account.ended_through
-    return (*(getattr(report, name) for name in (*REPORT_SUMS, *HOME_SUMS)), report.leaving, *numbers)
+    return (*_sums(report), report.leaving, *numbers)

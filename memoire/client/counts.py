@@ -11,6 +11,7 @@ what was counted for it before the client was in another run.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from dataclasses import dataclass
 
@@ -39,14 +40,15 @@ class ClientCounts:
         """Steps whose samples are pushed."""
         return self.steps - self.passed
 
-    def _with(self, other: ClientCounts, sign: int) -> ClientCounts:
-        return ClientCounts(*(getattr(self, name) + sign * getattr(other, name) for name in self.__slots__))
-
     def __add__(self, other: ClientCounts) -> ClientCounts:
-        return self._with(other, 1)
+        return ClientCounts(*map(operator.add, _numbers(self), _numbers(other)))
 
     def __sub__(self, other: ClientCounts) -> ClientCounts:
-        return self._with(other, -1)
+        return ClientCounts(*map(operator.sub, _numbers(self), _numbers(other)))
+
+
+_numbers = operator.attrgetter(*ClientCounts.__slots__)
+"""All of them, in their order; `RunCounts` has attributes of the same names."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class RunCounts:
     @property
     def sums(self) -> ClientCounts:
         """Everything since the client was made."""
-        return ClientCounts(*(getattr(self, name) for name in ClientCounts.__slots__))
+        return ClientCounts(*_numbers(self))
 
     @property
     def missing(self) -> ClientCounts:

@@ -221,8 +221,9 @@ class Topics:
 
     def next_time(self) -> float:
         """When `turn` has something to do."""
-        times = [min(topic.watch.next_time, topic.fetcher.next_time) for topic in list(self._topics.values())]
-        return min(times, default=float("inf"))
+        if not self._topics:
+            return float("inf")
+        return min([min(topic.watch.next_time, topic.fetcher.next_time) for topic in list(self._topics.values())])
 
     def turn(self) -> None:
         """Go on with the bodies whose pause is over, give up those that stall, and look after subscriptions."""

@@ -209,6 +209,8 @@ class Channel:
         for call in self._calls.expired(now):
             call.finish(self._timeout(call, now))
         self._look_after_link(now)
+        if not len(self._calls) and not self._is_blocked and not self._link.is_outdated:
+            return  # nearly always, of the many channels of a proxy
         if now >= self._renew_at or self._link.is_outdated:
             self._doors.drop(self._socket)
             self._socket = self._open()
@@ -244,7 +246,7 @@ class Channel:
 
     def turn(self, ready: dict[object, int]) -> None:
         """Take the replies that came, then pump."""
-        if ready.get(self._socket, 0) & zmq.POLLIN:
+        if ready.get(self._socket, 0) & sockets.READABLE:
             for _ in range(MAX_PER_TURN):
                 frames = sockets.receive(self._socket, most=4)
                 if frames is None:

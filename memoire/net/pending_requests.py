@@ -81,6 +81,8 @@ class PendingRequests:
 
     def expired(self, now: float) -> list[PendingRequest]:
         """Those whose deadline has passed; they are over."""
+        if not self._calls:
+            return []
         gone = [call for call in self._calls.values() if now >= call.deadline]
         for call in gone:
             del self._calls[call.number]
@@ -94,7 +96,9 @@ class PendingRequests:
 
     def next_time(self) -> float:
         """When something is due or expires next; infinity when nothing is open."""
-        return min((min(call.next_send, call.deadline) for call in self._calls.values()), default=float("inf"))
+        if not self._calls:
+            return float("inf")
+        return min([min(call.next_send, call.deadline) for call in self._calls.values()])
 
     def next_deadline(self) -> float:
         """When the next one expires; infinity when none does."""

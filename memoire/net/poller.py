@@ -140,8 +140,8 @@ class Poller:
             guard = descriptors.shared_guard()
             guard.turn(time.monotonic())
             until = min(until, guard.look_at)
-        for way in self._ways.values():
-            until = min(until, way.look_at)
+        look_at = min([way.look_at for way in self._ways.values()], default=until)
+        until = min(until, look_at)
         # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
         milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
         try:
@@ -153,20 +153,22 @@ class Poller:
         if ready.pop(self.waker.fd, None):
             self.waker.drain()
         if self._ways:
-            self._attend(ready)
+            self._attend(ready, look_at)
         return ready
 
-    def _attend(self, ready: dict[object, int]) -> None:
+    def _attend(self, ready: dict[object, int], look_at: float) -> None:
         """Let the ways do what is theirs."""
         while self._posted:
             self._posted.popleft()()
-        for monitor in [made for made in ready if made in self._monitors]:
-            del ready[monitor]
-            self._monitors[monitor].heard()
+        if ready:
+            for monitor in [made for made in ready if made in self._monitors]:
+                del ready[monitor]
+                self._monitors[monitor].heard()
         now = time.monotonic()
-        for way in self._ways.values():
-            if now >= way.look_at:
-                way.turn(now)
+        if now >= look_at:
+            for way in self._ways.values():
+                if now >= way.look_at:
+                    way.turn(now)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets and the waker."""

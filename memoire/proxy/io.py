@@ -106,7 +106,7 @@ class ProxyThread:
             self.front.lanes.next_time(),
             self._notices.next_time(),
             *self.router.retiring.values(),
-            *(back.next_time() for back in self.router.all),
+            *[back.next_time() for back in self.router.all],
         )
 
     def _turn(self, ready: dict[object, int]) -> None:

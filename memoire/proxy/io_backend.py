@@ -186,7 +186,7 @@ class BackendLink(Backend):
 
     def _take_replies(self, ready: dict[object, int]) -> None:
         dealer = self._dealer.socket
-        if dealer is None or not ready.get(dealer, 0) & zmq.POLLIN:
+        if dealer is None or not ready.get(dealer, 0) & sockets.READABLE:
             return
         for _ in range(MESSAGES_PER_TURN):
             frames = sockets.receive(dealer, most=sockets.ENVELOPE)

@@ -194,7 +194,10 @@ class Directory:
         return DirectoryChange(terms, run, dropped, told.models, home, told.epoch)
 
     def _terms_of(self, told: messages.Welcome) -> TableTerms:
-        schema = (RowSchema if told.storage == "prompts" else Schema).from_json(told.schema)
+        if self.terms is not None and told.schema == self.terms.schema.to_json():
+            schema = self.terms.schema  # nearly always
+        else:
+            schema = (RowSchema if told.storage == "prompts" else Schema).from_json(told.schema)
         terms = TableTerms(
             schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 SUMS: Final = (1 << 64) - 1
@@ -38,7 +38,9 @@ class RowsChecksum:
 
     def pack(self) -> bytes:
         """The body of its row."""
-        return _FORM.pack(*astuple(self))
+        return _FORM.pack(
+            self.generation, self.facts, self.facts_sum, self.lines, self.lines_sum, self.accounts, self.accounts_sum
+        )
 
     def next(self) -> RowsChecksum:
         """Of one more transaction, which has changed nothing yet."""

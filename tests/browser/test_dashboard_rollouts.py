@@ -33,7 +33,7 @@ def scene():
             server.publish("policy", b"weights")
         assert len(table.take(30, timeout=100.0)) == 30
         board = keep(watch(keep(NodePages("127.0.0.1:0", server)).url))
-        until(lambda: board.aggregator.newest and board.aggregator.newest.tables[0].samples == 30)
+        until(lambda: (newest := board.aggregator.newest) and [each.samples for each in newest.tables] == [30])
         yield table.stats(), board
 
 

@@ -23,14 +23,14 @@ import time
 import types
 from collections.abc import Iterator
 from typing import Any, Final
-from unittest import mock
 
 import numpy as np
 import zmq
 
 import memoire.clock
 from memoire.net import context, descriptors, poller, process, progress, thread
-from memoire.reader import rounds, takes
+from memoire.proxy import io_backend
+from memoire.reader import directory, rounds, takes
 from memoire.replay import memory
 from memoire.server import io_requests
 from memoire.storage import saver
@@ -41,14 +41,18 @@ from .rarely import Rarely
 from .world import World
 
 RARER: Final = {
-    (rounds, "RETRY_INTERVAL"): 0.5,
-    (takes, "RETRY_INTERVAL"): 0.5,
-    (saver, "SAVE_DELAY"): 0.5,
+    (rounds, "MIN_RETRY_INTERVAL"): 0.1,
+    (rounds, "RETRY_INTERVAL"): 1.0,
+    (takes, "RETRY_INTERVAL"): 1.0,
+    (directory, "HELLO_INTERVAL"): 4.0,
+    (io_backend, "HELLO_INTERVAL"): 4.0,
+    (saver, "SAVE_DELAY"): 1.0,
     (io_requests, "TOLD_INTERVAL"): 0.1,
     (thread, "IDLE_INTERVAL"): 5.0,
 }
-"""Seconds between two looks that find nothing, nearly always: of a reader that waits for samples, of a store to which nobody
-has said anything, of a server that ends, and of a thread that has nothing to do. Each look takes a turn, and those of a reader messages to each server.
+"""Seconds between two looks that find nothing, nearly always: of a reader that waits for samples, of readers and proxies that
+ask who is there, of a store to which nobody has said anything, of a server that ends, and of a thread that has nothing
+to do. Each look takes a turn, and those of readers and proxies messages to each server.
 """
 NAMES: Final = ("Lock", "RLock", "Condition", "Event", "Thread")
 
@@ -89,7 +93,8 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
     with contextlib.ExitStack() as stack:
 
         def put(where: Any, name: str, what: Any) -> None:
-            stack.enter_context(mock.patch.object(where, name, what))
+            stack.callback(setattr, where, name, getattr(where, name))
+            setattr(where, name, what)
 
         put(
             logging, "time", types.SimpleNamespace(**vars(time))

@@ -72,7 +72,7 @@ class Settings:
     full: int = 2
     eio: int = 1
     power: int = 2
-    pause: float = 4.0
+    pause: float = 5.0
     """Seconds between two draws or takes of the learner: each is some twenty messages."""
     runs: int = 1
     storage: str = "caches"

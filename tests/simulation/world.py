@@ -233,25 +233,25 @@ class World:
         Raises:
             Stuck: it did not become true within `most` seconds of this world's time.
         """
-        limit = self.now + most
+        limit, due, pop = self.now + most, self._due, heapq.heappop
         while not until():
-            if self._due and self._due[0][0] <= self.now:
-                _, _, call = heapq.heappop(self._due)
-                call()
+            if due and due[0][0] <= self.now:
+                pop(due)[2]()
             elif self._runs_one():
-                pass
-            elif self._due:
-                self.now = max(self.now, self._due[0][0])
+                if self.turns > MAX_TURNS:
+                    raise Stuck(f"more than {MAX_TURNS} turns: somebody works without an end")
+            elif due:
+                self.now = max(self.now, due[0][0])
             else:
                 raise Stuck("nobody can go on")
-            if self.turns > MAX_TURNS:
-                raise Stuck(f"more than {MAX_TURNS} turns: somebody works without an end")
             if self.now > limit:
                 raise Stuck(f"more than {most:g} s of the world's time: {self.waiting()}")
 
     def _runs_one(self) -> bool:
         """Give one of those that are ready a turn; False if there is nobody."""
         ready = self._ready
+        if not ready:
+            return False
         for task in ready:
             if task.process.is_stopped:
                 ready = [task for task in ready if not task.process.is_stopped]

@@ -22,7 +22,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from measure import machine  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-LONGEST = 10_800.0
+LONGEST = 14_400.0
 """Seconds after which a script is taken to hang; the longest one works for two hours."""
 HEAD = """# Soak
 
