@@ -24,7 +24,7 @@ from .trial import Outcome, Settings, run, value_of
 
 REMEMBERED = Path(__file__).with_name("seeds.txt")
 """Seeds that failed once: they are tried first, each time."""
-CHUNK = 20
+CHUNK = 50
 """Trials of one process: what a killed process leaves is given back with it."""
 
 

@@ -5,12 +5,14 @@ the world's.
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from netkit import DEADLINE
@@ -34,13 +36,22 @@ def digest_of(output: str) -> str:
     return found[1]
 
 
+def older_processor() -> dict[str, str]:
+    """Have NumPy and libc compute as on a processor without whatever this one has beyond what they ask for."""
+    found = np.show_config("dicts")["SIMD Extensions"].get("found", [])
+    assert found or platform.machine() != "x86_64"
+    lacks = ",".join(f"-{name}" for name in ("AVX512F", "AVX512VL", "AVX512BW", "AVX2", "AVX", "FMA", "BMI2", "ERMS"))
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(found), "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={lacks}"}
+
+
 def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> None:
-    """Elsewhere: another folder, environment, host's name for files, one core, and the second trial of its process."""
+    """Elsewhere: another folder and environment, one core, an older processor, the second trial of its process."""
     elsewhere = tmp_path / "a folder with a longer name"
     for part in ("memoire", "dashboard", "tests/history", "tests/simulation", "tests/support"):
         shutil.copytree(TESTS.parent / part, elsewhere / part, ignore=shutil.ignore_patterns("__pycache__"))
     (elsewhere / "tmp").mkdir()
     strange = {"TMPDIR": str(elsewhere / "tmp"), "HOME": "/", "LC_ALL": "C", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
+    strange |= older_processor()
     words = ["simulation.run", "--first", "2", "--seeds", "2", "--workers", "1", "--digests", "seconds=30"]
     here = python("simulation.trial", "3", "seconds=30", PYTHONHASHSEED="1")
     cores = os.sched_getaffinity(0)
