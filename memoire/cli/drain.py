@@ -4,6 +4,7 @@
     2 wait      until each client was heard elsewhere, said goodbye, or has been silent for too long to come again
     3 copy      its accounts of every run to one other server, which has them on disk if it has a disk
     4 compare   what that server says it has with what was copied
+    5 wait      until each prompt that it has was answered, drawn and committed: these are not moved
 
 Then it may be stopped: totals are the same whether it is still there or not, since accounts merge by maximum. Every
 step may be done again.
@@ -68,6 +69,7 @@ def drain(
             rows = _copy(reader, name, heir, run, deadline)
             copied += rows
             say(f"{heir} has the {rows} accounts of run {run!r}")
+        _await_prompts(reader, name, deadline, say)
         say(f"{name} may be stopped, and taken off its proxies' lists")
         return copied
 
@@ -204,6 +206,22 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
             )
             raise MemoireTimeout(f"clients to leave {name}", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
+
+
+def _await_prompts(reader: Reader, name: str, deadline: float, say: Callable[[str], object]) -> None:
+    """Wait until no prompt there is left to be answered, drawn or committed."""
+    began, left = time.monotonic(), _accounts(reader, [name], deadline)[name].prompts
+    if left:
+        say(f"{name} has {left} prompts that workers and trainers have yet to finish")
+    while left:
+        if time.monotonic() + POLL_INTERVAL >= deadline:
+            advice = (
+                f"{left} are left: let workers and trainers go on, and drain again. Or take a snapshot of {name} and "
+                "restore it into the servers that stay; then it may be stopped. Clients and counts have moved already."
+            )
+            raise MemoireTimeout(f"prompts of {name} to be committed", name, time.monotonic() - began, advice)
+        time.sleep(POLL_INTERVAL)
+        left = _accounts(reader, [name], deadline)[name].prompts
 
 
 def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:

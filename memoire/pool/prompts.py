@@ -18,7 +18,7 @@ import numpy as np
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.prompts.bytes import Saved
-from memoire.prompts.figures import PromptStats, stats_of
+from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
 from memoire.prompts.rows import PromptState
 from memoire.prompts.saving import restore, take_changes
 from memoire.prompts.settings import PromptSettings
@@ -188,6 +188,12 @@ class PromptPool(BatchlessPool):
                 drawn=counts[PromptState.DRAWN] + counts[PromptState.COMMITTED], overwritten=self._table.full,
                 overwritten_samples=self._table.full, left=0, misses=0, passed_over=steps.stale,
             )  # fmt: skip
+
+    @property
+    def unfinished(self) -> int:
+        """Prompts that somebody has yet to answer, to draw or to commit."""
+        with self._waiter.lock:
+            return unfinished_of(self._table.book)
 
     def figures(self) -> PromptStats:
         """Prompts in each state, and other figures."""

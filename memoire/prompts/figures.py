@@ -101,6 +101,13 @@ def counts_of(book: PromptBook) -> dict[str, int]:
     return {state.name.lower(): count for state, count in book.counts.items()} | {"forgotten": book.forgotten}
 
 
+def unfinished_of(book: PromptBook) -> int:
+    """Prompts that somebody has yet to answer, to draw or to commit."""
+    to_answer = (PromptState.WAITING, PromptState.LEASED, PromptState.ANSWERED)
+    to_train_on = (PromptState.READY, PromptState.DRAWN)
+    return sum(book.counts[state] for state in to_answer) + sum(map(book.training, to_train_on))
+
+
 def figures_of(table: PromptTable) -> dict[str, int]:
     """Other figures."""
     book, leases = table.book, table.leases

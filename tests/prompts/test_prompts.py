@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memoire
+from memoire.cli.drain import drain
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
 from memoire.prompts.plan import most_of
 from memoire.wire import messages
-from netkit import until
+from netkit import in_thread, until
 
 COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
 ANY = "tcp://127.0.0.1:*"
@@ -195,6 +196,31 @@ def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledg
             prompts.answer(lease, 0, {"tokens": [3], "reward": 1.0}, piece=1)
             prompts.answer(lease, 1, {"tokens": [4], "reward": 1.0})
             assert prompts.fetch([lease.key])[lease.key]["tokens"][0].tolist() == [1, 2, 3]
+
+
+def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed():
+    with (
+        memoire.Server(ANY, tables={"t": table()}, name="old") as old,
+        memoire.Server(ANY, tables={"t": table()}, name="new") as new,
+    ):
+        with memoire.Prompts(old.endpoint, "t", timeout=10.0) as alone:
+            alone.add(dict.fromkeys(range(4), ""), "d")
+            alone.add({9: ""}, "e", evaluation=True)
+            advice = "5 are left: let workers and trainers go on, and drain again"
+            with pytest.raises(MemoireTimeout, match=advice):
+                drain(old.endpoint, [new.endpoint], timeout=3.0, say=lambda line: None)
+            assert answer_all(alone) == 5
+            said = []
+            thread, box = in_thread(lambda: drain(old.endpoint, [new.endpoint], timeout=100.0, say=said.append))
+            until(lambda: said and "has 4 prompts" in said[-1])
+            alone.draw(0, 4)
+            assert thread.is_alive()
+            alone.commit(0)
+            thread.join(100.0)
+        assert "error" not in box and said[-1] == "old may be stopped, and taken off its proxies' lists"
+        with memoire.Prompts([old.endpoint, new.endpoint], "t", timeout=10.0) as both:
+            both.add(dict.fromkeys(range(10, 14), ""), "d")
+            assert (old.prompts().counts()["waiting"], new.prompts().counts()["waiting"]) == (0, 4)
 
 
 def test_several_servers_share_prompts_and_each_is_trained_on_once():

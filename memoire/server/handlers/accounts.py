@@ -11,6 +11,7 @@ from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
+from memoire.pool.prompts import PromptPool
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
@@ -68,6 +69,7 @@ class AccountsHandler:
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
                 guests=state.ledger.guests_since(now - SILENCE_TIMEOUT),
+                prompts=sum(table.pool.unfinished for table in state.tables if isinstance(table.pool, PromptPool)),
             )
         )
 
