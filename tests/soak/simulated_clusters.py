@@ -14,6 +14,8 @@ from _kit import end, say, table
 
 STORAGES = {"caches": 1.0, "rollouts": 0.1, "prompts": 0.2, "jobs": 0.2}
 """What trials are about, and how many seeds there are of each for one of caches."""
+ALONE = 100
+"""Trials that one process runs first, with nothing beside it, to say how fast that is."""
 
 
 def main() -> int:
@@ -26,6 +28,13 @@ def main() -> int:
     from simulation.run import outcomes
     from simulation.trial import Settings
 
+    alone = [
+        outcome for _, outcome in outcomes([Settings(seed) for seed in range(given.first, given.first + ALONE)], 1)
+    ]
+    virtual, seconds = sum(each.virtual for each in alone), sum(each.seconds for each in alone)
+    say(f"alone: {virtual:.0f} s in {seconds:.0f} s of a core")
+    speed = f"One process alone: {ALONE} trials of {virtual / ALONE:.0f} s, {seconds / ALONE:.2f} s each"
+    speed += f" ({virtual / seconds:.0f} times real time)."
     rows, violations, began = [], [], time.monotonic()
     for storage, share in STORAGES.items():
         seeds = range(given.first, given.first + max(1, round(given.seeds * share)))
@@ -41,7 +50,7 @@ def main() -> int:
         rows.append([f"`storage={storage}`", f"{len(seeds):,}", hours, times, failed, f"`{digest}`"])
     head = ["trials", "seeds", "hours of trials", "times real time on a core", "that violated something"]
     print(table([*head, f"digest of seed {given.first}"], rows))
-    print(f"\nAll of it took {(time.monotonic() - began) / 60:.1f} minutes with {given.workers} processes.")
+    print(f"\n{speed} The others took {(time.monotonic() - began) / 60:.1f} minutes with {given.workers} processes.")
     return end(violations)
 
 
