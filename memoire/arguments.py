@@ -53,6 +53,8 @@ def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
     Raises:
         ParameterError: it is none, or outside.
     """
+    if type(value) is int and low <= value <= high:
+        return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not low <= value <= high:
         raise ParameterError(name, value, f"a whole number from {low}" + (f" to {high}" if high < 2**62 else ""))
     return int(value)

@@ -172,13 +172,19 @@ class Batching:
 
     def next_time(self, now: float, version: int) -> float:
         """When `take` has something to do without a further request; `version` is that of the weights."""
-        times = [request.expires for request in self._queue]
-        ready = next((request for request in self._queue if request.min_version <= version), None)
-        if ready is not None:
-            times.append(now if self._reason(now, version) else ready.arrived + self.max_wait)
-            times += [client.asked_at + self.alive for client in self._missing(now)]
-        times += [client.asked_at + KEPT_TIMEOUT for client in list(self._clients.values())[:1] if not client.numbers]
-        return min(times, default=math.inf)
+        oldest = next(iter(self._clients.values()), None)
+        time = math.inf if oldest is None or oldest.numbers else oldest.asked_at + KEPT_TIMEOUT
+        ready: InferenceRequest | None = None
+        for request in self._queue:
+            time = min(time, request.expires)
+            if ready is None and request.min_version <= version:
+                ready = request
+        if ready is None:
+            return time
+        missing = self._missing(now)
+        if missing:
+            time = min(time, missing[-1].asked_at + self.alive)
+        return min(time, now if self._reason(now, version) else ready.arrived + self.max_wait)
 
     def take(self, now: float, version: int) -> RequestBatch | None:
         """The batch that is due now, if there is one. Call it when no other one runs."""
@@ -222,17 +228,21 @@ class Batching:
 
     def _reason(self, now: float, version: int) -> str:
         """Why a batch is due now; "" while none is."""
-        ready = [request for request in self._queue if request.min_version <= version and request.expires > now]
-        if not ready:
+        rows, arrived = 0, math.inf
+        for request in self._queue:
+            if request.min_version <= version and request.expires > now:
+                rows += request.rows
+                arrived = min(arrived, request.arrived)
+        if arrived == math.inf:
             return ""
-        if sum(request.rows for request in ready) >= self.max_batch:
+        if rows >= self.max_batch:
             return "full"
-        if now >= ready[0].arrived + self.max_wait:
+        if now >= arrived + self.max_wait:
             return "wait"
         return "" if self._missing(now) else "everyone"
 
     def _missing(self, now: float) -> list[_Client]:
-        """Clients whose next request is awaited."""
+        """Clients whose next request is awaited, the newest first."""
         found = []
         for client in reversed(self._clients.values()):
             if now >= client.asked_at + self.alive:

@@ -32,8 +32,10 @@ class NodeChoice:
 
     def pick(self, down: Collection[str]) -> str:
         """The node to ask now: the first that is neither down nor silent; the first of all where none is."""
-        there = [url for url in self.order if url not in down and url not in self._probe_at]
-        return there[0] if there else self.order[0]
+        for url in self.order:
+            if url not in down and url not in self._probe_at:
+                return url
+        return self.order[0]
 
     def silent(self, url: str, now: float) -> None:
         """A node did not answer in time."""

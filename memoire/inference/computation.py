@@ -5,19 +5,17 @@ obs [2 rows], [1 row], [5 rows] ──▶ [8, ...] ──pad to a size──▶ 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.value_conversion import is_finite
-from memoire.wire.row_container import Rows, cut, exact_rows, joined, pack_rows, unpack_rows
+from memoire.wire.row_container import Rows, exact_rows, joined, pack_known, pack_rows, unpack_rows
 
 Function = Callable[..., Mapping[str, Any]]
 _MAX_TEXT = 500  # characters of an error that clients are told
@@ -46,25 +44,20 @@ class Computation:
     outputs: RowSchema
     sizes: Sequence[int] = ()
 
-    def run(self, parts: Sequence[Rows], weights: Weights) -> list[Rows]:
-        """The outputs of each part.
+    def run(self, parts: Sequence[Rows], weights: Weights) -> Rows:
+        """The outputs of all parts, one behind the other, and perhaps of rows that fill the batch up.
 
         Raises:
             ProtocolError: the function raised, or gave something else than the outputs (code "failed").
         """
-        counts = [_rows_of(part) for part in parts]
-        rows = sum(counts)
+        rows = sum(_rows_of(part) for part in parts)
         size = next((size for size in self.sizes if size >= rows), rows)
         columns = padded(self.inputs, joined(self.inputs, list(parts)), size - rows)
         try:
             found = self.function(columns, weights.value) if weights.is_there else self.function(columns)
-            made = self._checked(found, size)
+            return self._checked(found, size)
         except Exception as error:
             raise ProtocolError("failed", _first_line(error)) from error
-        if len(parts) == 1 and size == rows:
-            return [made]
-        ends = [0, *itertools.accumulate(counts)]
-        return [cut(made, begin, end) for begin, end in itertools.pairwise(ends)]
 
     def _checked(self, found: Any, rows: int) -> Rows:
         if not isinstance(found, Mapping):
@@ -143,12 +136,22 @@ def _longer(values: Any, more: int) -> Any:
     return np.concatenate([values, np.zeros((more, *values.shape[1:]), values.dtype)]) if more else values
 
 
-def packed_rows(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, NDArray[np.uint8]]:
+def packed_rows(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, bytes]:
     """N, how many rows these are, and their container, bytes [size], of arrays [N, *F] or lists of arrays.
 
     Raises:
         EntryError, ParameterError, SchemaError: a value has another form, is missing, or is not finite.
     """
+    first = columns.get(schema.names[0])
+    if type(first) is np.ndarray and first.ndim:
+        rows = len(first)
+        payload = pack_known(schema, columns, rows)
+        if payload is not None:
+            return rows, payload
+    return _packed_slowly(schema, columns)
+
+
+def _packed_slowly(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, bytes]:
     try:
         flat = flat_columns(schema, columns)
     except ValueError as error:
@@ -165,7 +168,7 @@ def packed_rows(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, NDA
     return rows, pack_rows(schema, made, rows)
 
 
-def packed_row(schema: RowSchema, columns: Mapping[str, Any]) -> NDArray[np.uint8]:
+def packed_row(schema: RowSchema, columns: Mapping[str, Any]) -> bytes:
     """The container, bytes [size], of one row of columns [*F]. Raises what `packed_rows` raises."""
     ragged = schema.ragged
     rows = {name: [value] if name in ragged else np.asarray(value)[None] for name, value in columns.items()}

@@ -22,14 +22,14 @@ from memoire.net import monitor, sockets
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.send_queues import SendQueues, size_of
+from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
 from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.identity import NO_CLIENT
-from memoire.wire.row_container import Rows, pack_rows, unpack_rows
+from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows
 
 from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
 from .computation import Computation, Weights
@@ -319,20 +319,22 @@ class InferenceThread:
         else:
             self.worker.post(lambda: self._finish(batch, found, fired, took))
 
-    def _computed(self, batch: RequestBatch, weights: Weights, fired: float) -> list[Any]:
+    def _computed(self, batch: RequestBatch, weights: Weights, fired: float) -> list[list[Buffer]]:
+        """The reply to each request."""
         outputs = self.computation.outputs
         asked = [request.content for request in batch.requests]
         found = self.computation.run([each.columns for each in asked], weights)
-        replies = []
-        for request, rows in zip(batch.requests, found, strict=True):
-            body = messages.Inferred(
-                version=weights.version, batch=batch.rows, waited=max(0.0, fired - request.arrived)
-            )
-            payload = pack_rows(outputs, rows, request.rows)
-            if payload.nbytes > self._limits.request_bytes:
-                replies.append(reply(request.content.header, self._too_large(request.rows, payload.nbytes)))
+        replies, first, version, total = [], 0, weights.version, batch.rows
+        for request in batch.requests:
+            header, rows, waited = request.content.header, request.rows, max(0.0, fired - request.arrived)
+            known = pack_known(outputs, found, rows, first)
+            payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
+            first += rows
+            if len(payload) > self._limits.request_bytes:
+                replies.append(reply(header, self._too_large(rows, len(payload))))
                 continue
-            replies.append(reply(request.content.header, body, payload=payload, fingerprint=outputs.fingerprint))
+            body = messages.Inferred(version=version, batch=total, waited=waited)
+            replies.append(reply(header, body, payload=payload, fingerprint=outputs.fingerprint))
         return replies
 
     def _too_large(self, rows: int, size: int) -> messages.Refused:
@@ -363,7 +365,7 @@ class InferenceThread:
                 refusal = messages.Refused(code=found.code, text=found.detail)
                 self._send([*asked.envelope, *reply(asked.header, refusal)])
             else:
-                self.batching.answered(request, KeptReply(found[i], size_of(found[i])))
+                self.batching.answered(request, KeptReply(found[i], sum(map(len, found[i]))))
                 self._send([*asked.envelope, *found[i]])
 
 

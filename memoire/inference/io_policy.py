@@ -13,6 +13,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, 
 from memoire.limits import Limits
 from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
+from memoire.net.sockets import ANSWER_TIMEOUT
 from memoire.net.turns import LentWorker
 from memoire.replay.row_schema import RowSchema
 from memoire.security.keyfolder import Keys
@@ -26,7 +27,7 @@ MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class AskedRows:
     """One question until it is answered. `has_ended` is set after everything else."""
 
@@ -74,7 +75,7 @@ class PolicyThread:
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._open: set[AskedRows] = set()
         self._numbers = itertools.count(1)
-        self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end)
+        self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end, self._soon)
         self._channels: dict[str, Channel] = {}
         facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys}
         open_channels(self._channels, self.choice.order, self.worker, context, **facts)
@@ -85,7 +86,7 @@ class PolicyThread:
 
     def ask(self, asked: AskedRows) -> None:
         """Have it asked."""
-        self.worker.run(lambda: self._begin(asked))
+        self.worker.run(self._begin, asked)
 
     def wait_for(self, asked: AskedRows, deadline: float) -> bool:
         """Wait until it has ended; False if it has not at `deadline`, by time.monotonic()."""
@@ -122,6 +123,15 @@ class PolicyThread:
             down = self._down()
             for asked in list(self._open):
                 self._look_after(asked, down, now)
+
+    def _soon(self, deadline: float) -> bool:
+        """Wait a moment for the answer of the node that is asked. Returns whether that is one, and there is time."""
+        urls = {asked.url for asked in self._open}
+        url = urls.pop() if len(urls) == 1 else ""
+        if not url or deadline - time.monotonic() <= ANSWER_TIMEOUT:
+            return False
+        self._channels[url].take_soon()
+        return True
 
     def _look_after(self, asked: AskedRows, down: set[str], now: float) -> None:
         if now >= asked.deadline:
@@ -199,7 +209,8 @@ class PolicyThread:
             self._end(asked, Refused(asked.url, error.code, error.detail))
             return
         asked.columns, asked.version = columns, answer.body.version
-        self._end(asked)
+        self._open.discard(asked)
+        asked.has_ended = True
 
     def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
         """It is over: it has its columns, an error, or neither, which is that its time has passed."""

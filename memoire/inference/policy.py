@@ -70,9 +70,9 @@ class Pending:
             Refused: a node has refused it, for instance since its function failed (code "failed").
             Closed: it was cancelled, or the policy was closed.
         """
-        asked = self._asked
-        left = max(0.0, asked.deadline - time.monotonic()) + GRACE
-        has_ended = self._thread.wait_for(asked, time.monotonic() + min(left, seconds(timeout)))
+        asked, now = self._asked, time.monotonic()
+        last = max(now, asked.deadline) + GRACE
+        has_ended = self._thread.wait_for(asked, last if timeout is None else min(last, now + seconds(timeout)))
         if asked.error is not None:
             raise asked.error
         if asked.columns is not None:

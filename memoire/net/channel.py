@@ -180,17 +180,21 @@ class Channel:
             fingerprint=self.fingerprint,
             payload=payload,
         )
-        size = max(len(frame) for frame in frames)
-        if size > self.longest:
+        if len(frames[0]) > self.longest or len(frames[-1]) > self.longest:
+            size = max(len(frame) for frame in frames)
             text = (
                 f"{type(body).__name__.upper()} of {size} bytes was not sent; {self.longest} are taken (request_bytes)"
             )
             self._doors.post(lambda: finish(Refused(self.endpoint, "too_large", text)))
             return number
+        now = time.monotonic()
         if not len(self._calls):
-            self._asked_at = time.monotonic()
-        self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic(), patience)
-        self.pump()
+            self._asked_at = now
+        call = self._calls.start(number, [b"", *frames], deadline, finish, now, patience)
+        if now >= deadline or self._is_blocked or not sockets.send(self._socket, call.frames):
+            self.pump()
+        else:
+            self._calls.sent(call, now)
         return number
 
     def learned(self, header: MessageHeader, told: messages.Welcome) -> None:
@@ -255,6 +259,15 @@ class Channel:
                 if not len(self._calls):
                     break  # whatever else came is a second answer, and has time
         self.pump()
+
+    def take_soon(self) -> None:
+        """Wait `sockets.ANSWER_TIMEOUT` for a reply and take it.
+
+        It costs less than to wait by the doors and take a `turn`, which has to follow now and then.
+        """
+        frames = sockets.receive(self._socket, most=4, wait=True)
+        if frames is not None:
+            self._take(frames)
 
     def close(self, error: MemoireError) -> None:
         """End every open request with this error. The socket is closed by the doors."""

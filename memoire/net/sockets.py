@@ -64,6 +64,8 @@ RECEIVE_TIMEOUT = 0.05
 """Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
 first.
 """
+ANSWER_TIMEOUT = 0.002
+"""The same of a thread that waits for an answer alone. Other threads that want its socket wait as long."""
 DRAIN_TIMEOUT = 1.0
 """Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
@@ -82,8 +84,12 @@ def request_server(context: Context, message_bytes: int) -> Socket:
 
 
 def request_client(context: Context, message_bytes: int) -> Socket:
-    """DEALER that sends numbered requests; it refuses (EAGAIN) instead of queueing for a peer that is not there."""
-    return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
+    """DEALER that sends numbered requests; it refuses (EAGAIN) instead of queueing for a peer that is not there.
+    `receive(wait=True)` gives up after `ANSWER_TIMEOUT` seconds.
+    """
+    made = _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
+    made.setsockopt(zmq.RCVTIMEO, int(ANSWER_TIMEOUT * 1000))
+    return made
 
 
 def data_mark(usual: int) -> int:

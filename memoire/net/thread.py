@@ -243,11 +243,14 @@ class Worker:
             if not self._stopping:
                 self._turn(ready)
         except Exception:
-            # A fault of ours in one message must not end the service for everybody else.
-            self.errors += 1
-            _log.exception("%s: a turn failed", self._thread.name)
-            if self.errors > 100:
-                time.sleep(0.01)  # and must not spin for ever either
+            self._failed()
+
+    def _failed(self) -> None:
+        """A turn raised: a fault of ours in one message must not end the service for everybody else."""
+        self.errors += 1
+        _log.exception("%s: a turn failed", self._thread.name)
+        if self.errors > 100:
+            time.sleep(0.01)  # and must not spin for ever either
 
     def _finish(self) -> None:
         try:

@@ -19,10 +19,23 @@ from .thread import Worker
 
 RETURN_INTERVAL = 0.05
 """Seconds after a caller's newest turn until the thread takes turns again: most callers are back before."""
+TURN_INTERVAL = 0.1
+"""Seconds after the newest turn for which callers may only look whether their answer is there."""
+LOOK_INTERVAL = 0.01
+"""Seconds for which one does so before it takes turns: most answers are there by then."""
+
+
+def _never(deadline: float) -> bool:
+    return False
 
 
 class LentWorker(Worker):
-    """A worker that lends its turns. Its functions never run at the same time."""
+    """A worker that lends its turns. Its functions never run at the same time.
+
+    Args:
+        soon: Waits for what callers mostly wait for, a moment and not beyond the deadline that it gets, and takes it
+            in; returns whether to call it again. It costs less than a turn, which does everything else.
+    """
 
     def __init__(
         self,
@@ -30,12 +43,15 @@ class LentWorker(Worker):
         turn: Callable[[dict[object, int]], None],
         next_time: Callable[[], float],
         at_end: Callable[[], None],
+        soon: Callable[[float], bool] = _never,
     ) -> None:
         super().__init__(name, turn, next_time, at_end)
+        self._soon = soon
         self._taking = threading.Lock()  # held by whoever takes a turn
         self._given_back = float("-inf")  # when a caller took the newest turn
         self._is_needed = threading.Event()  # the thread has something to do that no caller waits for
-        self._turned_over = threading.Condition()  # notified after turns while callers wait for others' turns
+        self._lending = threading.Lock()  # the condition's
+        self._turned_over = threading.Condition(self._lending)  # notified after turns, if callers wait for others'
         self._is_lent = False  # a caller takes turns, or is about to; guarded by the condition
         self._waiting = 0  # callers that wait for others' turns; likewise
 
@@ -46,14 +62,14 @@ class LentWorker(Worker):
         super().wake()
         self._is_needed.set()
 
-    def run(self, function: Callable[[], None]) -> None:
+    def run(self, function: Callable[..., None], *given: object) -> None:
         """Call this now, if nobody takes a turn at this moment; as `post` does, otherwise."""
-        if not self._taking.acquire(blocking=False):
-            self.post(function)
+        if not self._taking.acquire(False):
+            self.post(lambda: function(*given))
             return
         try:
             if not self._stopping:
-                function()
+                function(*given)
         finally:
             self._give_back()
 
@@ -65,7 +81,7 @@ class LentWorker(Worker):
         """
         if is_done():
             return True
-        with self._turned_over:
+        with self._lending:  # by far quicker than the condition, of which it is the lock
             is_lent = not self._is_lent and not self._waiting
             self._is_lent = self._is_lent or is_lent
             self._waiting += not is_lent
@@ -79,6 +95,7 @@ class LentWorker(Worker):
         try:
             if self._borrow(deadline):
                 try:
+                    self._look(is_done, deadline)
                     while not (is_done() or self._stopping):
                         super()._step(deadline)
                         if self._waiting:
@@ -92,6 +109,18 @@ class LentWorker(Worker):
         if self._stopping:  # the thread ends what is open
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _look(self, is_done: Callable[[], bool], deadline: float) -> None:
+        """Wait a moment for what most callers wait for, unless a turn is due that does the rest."""
+        try:
+            last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
+            while not self._posted and time.monotonic() < last:
+                if not self._soon(deadline) or is_done():
+                    break
+        except Exception:
+            self._failed()
+        if self._waiting:
+            self._tell()
+
     def _wait(self, is_done: Callable[[], bool], deadline: float) -> None:
         self._is_needed.set()
         with self._turned_over:
@@ -101,7 +130,7 @@ class LentWorker(Worker):
                 self._waiting -= 1
 
     def _borrow(self, deadline: float) -> bool:
-        if self._taking.acquire(blocking=False):
+        if self._taking.acquire(False):
             return True
         self.doors.waker.wake()
         return self._taking.acquire(timeout=max(0.0, deadline - time.monotonic()))

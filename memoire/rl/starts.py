@@ -238,7 +238,7 @@ class StartStates:
             self.schema, {name: _side_by_side(self.schema, name, columns[name]) for name in columns}
         )
         told = [[state, parent, action] for state, (parent, action) in links.items()]
-        return {"states": np.asarray(payload), "links": _text(told)}
+        return {"states": np.frombuffer(payload, np.uint8), "links": _text(told)}
 
     def _path(self, state: int) -> dict[int, tuple[int, Mapping[str, Any]]]:
         found: dict[int, tuple[int, Mapping[str, Any]]] = {}
@@ -249,7 +249,7 @@ class StartStates:
 
     def _packed(self, columns: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         payload = packed_row(self.schema, {name: columns[name] for name in columns if name in self.schema})
-        digest = hashlib.blake2b(payload.tobytes(), digest_size=7).digest()  # 56 bits: JSON of others has them exactly
+        digest = hashlib.blake2b(payload, digest_size=7).digest()  # 56 bits: JSON of others has them exactly
         return int.from_bytes(digest, "little") or 1, unpacked(payload, self.schema)[0]
 
     def _keep(self, state: Start) -> None:

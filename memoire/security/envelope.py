@@ -25,8 +25,10 @@ class RoutedMessage(NamedTuple):
 
 def opened(frames: Sequence[Buffer]) -> RoutedMessage | None:
     """Envelope and message, which the first empty frame parts; None where there is none."""
-    empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
-    return None if empty is None else RoutedMessage(list(frames[: empty + 1]), list(frames[empty + 1 :]))
+    for place, frame in enumerate(frames):
+        if not len(frame):
+            return RoutedMessage(list(frames[: place + 1]), list(frames[place + 1 :]))
+    return None
 
 
 class EnvelopedRequest(NamedTuple):

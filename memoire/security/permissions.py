@@ -99,7 +99,7 @@ def passport(peer: Peer) -> bytes:
 
 def is_passport(frame: Buffer) -> bool:
     """Whether a frame is meant to be one."""
-    return bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
+    return len(frame) >= 4 and bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
 
 
 def read_passport(frame: Buffer) -> Peer:

@@ -1,8 +1,8 @@
 """What reads bytes: the checksum of messages, the shape of msgpack, and packed counts."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint8_t, uint64_t
-from libc.string cimport memset
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
 
 # Checksum of every message: XXH3, by the fastest way in which this processor can take stripes (xxh3.h).
 
@@ -11,8 +11,13 @@ cdef extern from "xxh3.h":
     Way _way "memoire_xxh3_way"(int number) noexcept nogil
     uint64_t _xxh3 "memoire_xxh3"(Way way, const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil
 
+cdef extern from "Python.h":
+    bytes PyBytes_FromStringAndSize(const char* source, Py_ssize_t size)
+    char* PyBytes_AsString(object made) except NULL
+
 cdef enum:
     HEADER_SIZE = 96  # of frame 0 of a message, before its tail
+    CLIENT_SIZE = 16
 
 cdef Way FASTEST = _way(0)
 
@@ -56,13 +61,87 @@ def checksums(data, uint64_t seed=0):
 def header_checksum(frame):
     """What frame 0 of a message has to say in bytes 88 to 95: XXH3 of what follows them, seeded with that of what stands before."""
     cdef Py_buffer view
-    cdef const uint8_t* source
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
     try:
         if view.len < HEADER_SIZE:
             raise ValueError(f"a header has {HEADER_SIZE} bytes, got {view.len}")
-        source = <const uint8_t*>view.buf
-        return xxh3(source + HEADER_SIZE, view.len - HEADER_SIZE, xxh3(source, HEADER_SIZE - 8, 0, NULL), NULL)
+        return _header_checksum(<const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+# Frame 0 of a message, as docs/wire.md has it bit by bit. Python reads one that is wrong once more, to say what is.
+
+cdef packed struct Header:
+    uint8_t magic[4]
+    uint16_t version
+    uint16_t type
+    uint32_t flags
+    uint32_t table
+    uint8_t client[CLIENT_SIZE]
+    uint64_t run
+    uint64_t home
+    uint64_t sequence
+    uint64_t fingerprint
+    uint64_t payload_bytes
+    uint64_t payload_checksum
+    uint32_t tail_bytes
+    uint32_t reserved
+    uint64_t checksum
+
+
+cdef uint64_t _header_checksum(const uint8_t* frame, Py_ssize_t size) noexcept nogil:
+    return xxh3(frame + HEADER_SIZE, size - HEADER_SIZE, xxh3(frame, HEADER_SIZE - 8, 0, NULL), NULL)
+
+
+def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t table, bytes client not None, uint64_t run, uint64_t home,
+                 uint64_t sequence, uint64_t fingerprint, uint64_t payload_bytes, uint64_t payload_checksum, bytes tail not None):
+    """Frame 0 of a message, bytes: its header, with its checksum, and the tail.
+
+    Raises OverflowError for a number without room, ValueError unless `magic` has 4 bytes and `client` 16.
+    """
+    cdef Header header
+    cdef Py_ssize_t tail_bytes = len(tail)
+    cdef bytes frame
+    cdef uint8_t* target
+    if len(magic) != 4 or len(client) != CLIENT_SIZE:
+        raise ValueError(f"{len(magic)} bytes of magic and {len(client)} of a client's id; 4 and {CLIENT_SIZE} belong there")
+    memset(&header, 0, sizeof(Header))
+    memcpy(header.magic, PyBytes_AsString(magic), 4)
+    memcpy(header.client, PyBytes_AsString(client), CLIENT_SIZE)
+    header.version, header.type, header.table = version, type, table
+    header.run, header.home, header.sequence, header.fingerprint = run, home, sequence, fingerprint
+    header.payload_bytes, header.payload_checksum, header.tail_bytes = payload_bytes, payload_checksum, tail_bytes
+    frame = PyBytes_FromStringAndSize(NULL, HEADER_SIZE + tail_bytes)
+    target = <uint8_t*>PyBytes_AsString(frame)
+    memcpy(target, &header, HEADER_SIZE)
+    memcpy(target + HEADER_SIZE, PyBytes_AsString(tail), tail_bytes)
+    header.checksum = _header_checksum(target, HEADER_SIZE + tail_bytes)
+    memcpy(target + HEADER_SIZE - 8, &header.checksum, 8)
+    return frame
+
+
+def read_header(frame, bytes magic not None, uint16_t version, uint64_t most):
+    """What a header says: type, table, client, run, home, sequence, fingerprint, bytes of the payload, its checksum.
+
+    None if anything is wrong: another magic or version, a tail of more than `most` bytes or another size than it says, bits that must be
+    0, the checksum.
+    """
+    cdef Py_buffer view
+    cdef Header header
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < HEADER_SIZE or len(magic) != 4:
+            return None
+        memcpy(&header, view.buf, HEADER_SIZE)
+        if memcmp(header.magic, PyBytes_AsString(magic), 4) or header.version != version or header.flags or header.reserved:
+            return None
+        if header.tail_bytes > most or <uint64_t>view.len != HEADER_SIZE + <uint64_t>header.tail_bytes:
+            return None
+        if _header_checksum(<const uint8_t*>view.buf, view.len) != header.checksum:
+            return None
+        return (header.type, header.table, PyBytes_FromStringAndSize(<const char*>header.client, CLIENT_SIZE), header.run, header.home,
+                header.sequence, header.fingerprint, header.payload_bytes, header.payload_checksum)
     finally:
         PyBuffer_Release(&view)
 

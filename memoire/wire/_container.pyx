@@ -6,9 +6,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from memoire._kernels.arrays cimport target_of
+from memoire._kernels.floats cimport Check, check_of
 from memoire._kernels.native cimport EARLIEST, LATEST, MAX_VALUE_BYTES
 from ._bytes cimport read16, read32, read64, read_double, read_float, xxh3
 
@@ -18,6 +19,10 @@ from memoire._core import empty
 from memoire.errors import ProtocolError as _ProtocolError
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    bytes PyBytes_FromStringAndSize(const char* source, Py_ssize_t size)
+    char* PyBytes_AsString(object made) except NULL
 
 # A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between them, nothing behind.
 # docs/wire.md has every bit of it. Which blocks there are follows from the schema and the parameters alone, so a container is
@@ -640,6 +645,145 @@ cdef class HeldCache:
             raise IndexError(i)
         cdef const uint8_t* row = <const uint8_t*>self.buffer.buf + HEAD_BYTES + ROW_BYTES * i
         return self.view.block[i][:<Py_ssize_t>read64(row + 24)]
+
+
+# Rows of one schema and number: all bytes of their containers but the columns' own are the same.
+#
+#     head, table | obs  0.1 0.2 | padding | action  3 | padding
+#     -- known -- |              | -known- |           | -known-
+
+cdef enum:
+    MAX_ROW_AXES = 32
+
+cdef struct RowColumn:
+    int64_t begin                       # first byte in the container
+    int64_t size
+    int number                          # of its dtype, as NumPy counts
+    int axes
+    cnp.npy_intp shape[MAX_ROW_AXES]    # [rows, *F]
+    Check check                         # whether its values are finite; NULL: they need not be
+
+
+@cython.auto_pickle(False)
+cdef class RowForm:
+    """Containers of one schema without ragged columns, and of one number of rows: filled in, and compared, without a layout.
+
+    Args:
+        empty: One of them, not compressed, with zeros in its columns.
+        columns: Of each column its name, first byte, dtype and shape [rows, *F], and whether it must be finite; in the order of their bytes.
+
+    Raises:
+        ValueError: a column has a dtype or a number of axes that this cannot compare.
+    """
+    cdef bytes empty
+    cdef list names
+    cdef RowColumn* column
+    cdef int columns
+
+    def __cinit__(self, bytes empty not None, list columns not None):
+        cdef int i, axis
+        cdef RowColumn* column
+        self.empty, self.names, self.columns = empty, [], len(columns)
+        self.column = <RowColumn*>calloc(max(1, self.columns), sizeof(RowColumn))
+        if self.column == NULL:
+            raise MemoryError()
+        for i, (name, begin, dtype, shape, is_finite) in enumerate(columns):
+            if dtype.kind not in "biuf" or not dtype.isnative or not 1 <= len(shape) <= MAX_ROW_AXES or shape[0] < 1:
+                raise ValueError(f"no form for column {name!r}, {dtype}{list(shape)}")
+            column = &self.column[i]
+            column.begin, column.number, column.axes, column.size = begin, dtype.num, len(shape), dtype.itemsize
+            for axis in range(column.axes):
+                column.shape[axis] = shape[axis]
+                column.size *= column.shape[axis]
+            if is_finite and dtype.kind == "f" and column.size:
+                column.check = check_of(dtype.itemsize, column.size)
+            if begin < (self.column[i - 1].begin + self.column[i - 1].size if i else 0) or begin + column.size > len(empty):
+                raise ValueError(f"column {name!r} does not lie where it can")
+            self.names.append(name)
+
+    def __dealloc__(self):
+        free(self.column)
+
+    def pack(self, dict columns not None, int64_t first=-1):
+        """The container, bytes. None if a value is no array in exactly its dtype and shape, or is not finite where it must be.
+
+        Args:
+            columns: Arrays [rows, *F]; or [more, *F], of which these are the rows from `first` on.
+        """
+        cdef bytes made
+        cdef uint8_t* target
+        cdef const char* source
+        cdef int i
+        if len(columns) != self.columns:
+            return None
+        made = PyBytes_FromStringAndSize(PyBytes_AsString(self.empty), len(self.empty))
+        target = <uint8_t*>PyBytes_AsString(made)
+        for i in range(self.columns):
+            source = _rows_in(columns.get(self.names[i]), &self.column[i], first)
+            if source == NULL:
+                return None
+            memcpy(target + self.column[i].begin, source, self.column[i].size)
+        return made
+
+    def unpack(self, payload):
+        """The columns, arrays [rows, *F] of their own. None if a container has another form, or values that are not finite."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        try:
+            return self._columns_in(<const uint8_t*>view.buf) if self._fits(<const uint8_t*>view.buf, view.len) else None
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint _fits(self, const uint8_t* source, int64_t size):
+        """Whether these bytes are a container of this form."""
+        cdef const uint8_t* empty = <const uint8_t*>PyBytes_AsString(self.empty)
+        cdef int64_t end = 0
+        cdef int i
+        if size != len(self.empty):
+            return False
+        for i in range(self.columns):
+            if memcmp(source + end, empty + end, self.column[i].begin - end):
+                return False
+            end = self.column[i].begin + self.column[i].size
+        return memcmp(source + end, empty + end, size - end) == 0
+
+    cdef _columns_in(self, const uint8_t* source):
+        cdef dict found = {}
+        cdef cnp.ndarray made
+        cdef RowColumn* column
+        cdef int i
+        for i in range(self.columns):
+            column = &self.column[i]
+            made = cnp.PyArray_SimpleNew(column.axes, column.shape, column.number)
+            memcpy(<void*>cnp.PyArray_DATA(made), source + column.begin, column.size)
+            if column.check != NULL and not column.check(<const char*>cnp.PyArray_DATA(made), column.size):
+                return None
+            found[self.names[i]] = made
+        return found
+
+
+cdef const char* _rows_in(value, const RowColumn* column, int64_t first) except? NULL:
+    """Where the rows of one column begin; NULL if the value is not exactly an array of them."""
+    cdef cnp.ndarray array
+    cdef const char* source
+    cdef int axis
+    if type(value) is not cnp.ndarray:
+        return NULL
+    array = value
+    if cnp.PyArray_TYPE(array) != column.number or cnp.PyArray_NDIM(array) != column.axes:
+        return NULL
+    if not cnp.PyArray_IS_C_CONTIGUOUS(array) or cnp.PyArray_ISBYTESWAPPED(array):
+        return NULL
+    for axis in range(column.axes):
+        if axis == 0 and first >= 0:
+            if first + column.shape[0] > cnp.PyArray_DIM(array, 0):
+                return NULL
+        elif cnp.PyArray_DIM(array, axis) != column.shape[axis]:
+            return NULL
+    source = <const char*>cnp.PyArray_DATA(array)
+    if first > 0:
+        source += first * (column.size // column.shape[0])
+    return NULL if column.check != NULL and not column.check(source, column.size) else source
 
 
 cdef _refuse(Fault* fault):

@@ -59,7 +59,6 @@ Answer = Message | MemoireError
 
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
 _SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
-_CHECKSUM: Final = struct.Struct("<Q")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
 _TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
@@ -96,43 +95,35 @@ def encode(
     Args:
         payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
     """
-    size = 0 if payload is None else memoryview(payload).nbytes
+    size = 0 if payload is None else len(payload) if type(payload) is bytes else memoryview(payload).nbytes
     if (body.payload is PayloadRule.NEVER and size) or (body.payload is PayloadRule.ALWAYS and not size):
         raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
     if payload_checksum is None:
         payload_checksum = _bytes.checksum(payload) if size else 0
     tail = _ENCODER.encode(body)
-    head = _HEADER.pack(
-        MAGIC,
-        VERSION,
-        body.type,
-        0,
-        table,
-        client,
-        run,
-        home,
-        sequence,
-        fingerprint,
-        size,
-        payload_checksum,
-        len(tail),
-        0,
-    )
-    frame = b"".join((head, _CHECKSUM.pack(_bytes.checksum(tail, _bytes.checksum(head))), tail))
+    facts = table, client, run, home, sequence, fingerprint, size, payload_checksum
+    frame = _bytes.write_header(MAGIC, VERSION, body.type, *facts, tail)
     return [frame, payload] if size else [frame]
 
 
-def reply(request: MessageHeader, body: Body, *, payload: Buffer | None = None, **changed: int) -> list[Buffer]:
+def reply(
+    request: MessageHeader,
+    body: Body,
+    *,
+    payload: Buffer | None = None,
+    fingerprint: int | None = None,
+    **changed: int,
+) -> list[Buffer]:
     """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
-    facts: dict[str, Any] = {
-        "client": request.client,
-        "sequence": request.sequence,
-        "run": request.run,
-        "home": request.home,
-        "table": request.table,
-        "fingerprint": request.fingerprint,
-    }
-    return encode(body, payload=payload, **(facts | changed))
+    facts = {"run": request.run, "home": request.home, "table": request.table}
+    return encode(
+        body,
+        client=request.client,
+        sequence=request.sequence,
+        fingerprint=request.fingerprint if fingerprint is None else fingerprint,
+        payload=payload,
+        **(facts | changed if changed else facts),
+    )
 
 
 def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payload: bool = True) -> Message:
@@ -208,10 +199,28 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if not 1 <= len(frames) <= 2:
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
     frame = memoryview(frames[0])
+    found = _bytes.read_header(frame, MAGIC, VERSION, limits.tail_bytes)
+    named = None if found is None else _TYPES.get(found[0])
+    if found is None or named is None:
+        raise _wrong_header(frame, limits)
+    header = MessageHeader(named, *found[1:])
+    _check_payload(header, frames, limits)
+    return header, frame[HEADER_BYTES:]
+
+
+def _wrong_header(frame: memoryview, limits: Limits) -> ProtocolError:
+    """What is wrong with frame 0, the first thing that is."""
+    try:
+        _check_header(frame, limits)
+    except ProtocolError as error:
+        return error
+    return ProtocolError("checksum", "frame 0 changed while it was read")
+
+
+def _check_header(frame: memoryview, limits: Limits) -> None:
     if frame.nbytes < HEADER_BYTES:
         raise ProtocolError("short", f"frame 0 has {frame.nbytes} bytes, a header has {HEADER_BYTES}")
-    (magic, version, number, flags, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum,
-     tail_bytes, reserved, checksum) = _SUMMED_HEADER.unpack_from(frame)  # fmt: skip
+    magic, version, number, flags, *_, tail_bytes, reserved, checksum = _SUMMED_HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise ProtocolError("magic", f"expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:
@@ -225,13 +234,10 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
         raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
     if _bytes.header_checksum(frame) != checksum:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
-    if (named := _TYPES.get(number)) is None:
+    if number not in _TYPES:
         raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
     if flags or reserved:
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
-    header = MessageHeader(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
-    _check_payload(header, frames, limits)
-    return header, frame[HEADER_BYTES:]
 
 
 def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limits) -> None:

@@ -24,7 +24,7 @@ from . import unpack
 from .layout import ContainerLayout, layout_of
 from .pack import Container, ContainerHead
 from .parts import LENGTH, ContainerKind, Part, Payload
-from .row_form import FORMS, MAX_BYTES, RowForm
+from .row_form import FORMS, MAX_AXES, MAX_BYTES, form_of
 
 Rows = dict[str, Any]
 """Each column of n rows [n, *F], a ragged one as `Ragged`."""
@@ -42,12 +42,26 @@ def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
     return {name: exact(name, column, columns[name], (rows,)) for name, column in schema.items()}
 
 
-def pack_rows(schema: Schema, columns: Rows, rows: int) -> Payload:
-    """The container of kind ROWS of columns that `exact_rows` made."""
-    if (form := FORMS.of(schema, rows)) is not None:
-        return form.pack(columns)
-    made = _packed(schema, columns, rows)
-    _learn(schema, rows, made.nbytes)
+def pack_rows(schema: Schema, columns: Rows, rows: int) -> bytes:
+    """The container of kind ROWS of columns that `exact_rows` made: bytes [size]."""
+    return pack_known(schema, columns, rows) or _packed_slowly(schema, columns, rows)
+
+
+def pack_known(schema: Schema, columns: Mapping[str, Any], rows: int, first: int = -1) -> bytes | None:
+    """The same, quickly. None if the form of so many rows is not known, or if a value is not exactly as its column
+    wants it, or not finite.
+
+    Args:
+        columns: Arrays [rows, *F]; or [more, *F], of which these are the rows from `first` on.
+    """
+    form = FORMS.of(schema, rows)
+    return None if form is None or type(columns) is not dict else form.pack(columns, first)
+
+
+def _packed_slowly(schema: Schema, columns: Rows, rows: int) -> bytes:
+    made = _packed(schema, columns, rows).tobytes()
+    if FORMS.of(schema, rows) is None:
+        _learn(schema, rows, len(made))
     return made
 
 
@@ -77,13 +91,19 @@ def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tup
     view = memoryview(payload)
     rows = _ROWS.unpack_from(view)[0] if view.nbytes >= _ROWS.size else 0
     form = FORMS.of(schema, rows)
-    columns = None if form is None or view.nbytes > limits.message_bytes else form.unpack(view)
-    if columns is None:
-        held = unpack.check(payload, _layout(schema), limits)
-        columns, _ = unpack.read_columns(held, _layout(schema))
-        rows = int(held.samples)
-        if form is None:
-            _learn(schema, rows, view.nbytes)
+    if form is not None and view.nbytes <= limits.message_bytes:
+        columns = form.unpack(view)
+        if columns is not None:
+            return columns, rows
+    return _unpacked_slowly(view, schema, limits)
+
+
+def _unpacked_slowly(view: memoryview, schema: Schema, limits: Limits) -> tuple[Rows, int]:
+    held = unpack.check(view, _layout(schema), limits)
+    columns, _ = unpack.read_columns(held, _layout(schema))
+    rows = int(held.samples)
+    if FORMS.of(schema, rows) is None:
+        _learn(schema, rows, view.nbytes)
     for name in schema.finite:
         if not is_finite(columns[name]):
             raise ProtocolError("value", f"column {name!r} is not finite; declare it with nan='allow' where it may be")
@@ -92,10 +112,11 @@ def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tup
 
 def _learn(schema: Schema, rows: int, size: int) -> None:
     """Keep the form of so many rows, which have these bytes, unless they are many or ragged."""
-    if rows and size <= MAX_BYTES and not schema.ragged:
+    is_plain = not schema.ragged and all(len(column.shape) <= MAX_AXES for column in schema.values())
+    if rows and size <= MAX_BYTES and is_plain:
         empty = {name: np.zeros((rows, *column.shape), column.dtype) for name, column in schema.items()}
         blocks = {block: name for block, _, name in _layout(schema).columns}
-        FORMS.learn(schema, rows, RowForm(schema, rows, _packed(schema, empty, rows), blocks))
+        FORMS.learn(schema, rows, form_of(schema, rows, _packed(schema, empty, rows).tobytes(), blocks))
 
 
 def _layout(schema: Schema) -> ContainerLayout:

@@ -88,7 +88,7 @@ def infer(**changed):
 
 def test_hostile_frames_are_refused_and_the_next_one_is_answered():
     damaged = infer()
-    damaged[1] = damaged[1].copy()
+    damaged[1] = bytearray(damaged[1])
     damaged[1][-1] ^= 1
     not_finite = pack_rows(ROWS, exact_rows(ROWS, {"obs": np.float32([[np.nan, 1]])}, 1), 1)
     other = RowSchema({"obs": (np.float32, (3,))})

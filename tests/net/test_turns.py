@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from memoire.net.turns import LentWorker
+from memoire.net.turns import TURN_INTERVAL, LentWorker
 
 PATIENCE = 20.0
 
@@ -13,10 +13,10 @@ PATIENCE = 20.0
 class Turned:
     """A worker whose turns count, and see whether another one runs at the same time."""
 
-    def __init__(self):
+    def __init__(self, *soon):
         self.turns, self.at_once, self.most, self.ended = [], 0, 0, False
         self.next_time = float("inf")
-        self.worker = LentWorker("memoire-turns", self.turn, lambda: self.next_time, self.end)
+        self.worker = LentWorker("memoire-turns", self.turn, lambda: self.next_time, self.end, *soon)
 
     def turn(self, ready):
         self.at_once += 1
@@ -124,3 +124,46 @@ def test_a_fault_in_a_turn_of_a_caller_is_counted_and_the_caller_waits_on(turned
     turned.worker.post(done.set)
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
+
+
+def test_what_comes_soon_needs_no_turn_and_turns_are_still_taken_now_and_then():
+    looks, answers = [], []
+
+    def soon(deadline):
+        looks.append(deadline)
+        answers.append(len(answers))
+        return True
+
+    turned = Turned(soon)
+    turned.worker.start()
+    began, waited, without = time.monotonic(), 0, 0
+    while time.monotonic() < began + 4 * TURN_INTERVAL:  # a caller that is back at once each time
+        wanted, turns = len(answers) + 3, len(turned.turns)
+        assert turned.worker.wait_for(
+            lambda wanted=wanted, turns=turns: len(answers) >= wanted or len(turned.turns) > turns, began + PATIENCE
+        )
+        waited += 1
+        without += len(turned.turns) == turns
+    assert set(looks) == {began + PATIENCE}
+    assert without > waited / 2
+    assert 2 <= len(turned.turns) < waited
+    assert turned.worker.stop(PATIENCE)
+
+
+def test_a_caller_goes_on_by_turns_if_nothing_comes_soon_or_looking_fails():
+    asked = []
+
+    def soon(deadline):
+        asked.append(deadline)
+        if len(asked) == 1:
+            raise ValueError("on purpose")
+        return False
+
+    turned = Turned(soon)
+    turned.next_time = 0.0
+    turned.worker.start()
+    for _ in range(2):
+        before = len(turned.turns)
+        assert turned.worker.wait_for(lambda before=before: len(turned.turns) > before + 2, time.monotonic() + PATIENCE)
+    assert len(asked) == 2 and turned.worker.errors == 1
+    assert turned.worker.stop(PATIENCE)

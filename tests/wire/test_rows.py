@@ -10,8 +10,9 @@ from memoire.replay.columns import Column
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.replay.schema import Schema
+from memoire.wire._container import RowForm
 from memoire.wire.parts import ALIGNMENT
-from memoire.wire.row_container import cut, exact_rows, joined, pack_rows, unpack_rows
+from memoire.wire.row_container import cut, exact_rows, joined, pack_known, pack_rows, unpack_rows
 from memoire.wire.row_form import FORMS, MAX_FORMS
 
 GRAPH = RowSchema(
@@ -53,12 +54,12 @@ lengths = st.lists(st.integers(0, 5), min_size=1, max_size=7)
 def test_what_is_packed_is_what_comes_out_and_no_padding_travels(sizes, seed):
     given_rows = exact_rows(GRAPH, rows_of(sizes, seed), len(sizes))
     payload = pack_rows(GRAPH, given_rows, len(sizes))
-    found, rows = unpack_rows(payload.tobytes(), GRAPH)
+    found, rows = unpack_rows(payload, GRAPH)
     assert rows == len(sizes)
     equal(found, given_rows)
     raw = len(sizes) * (8 + 1 + 4 + 8) + 12 * sum(sizes)
     head, table, blocks = 64, 32 * (len(GRAPH) + 1), len(GRAPH) + 1
-    assert payload.nbytes <= head + table + raw + ALIGNMENT * blocks
+    assert len(payload) <= head + table + raw + ALIGNMENT * blocks
 
 
 @given(st.lists(lengths, min_size=1, max_size=4))
@@ -130,7 +131,7 @@ def plain_rows(rows, seed):
 def test_a_container_of_a_known_form_has_the_bytes_of_one_that_is_made_block_by_block(rows, seed):
     columns = plain_rows(rows, seed)
     FORMS.forget()
-    first, again = (pack_rows(PLAIN, columns, rows).tobytes() for _ in range(2))
+    first, again = (pack_rows(PLAIN, columns, rows) for _ in range(2))
     assert FORMS.of(PLAIN, rows) is not None and first == again
     for payload in (first, b"\0" + first):  # the second lies at an odd address
         found, count = unpack_rows(memoryview(payload)[len(payload) - len(first) :], PLAIN)
@@ -141,7 +142,7 @@ def test_a_container_of_a_known_form_has_the_bytes_of_one_that_is_made_block_by_
 
 @given(st.integers(0, 10**6), st.integers(1, 255), st.integers(1, 5))
 def test_one_wrong_byte_is_treated_alike_whether_the_form_is_known_or_not(place, change, rows):
-    payload = bytearray(pack_rows(PLAIN, plain_rows(rows, 0), rows).tobytes())
+    payload = bytearray(pack_rows(PLAIN, plain_rows(rows, 0), rows))
     payload[place % len(payload)] ^= change
 
     def outcome():
@@ -164,3 +165,60 @@ def test_few_forms_are_kept_and_none_of_large_or_ragged_rows():
     pack_rows(PLAIN, plain_rows(5000, 0), 5000)
     pack_rows(GRAPH, exact_rows(GRAPH, rows_of([1]), 1), 1)
     assert FORMS.of(PLAIN, 5000) is None and FORMS.of(GRAPH, 1) is None
+
+
+WRONG = {
+    "another dtype": lambda columns: columns | {"value": columns["value"].astype(np.float32)},
+    "another byte order": lambda columns: columns | {"value": columns["value"].astype(">f8")},
+    "another shape": lambda columns: columns | {"obs": columns["obs"].T},
+    "one row less": lambda columns: columns | {"flag": columns["flag"][1:]},
+    "gaps between the rows": lambda columns: columns | {"value": np.repeat(columns["value"], 2)[::2]},
+    "a list": lambda columns: columns | {"value": columns["value"].tolist()},
+    "a column less": lambda columns: {"obs": columns["obs"]},
+    "another name": lambda columns: {**{name: columns[name] for name in list(columns)[1:]}, "seen": columns["obs"]},
+    "NaN in a state": lambda columns: columns | {"obs": np.full_like(columns["obs"], np.nan)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_known_form_takes_only_arrays_that_are_exactly_its_own(wrong):
+    columns = plain_rows(4, 1)
+    pack_rows(PLAIN, columns, 4)
+    assert pack_known(PLAIN, columns, 4) is not None
+    assert pack_known(PLAIN, wrong(columns), 4) is None
+    assert pack_known(PLAIN, columns, 5) is None
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 4))
+def test_rows_out_of_many_are_packed_as_if_they_were_alone(rows, before, behind):
+    many = plain_rows(before + rows + behind, 2)
+    alone = cut(many, before, before + rows)
+    expected = pack_rows(PLAIN, alone, rows)
+    assert pack_known(PLAIN, many, rows, before) == expected
+    assert pack_known(PLAIN, many, rows, before + behind + 1) is None  # they reach beyond the end
+
+
+def test_columns_that_are_unpacked_belong_to_the_caller():
+    payload = bytearray(pack_rows(PLAIN, plain_rows(2, 3), 2))
+    found, _ = unpack_rows(payload, PLAIN)
+    expected = {name: values.copy() for name, values in found.items()}
+    payload[:] = bytes(len(payload))
+    equal(found, expected)
+    assert all(values.flags.writeable for values in found.values())
+
+
+@pytest.mark.parametrize(
+    ("begin", "dtype", "shape"),
+    [
+        (-1, "<f4", (1,)),
+        (13, "<f4", (1,)),
+        (0, "<f4", ()),
+        (0, "<f4", (0,)),
+        (0, ">f4", (1,)),
+        (0, "S4", (1,)),
+        (0, "<f4", (1,) * 33),
+    ],
+)
+def test_a_form_refuses_columns_that_it_could_not_compare(begin, dtype, shape):
+    with pytest.raises(ValueError, match="column 'obs'"):
+        RowForm(bytes(16), [("obs", begin, np.dtype(dtype), shape, True)])

@@ -308,3 +308,22 @@ def test_the_page_lists_every_code_and_row() -> None:
     assert f"`counts`, {CLIENT_COUNTS.itemsize} bytes a client" in PAGE
     for field, (_, at) in CLIENT_SUMS.fields.items():
         assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())
+
+
+def test_a_header_is_written_with_numbers_that_have_room_and_ids_of_their_size():
+    facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1, 5, 6)
+    frame = _bytes.write_header(*facts, b"\x80")
+    assert _bytes.read_header(frame, b"MEMR", 2, 1) == (facts[2], *facts[3:])
+    for most, magic, version in ((0, b"MEMR", 2), (1, b"MEMO", 2), (1, b"MEMR", 3), (1, b"MEM", 2)):
+        assert _bytes.read_header(frame, magic, version, most) is None
+    for place in range(len(frame)):  # each bit counts
+        assert _bytes.read_header(frame[:place], b"MEMR", 2, 1) is None
+        wrong = bytearray(frame)
+        wrong[place] ^= 1 << place % 8
+        assert _bytes.read_header(wrong, b"MEMR", 2, 1) is None
+    for place, value in ((3, 2**32), (5, -1), (8, 2**64)):
+        with pytest.raises(OverflowError):
+            _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
+    for place, value in ((0, b"MEM"), (4, b"c" * 15)):
+        with pytest.raises(ValueError, match="belong there"):
+            _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
