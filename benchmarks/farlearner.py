@@ -9,7 +9,8 @@ turn lasts some seconds. Between turns the actors rest, and the learner draws wh
   and nobody looks.
 * Reverb: a server in a process of its own, actors that write step by step, a data set in the learner's process; each
   item is drawn once.
-* TorchRL's Ray buffer has no side here; the page says so.
+* TorchRL over Ray: its prioritized buffer as an actor of Ray, other actors that extend it by blocks of 256 steps, a
+  learner that samples; a turn lasts until as many batches are drawn as blocks are inserted.
 """
 
 import os
@@ -76,7 +77,7 @@ class Cell:
 
     def aims(self, baselines: Iterable[str]) -> dict[str, str]:
         """By the baseline the row of aims.toml that it answers, where there is one."""
-        ends = {name: "near" if name == NEAR else "reverb" for name in baselines if name != RAW}
+        ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines if name != RAW}
         keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
         return {name: key for name, key in keys.items() if key in read()}
 
@@ -407,9 +408,10 @@ def compare(
 
 
 def remotes(company: Company, cell: Cell, seconds: float) -> dict[str, Turns]:
-    """Reverb's side, if Reverb is here and its first turn ends."""
+    """The sides of Reverb and TorchRL, of those that are here and end their first turn."""
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
-    made = company.sides({"reverb": ("far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors)}, most=count)
+    side = "far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors
+    made = company.sides({"reverb": side, "torchrl_ray": side}, most=count)
     found: dict[str, Turns] = {}
     for name, side in made.items():
         try:
@@ -418,9 +420,6 @@ def remotes(company: Company, cell: Cell, seconds: float) -> dict[str, Turns]:
         except PeerUnavailable as error:
             company.leave_out(error)
     return found
-
-
-ABSENT = "TorchRL's Ray buffer, which takes a cluster of Ray, is not compared with here."
 
 
 def key_folder(folder: str) -> str:
@@ -443,7 +442,7 @@ def main() -> None:
             seconds, rounds = (0.3, 1) if chosen.quick else (1.5, 4)
             costs += compare(report, company, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
     report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
-    report.facts += ["\n".join([COSTS, *costs]), ABSENT, *company.facts()]
+    report.facts += ["\n".join([COSTS, *costs]), *company.facts()]
     report.finish(chosen.write, "farlearner")
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+VERSIONS = HERE / "versions.toml"
 ROOT = Path(os.environ.get("MEMOIRE_PEERS", HERE.parent.parent / "build" / "peers"))
 NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb", "ray": "Ray",
-         "tlspyo": "tlspyo"}  # fmt: skip
+         "tlspyo": "tlspyo", "torchrl_ray": "TorchRL over Ray"}  # fmt: skip
 """By the side what a reader calls it."""
 
 
@@ -44,7 +45,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            env=os.environ | QUIET,
+            env=os.environ | QUIET | packages_beside(name),
             text=True,
         )
         self.ask("start")
@@ -110,25 +111,40 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "RL_LOGGING_LEVEL": "WARNING", "CUDA_VISIB
 """Peers that greet would fill the log in which an error is looked for."""
 
 
+def described(name: str) -> tuple[str, dict[str, Any]]:
+    """A peer's environment as versions.toml names and describes it."""
+    with VERSIONS.open("rb") as file:
+        return next(each for each in tomllib.load(file).items() if name in each[1]["sides"])
+
+
+def packages_beside(name: str) -> dict[str, str]:
+    """Where an environment finds what it shares with another peer's, which is made first."""
+    other = described(name)[1].get("beside")
+    if other is None:
+        return {}
+    (folder,) = environment_of(other)[0].glob("lib/python3.*/site-packages")
+    return {"PYTHONPATH": str(folder)}
+
+
 @cache
 def environment_of(name: str) -> tuple[Path, str]:
     """The peer's environment, made now where it is not there or of other versions; and the peer's version."""
-    with (HERE / "versions.toml").open("rb") as file:
-        chosen, described = next(each for each in tomllib.load(file).items() if name in each[1]["sides"])
-    packages = described["packages"]
+    chosen, facts = described(name)
+    packages = facts["packages"]
     made, mark = ROOT / chosen, ROOT / chosen / "installed.json"
     if not (mark.exists() and json.loads(mark.read_text()) == packages):
         print(f"installing {', '.join(packages)} into {made}", file=sys.stderr, flush=True)
         venv.create(made, with_pip=True, clear=True)
         command = [made / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps"] * described.get("complete", False)
+        command += ["--no-deps"] * facts.get("complete", False)
         done = subprocess.run([*command, *packages], check=False, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise PeerUnavailable(name, "it cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
         mark.write_text(json.dumps(packages))
-    title = title_of(name).lower()
-    return made, next((each.split("==")[1] for each in packages if title in each.split("==")[0]), "")
+    title = title_of(name).partition(" ")[0].lower()
+    shared = described(facts["beside"])[1]["packages"] if "beside" in facts else []
+    return made, next((each.split("==")[1] for each in [*packages, *shared] if title in each.split("==")[0]), "")
 
 
 def title_of(name: str) -> str:

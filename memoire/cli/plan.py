@@ -72,15 +72,15 @@ class NodeCosts:
 
 
 COSTS = NodeCosts(
-    server_cache=120e-6,
-    server_byte=0.6e-9,
-    proxy_cache=150e-6,
-    proxy_byte=0.35e-9,
-    draw=800e-6,
-    draw_byte=0.5e-9,
-    server_client=0.5e-3,
-    proxy_client=0.46e-3,
-    client_memory=64 * 1024,
+    server_cache=45e-6,
+    server_byte=0.35e-9,
+    proxy_cache=95e-6,
+    proxy_byte=0.18e-9,
+    draw=32e-6,
+    draw_byte=0.35e-9,
+    server_client=0.21e-3,
+    proxy_client=0.28e-3,
+    client_memory=4 * 1024,
 )
 """As measured on two cores of an AMD EPYC: docs/benchmarks/scaling.md."""
 

@@ -126,9 +126,8 @@ def test_a_peer_that_does_not_work_is_left_out_and_told_of(modules, monkeypatch,
 
 def test_unknown_peers_are_refused(modules):
     *_, peers = modules
-    with pytest.raises(
-        SystemExit, match="there is no peer acme: --peers takes cpprb, sb3, torchrl, reverb, ray, tlspyo, or none"
-    ):
+    known = "cpprb, sb3, torchrl, reverb, ray, tlspyo, torchrl_ray, or none"
+    with pytest.raises(SystemExit, match=f"there is no peer acme: --peers takes {known}"):
         peers.Company("cpprb,acme")
 
 
