@@ -146,6 +146,8 @@ class Trial:
         self.nodes: dict[str, Any] = {}
         """Servers and proxies, by process."""
         self.lives: Counter[str] = Counter()
+        self.ending: list[Process] = []
+        """Nodes that were asked to end."""
         self.over: set[str] = set()
         """Processes that have ended by themselves."""
         self.final: dict[str, dict[str, Any]] = {}
@@ -399,10 +401,12 @@ class Trial:
             self.record("nemesis")("ended", target=name, life=process.life, status=0, took=took, grace=TERM, tail=[])
             self.world.after(0.0, lambda: self.world.kill(process))
 
+        self.ending.append(process)
         self.world.spawn(process, "term", end)
 
     def _heal(self) -> None:
         self.net.cut.clear()
+        self._await(lambda: not any(process.is_alive for process in self.ending), TERM + 5)
         for name in [*self.names["server"], *self.names["proxy"]]:
             self.net.heal(self.host(name))
             if not self.running[name].is_alive:
