@@ -176,7 +176,7 @@ def _work(given: argparse.Namespace) -> int:
             _seed(pipeline, worker, given.rank)
             line.ready()
             threading.Thread(target=_stop_with, args=(line, worker.stop), daemon=True).start()
-            worker.run(work.test_episode_interval, on_episode=on_episode)
+            worker.run(work.test_episode_interval, test_pause=work.test_pause, on_episode=on_episode)
     return 0
 
 

@@ -37,6 +37,7 @@ class Work:
     Args:
         workers: How many there are on this machine.
         test_episode_interval: Training episodes between two test episodes; 0 is no test episodes.
+        test_pause: Seconds after a test episode until a worker that waits for the trainer runs another one.
         max_samples_per_episode: Steps after which an episode is truncated.
         obs_preprocessor: Called with each observation before the policy sees it.
         device: Where the policy acts.
@@ -47,6 +48,7 @@ class Work:
 
     workers: int = 1
     test_episode_interval: int = 0
+    test_pause: float = np.inf
     max_samples_per_episode: float = np.inf
     obs_preprocessor: Callable[[Any], Any] | None = None
     device: str = "cpu"
@@ -56,6 +58,8 @@ class Work:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ParameterError("workers", self.workers, "at least 0")
+        if not self.test_pause >= 0.0:
+            raise ParameterError("test_pause", self.test_pause, "at least 0 seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,6 +278,7 @@ class RolloutWorker:
         test_episode_interval: int = 0,
         nb_episodes: float = np.inf,
         *,
+        test_pause: float = np.inf,
         is_expert: bool = False,
         on_episode: Callable[[str, EpisodeResult], object] = lambda kind, result: None,
     ) -> None:
@@ -289,27 +290,37 @@ class RolloutWorker:
         Args:
             test_episode_interval: A test episode comes before the training episodes 0, n, 2 n and so on; 0 is none.
             nb_episodes: Training episodes to run.
+            test_pause: Seconds after a test episode until a worker that waits for learners runs another one.
             is_expert: Act by the present model all the time, and run no test episodes.
             on_episode: Called with "train" or "test", and what came of the episode.
         """
-        self._is_expert, count = is_expert, 0
+        self._is_expert, count, tested_at = is_expert, 0, time.monotonic()
+
+        def test() -> None:
+            nonlocal tested_at
+            self.follow()
+            on_episode("test", self.run_episode(train=False))
+            tested_at = time.monotonic()
+
         with self.until_stopped():
             while count < nb_episodes and not self.is_stopping:
                 if test_episode_interval and count % test_episode_interval == 0 and not is_expert:
-                    self.follow()
-                    on_episode("test", self.run_episode(train=False))
-                self._await_learners()
+                    test()
+                for _ in self._pauses():
+                    if time.monotonic() - tested_at >= test_pause and not is_expert:
+                        test()
                 if not self.is_stopping:
                     on_episode("train", self.run_episode(train=True))
                     count += 1
 
-    def _await_learners(self) -> None:
-        """Wait while learners are behind, if this worker is paced: an episode that is begun without room would be
+    def _pauses(self) -> Iterator[None]:
+        """Pauses while learners are behind, if this worker is paced: an episode that is begun without room would be
         recorded in vain.
         """
         while self._is_paced and not self.is_stopping and self.client is not None and self.client.room <= 0:
             with contextlib.suppress(MemoireError):
                 self.client.update(UPDATE_TIMEOUT)
+            yield
             time.sleep(PACE_INTERVAL)
 
     def await_model(self, timeout: float) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from history.ports import held
 from memoire import Reader, Schema, Server, Table
 from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError
-from memoire.rl import RolloutWorker, weights
+from memoire.rl import RolloutWorker, Work, weights
 from memoire.rl.codec import MARK, Codec
 from memoire.rl.envelope import TABLE, samples_of, samples_table
 from memoire.rl.preprocessors import MARK as PREPROCESSOR
@@ -122,6 +122,41 @@ def test_a_paced_worker_begins_no_episode_without_room_and_records_none_in_vain(
         stats = worker.client.stats()
         assert (worker.steps, stats.passed_steps) == (200, 0)
         assert until(lambda: server.table("replay").stats().rate.entries == 200)
+
+
+@pytest.mark.parametrize("is_expert", [False, True])
+def test_a_worker_that_waits_for_learners_runs_test_episodes_meanwhile(is_expert: bool) -> None:
+    schema = Schema.from_env(Device())
+    paced = Table(schema, storage="episodes", capacity=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
+    with (
+        Server("tcp://127.0.0.1:0", tables={"replay": paced}) as server,
+        RolloutWorker(Device(50), Constant(), server.endpoint, is_paced=True) as worker,
+    ):
+        kinds: list[str] = []
+
+        def on_episode(kind: str, result: Any) -> None:
+            kinds.append(kind)
+            if len(kinds) == 4:
+                worker.stop()
+
+        assert worker.client is not None
+        pauses, update = [0], worker.client.update
+
+        def counted(timeout: float) -> None:  # an expert tests nothing, and nobody draws: it waits until it is stopped
+            update(timeout)
+            pauses[0] += 1
+            if pauses[0] == 20:
+                worker.stop()
+
+        worker.client.update = counted  # type: ignore[method-assign, assignment]
+        worker.run(0, test_pause=0.0, is_expert=is_expert, on_episode=on_episode)
+        assert kinds == (["train"] if is_expert else ["train", "test", "test", "test"])
+        assert worker.steps == 50  # tests are no samples
+
+
+def test_a_pause_between_tests_below_zero_is_refused() -> None:
+    with pytest.raises(ParameterError, match="test_pause"):
+        Work(test_pause=-1.0)
 
 
 def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server) -> None:
