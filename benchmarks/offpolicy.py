@@ -22,12 +22,14 @@ SECONDS = 240.0
 """After so many a run is given up."""
 TAKEN = ", ".join(map(str, SEEDS))
 FACTS = f"""InvertedDoublePendulum-v5, networks of 64 and 64, batches of 256, step size 0.001, 1000 random or untrained
-steps first, one thread of torch in each process. Seeds {TAKEN}, one after the other; the sides take turns. memoire is a
-server, two workers and a trainer (`memoire.rl up examples/double_pendulum.py`), whose workers run test episodes
-meanwhile. Stable-Baselines3 is one process, which runs five test episodes after each 1000 steps. Both times have the
-start of Python and the import of torch in them: of five processes there, of one here. memoire tells every ten
-seconds of its training steps, Stable-Baselines3 of each thousand steps of the environment, the first 1000 of which are
-not trained on."""
+steps first, entropy weights that are learned from 0.2 on, one thread of torch in each process. Seeds {TAKEN}, one after
+the other; the sides take turns. memoire is a server, two workers and a trainer (`memoire.rl up
+examples/double_pendulum.py`). Its workers act by a model of up to 50 training steps before, record up to 1000 steps
+ahead of the trainer, and send whole episodes. While they wait for the trainer, each runs a test episode every second;
+the newest five of both count. Stable-Baselines3 is one process, which runs five test episodes after each 1000 steps.
+Both times have the start of Python and the import of torch in them: of five processes there, of one here. memoire
+tells every ten seconds of its training steps, Stable-Baselines3 of each thousand steps of the environment, the first
+1000 of which are not trained on."""
 SB3 = """
 import sys
 import gymnasium, numpy, torch
@@ -49,7 +51,8 @@ class Test(BaseCallback):
         return mean < {goal}
 
 SAC("MlpPolicy", gymnasium.make("InvertedDoublePendulum-v5"), learning_rate=1e-3, batch_size=256, learning_starts=1000,
-    seed=int(sys.argv[1]), device="cpu", policy_kwargs=dict(net_arch=[64, 64])).learn(100_000, callback=Test())
+    ent_coef="auto_0.2", seed=int(sys.argv[1]), device="cpu", policy_kwargs=dict(net_arch=[64, 64])
+).learn(100_000, callback=Test())
 """
 
 

@@ -30,7 +30,7 @@ pipeline = rl.Pipeline(
         batch_size=256,
         start_training=1000,
         max_training_steps_per_env_step=1.0,
-        update_model_interval=20,
+        update_model_interval=50,
     ),
     work=rl.Work(workers=2, test_episode_interval=4, test_pause=1.0),
     goal=rl.Goal(test_return=9000, episodes=5),

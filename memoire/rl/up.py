@@ -6,6 +6,7 @@ server ◀── trainer        workers say what their test episodes returned; t
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -98,18 +99,27 @@ class Run:
         dashboard: bool = True,
         say: Callable[[str], object] = lambda line: print(line, flush=True),
     ) -> None:
-        self.path, self.pipeline = os.path.abspath(path), read_pipeline(path)
+        self.path = os.path.abspath(path)
         self._limit = np.inf if seconds is None else seconds
         self._accidents = list(accidents)
         self._wants_dashboard, self._say = dashboard, say
-        self._progress = Progress(self.pipeline.goal)
         self._workers: list[Child] = []
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """What the file makes."""
+        return read_pipeline(self.path)
+
+    @functools.cached_property
+    def _progress(self) -> Progress:
+        return Progress(self.pipeline.goal)
 
     def run(self) -> int:
         """Run it; 0 if the goal was reached (or all epochs are over, without one), 1 if not, 128 + n after signal n."""
         with Launcher(self._said, say=self._say) as launcher:
             began = time.monotonic()
             server = self._start_server(launcher)
+            _ = self.pipeline  # read while the server reads it, too: each of them imports torch for it, perhaps
             if not launcher.await_ready([server]):
                 return 128 + (launcher.stop_signal or 15)
             launcher.supervise([server], where_it_was)
@@ -132,8 +142,7 @@ class Run:
         self._say(f"{name}: {line}")
 
     def _start_server(self, launcher: Launcher) -> Child:
-        return launcher.start("server", PROGRAM, "serve", self.path, "--endpoint", "tcp://127.0.0.1:0",
-                              *with_keys(self.pipeline.keys, "server"))  # fmt: skip
+        return launcher.start("server", PROGRAM, "serve", self.path, "--endpoint", "tcp://127.0.0.1:0")
 
     def _start(self, launcher: Launcher, name: str, verb: str, url: str, *more: str) -> Child:
         role = {"train": "learner", "work": "actor"}[verb]
