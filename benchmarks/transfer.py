@@ -49,8 +49,8 @@ trainer asks for {TAKEN} samples at a time. tlspyo is asked for all packets of a
 TMRL's trainer asks again and again. Its wire is TLS in *encrypted* rows, memoire's is CURVE.
 
 A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. *Plain* has
-ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *SHA-256* both ends compute it of each model, as
-memoire's do; its rate is the bound of what can be reached while every body is checked so."""
+ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *SHA-256* both ends compute it of each model.
+memoire's publisher and server compute it, and workers compare the XXH3 that the server says."""
 
 
 def keys_of(folder: str | None, role: str) -> Path | None:
@@ -143,6 +143,8 @@ class Place:
         self.folder, self._spawn = folder, multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         """The server's, and those that were started after it."""
+        self._pipes: list[Connection] = []  # to each of them: one that is let go of ends its process with an error
+        self._readers: list[memoire.Reader] = []
         self._server = self.start(serve, folder)
         self.endpoint = self._server.recv()
 
@@ -151,15 +153,22 @@ class Place:
         process = self._spawn.Process(target=target, args=(there, *given), daemon=True)
         process.start()
         self.processes.append(process)
+        self._pipes.append(here)
         return here
 
     def reader(self, table: str) -> memoire.Reader:
-        return memoire.Reader(self.endpoint, table=table, keys=keys_of(self.folder, "learner"))
+        self._readers.append(memoire.Reader(self.endpoint, table=table, keys=keys_of(self.folder, "learner")))
+        return self._readers[-1]
 
     def close(self) -> None:
+        """End all that was started here; then a folder of keys may go."""
+        for reader in self._readers:
+            reader.close()
         for process in self.processes:
             process.kill()
             process.join()
+        for pipe in self._pipes:
+            pipe.close()
 
 
 class Columns:

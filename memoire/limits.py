@@ -66,8 +66,8 @@ class Limits:
     """Largest msgpack tail of a message."""
     model_bytes: int = 1 * GiB
     """Bytes of models a node keeps over all topics; at least the newest of each is kept."""
-    model_chunk: int = 256 * KiB
-    """Bytes of one chunk of a model body."""
+    model_chunk: int = 1 * MiB
+    """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
     model_window: int = 4
     """Chunks of one body that may be asked for before the first of them has come."""
     model_spread: float = 0.5

@@ -231,6 +231,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "notice_inline": (wire.Notice(topic="policy", version=9, size=5, sha256=digest, text=True), b"model"),
         "fetch": (wire.Fetch(topic="policy", version=9, offset=524288, size=524288), b""),
         "chunk": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest), b"model"),
+        "chunk_summed": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest, checksum=0x5EED), b"model"),
         "publish": (wire.Publish(topic="policy", size=5, sha256=digest), b"model"),
         "published": (wire.Published(topic="policy", received=5, version=9), b""),
         "sums": (wire.Sums(reserve=1024, part=1, of=3), b""),

@@ -3,9 +3,9 @@
     notice v7 ─┐                                  ┌─ is it here already, or at a neighbour? then nothing is fetched
     UPDATED v7 ┴▶ queue of the topic ─▶ fetching ─┼─ first chunk: says size and hash
                                                   └─ a random pause, if many ask, then a few chunks at a time
-                                                                                         ─▶ hash ─▶ delivered
+                                                                                         ─▶ sum ─▶ delivered
 
-Bodies are fetched one at a time, in chunks, and are seen by nobody before their hash is right. What fails is forgotten,
+Bodies are fetched one at a time, in chunks, and are seen by nobody before their sum is right. What fails is forgotten,
 and asked for again when its version is announced the next time: that happens every few seconds. Pure: each call takes
 the time and returns what is to be done.
 """
@@ -375,6 +375,7 @@ class TopicFetcher:
             chunk.text,
             byte_limit=self._limits.model_bytes,
             early=4 * self._limits.model_window,
+            checksum=chunk.checksum,
         )
         fetching.stride = fetching.asked = stride
         if fetching.waited < ALONE:

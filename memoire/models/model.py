@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from memoire.arguments import is_name
 from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 
 TOPIC_BYTES = 255
 MAX_TOPICS = 256
@@ -37,7 +37,9 @@ class Model:
     body: bytes = field(repr=False)
     is_text: bool
     digest: bytes = field(repr=False)
-    """SHA-256 of the body."""
+    """SHA-256 of the body: its name, which is computed where it is published and compared where it is taken in."""
+    checksum: int = field(default=0, repr=False, compare=False)
+    """XXH3 of the body, by which those who fetch it compare it; 0 if nobody computed it."""
 
     @property
     def value(self) -> bytes | str:
@@ -79,7 +81,7 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
         raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
     body = content.encode() if isinstance(content, str) else bytes(content)
-    return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest())
+    return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest(), _bytes.checksum(body))
 
 
 def model_of(notice: messages.Notice, body: bytes) -> Model:
@@ -94,7 +96,7 @@ def model_of(notice: messages.Notice, body: bytes) -> Model:
         )
     if notice.text:
         check_text(body, notice.topic, notice.version)
-    return Model(notice.topic, notice.version, body, notice.text, notice.sha256)
+    return Model(notice.topic, notice.version, body, notice.text, notice.sha256, _bytes.checksum(body))
 
 
 class ModelStore:
@@ -215,10 +217,14 @@ class ModelStore:
         """The version asked for, or the newest where `version` is 0; None when it is not (or no longer) here."""
         return self._topics.get(topic, {}).get(version) if version else self.newest(topic)
 
-    def serve(self, topic: str, version: int) -> Model | None:
-        """`get` for somebody who fetches it chunk by chunk: it stays until nobody asked for `LEASE` seconds."""
+    def serve(self, topic: str, version: int, chunk: int = 0) -> Model | None:
+        """`get` for somebody who fetches it chunk by chunk: it stays until nobody asked for `LEASE` seconds.
+
+        Args:
+            chunk: Bytes of one chunk: a body that fits is given as a whole, and need not stay.
+        """
         model = self.get(topic, version)
-        if model is not None:
+        if model is not None and model.size > chunk:
             self._leases[topic, model.version] = self._clock() + LEASE
         return model
 
@@ -277,12 +283,14 @@ class ModelStore:
 
 
 class ModelAssembly:
-    """A body on its way, chunk by chunk; checked against its size and SHA-256 before anybody sees it.
+    """A body on its way, chunk by chunk; checked against its size and a sum before anybody sees it.
 
-    It is hashed as it comes, and handed out without another copy: a body is in memory once.
+    The sum is its XXH3 if the sender said it: the sender has compared the SHA-256. Otherwise it is the SHA-256, which
+    takes twenty times as long. A body is handed out without another copy: it is in memory once.
 
     Args:
         early: Chunks that are kept at most until the one before them has come.
+        checksum: XXH3 of the body; 0 if nobody said it.
     """
 
     def __init__(
@@ -295,6 +303,7 @@ class ModelAssembly:
         *,
         byte_limit: int,
         early: int = 0,
+        checksum: int = 0,
     ) -> None:
         if not 0 <= size <= byte_limit:
             raise ProtocolError(
@@ -304,7 +313,7 @@ class ModelAssembly:
         self.digest, self._is_text = digest, is_text
         # Grown as chunks come, never reserved by what a notice claims. A BytesIO gives its bytes away uncopied.
         self._body = io.BytesIO()
-        self._hash = hashlib.sha256()
+        self._checksum, self._hash = checksum, None if checksum else hashlib.sha256()
         self._most_early = early
         self._early: dict[int, bytes] = {}
         self.offset = 0
@@ -335,18 +344,22 @@ class ModelAssembly:
 
     def _append(self, chunk: bytes | memoryview) -> None:
         self._body.write(chunk)
-        self._hash.update(chunk)
+        if self._hash is not None:
+            self._hash.update(chunk)
         self.offset += len(chunk)
 
     def _finish(self) -> Model:
         self._early.clear()
-        if self._hash.digest() != self.digest:
-            detail = f"model {self.topic!r} version {self.version} has another SHA-256 than announced"
-            raise ProtocolError("payload", detail)
         body = self._body.getvalue()
+        checksum = _bytes.checksum(body)
+        is_right = checksum == self._checksum if self._hash is None else self._hash.digest() == self.digest
+        if not is_right:
+            what = "XXH3" if self._hash is None else "SHA-256"
+            detail = f"model {self.topic!r} version {self.version} has another {what} than announced"
+            raise ProtocolError("payload", detail)
         if self._is_text:
             check_text(body, self.topic, self.version)
-        return Model(self.topic, self.version, body, self._is_text, self.digest)
+        return Model(self.topic, self.version, body, self._is_text, self.digest, checksum)
 
 
 def check_text(body: bytes, topic: str, version: int) -> None:
@@ -380,5 +393,12 @@ def chunk_of(
         text=model.is_text,
         home=home,
         epoch=epoch,
+        checksum=model.checksum,
     )
     return chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None
+
+
+def known_checksum(chunk: messages.Chunk, payload: memoryview | None) -> dict[str, int]:
+    """The header's field that says the checksum of a chunk, if it is known without reading the payload once more."""
+    is_whole = payload is not None and chunk.checksum and len(payload) == chunk.size
+    return {"payload_checksum": chunk.checksum} if is_whole else {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memoire.limits import Limits
-from memoire.models.model import Model, ModelStore, chunk_of
+from memoire.models.model import Model, ModelStore, chunk_of, known_checksum
 from memoire.models.notices import notice_of
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import frames, messages
@@ -77,13 +77,15 @@ class ModelCache:
         Raises:
             ProtocolError: the model has no such stretch.
         """
-        model = self.store.serve(asked.topic, asked.version)
+        model = self.store.serve(
+            asked.topic, asked.version, min(asked.size or self._limits.model_chunk, self._limits.model_chunk)
+        )
         if model is None:
             return None
         source = self._sources.get(asked.topic)
         home, epoch = (0, 0) if source is None else (source.home, source.epoch)
         chunk, payload = chunk_of(model, asked, self._limits, home=home, epoch=epoch)
-        return frames.reply(header, chunk, payload=payload)
+        return frames.reply(header, chunk, payload=payload, **known_checksum(chunk, payload))
 
     def hold(self, request: EnvelopedRequest, header: MessageHeader, asked: messages.Fetch, now: float) -> bool:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""

@@ -22,6 +22,8 @@ from memoire.wire.frames import Answer, Message
 from . import directory
 from .directory import Directory, RemoteServer, RunChange
 
+LEAST_STRETCH = 1 << 16
+"""Bytes of the shortest stretch that is tried at a server that takes shorter requests than this reader sends."""
 NOT_NOW = frozenset({"run", "client", "closed", "busy"})
 """Refusals after which a server is offered the same model again: it has to be met first."""
 
@@ -69,6 +71,11 @@ class Send:
             version=model.version,
             offset=self.offset,
         )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the stretch: fewer than `length` at the end of a body."""
+        return min(self.length, self.transfer.model.size - self.offset)
 
     @property
     def payload(self) -> memoryview | None:
@@ -160,6 +167,8 @@ class Publishing:
         said = answer.body if isinstance(answer, Message) else None
         if isinstance(said, messages.Published) and not said.version and said.received > send.offset:
             return [replace(send, offset=said.received)]
+        if isinstance(answer, Refused) and answer.code == "too_large" and send.sent_bytes > LEAST_STRETCH:
+            return [replace(send, length=send.sent_bytes // 2)]
         del delivery.transfers[topic]
         if isinstance(answer, Refused) and answer.code in NOT_NOW:
             self._directory.ask_soon()

@@ -67,7 +67,7 @@ class RequestThread:
         self._dispatcher, self._admission, self._announcer, self._lines = dispatcher, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
         self.saving = ReplySaver(dispatcher, store, self.worker)
-        self.lanes = SendQueues()
+        self.lanes, self._shared = SendQueues(), sockets.SharedFrame()
         """Replies that wait for room."""
         self.timings = Timings(kind.name for kind in messages.Type)
         """Seconds that requests took, by type."""
@@ -161,5 +161,6 @@ class RequestThread:
             return self._dispatcher.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
     def _send(self, made: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
-        sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]
+        payload = self._shared.of(reply.payload)
+        sent = [*envelope, *encode_reply(header, reply.body, payload=payload, **reply.changed)]
         self.lanes.send(made, sent, time.monotonic())

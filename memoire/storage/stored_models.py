@@ -85,7 +85,7 @@ class StoredModels:
                 "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
                 "one is published.",
             )
-        return Model(topic, stored.version, body, stored.text, stored.sha256)
+        return Model(topic, stored.version, body, stored.text, stored.sha256, _bytes.checksum(body))
 
     def write(self, models: Iterable[tuple[int, Model]]) -> tuple[Stored, list[Fact]]:
         """Write bodies that are too large for the database; on disk when this returns, before the database names them.

@@ -355,6 +355,7 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     text: bool = False
     home: Hash = 0  # of the name of the server that it was published at, and its epoch, as in the notice
     epoch: Word = 0
+    checksum: Hash = 0  # XXH3 of the whole body, by a node that compared its SHA-256; 0: not said
 
 
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.errors import ProtocolError
 from memoire.models.model import LEASE, SMALL_BYTES, ModelAssembly, ModelStore, StaleVersion, make
+from memoire.wire import _bytes
 
 
 def test_a_topic_counts_its_versions_and_keeps_the_published_type():
@@ -44,6 +45,18 @@ def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
     store.publish("policy", large)
     assert [model.version for model in store] == [6, 7] and store.serve("policy", 1) is None
     store.check_invariants()
+
+
+def test_a_version_that_is_given_as_a_whole_need_not_stay():
+    store = ModelStore(1 << 30, keep=2)
+    large = bytes(SMALL_BYTES)
+    for _ in range(4):
+        assert store.serve("policy", store.publish("policy", large).version, SMALL_BYTES).size == SMALL_BYTES
+    assert [model.version for model in store] == [3, 4]
+    assert store.serve("policy", 3, SMALL_BYTES - 1).version == 3, "a chunk does not hold it"
+    for _ in range(3):
+        store.publish("policy", large)
+    assert [model.version for model in store] == [3, 7]
 
 
 def test_even_what_is_being_fetched_goes_when_the_bytes_are_used_up():
@@ -129,9 +142,10 @@ StoreMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=
 test_the_newest_of_each_topic_is_always_kept = pytest.mark.slow(StoreMachine.TestCase)
 
 
-@given(st.binary(max_size=200), st.integers(1, 50))
-def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk):
-    assembly = ModelAssembly("t", 3, len(body), hashlib.sha256(body).digest(), False, byte_limit=200)
+@given(st.binary(max_size=200), st.integers(1, 50), st.booleans())
+def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk, is_summed):
+    digest, checksum = hashlib.sha256(body).digest(), _bytes.checksum(body)
+    assembly = ModelAssembly("t", 3, len(body), digest, False, byte_limit=200, checksum=checksum if is_summed else 0)
     model, offset = None, 0
     while model is None:
         piece = body[offset : offset + chunk]
@@ -140,13 +154,15 @@ def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk):
         if model is None:
             assert assembly.add(0, body[:1]) is None
             assert assembly.offset == offset
-    assert (model.value, model.version) == (body, 3)
+    assert (model.value, model.version, model.digest, model.checksum) == (body, 3, digest, checksum)
 
 
 def test_a_body_with_another_hash_or_size_is_refused():
     digest = hashlib.sha256(b"good").digest()
     with pytest.raises(ProtocolError, match="SHA-256"):
         ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"evil")
+    with pytest.raises(ProtocolError, match="another XXH3"):
+        ModelAssembly("t", 1, 4, digest, False, byte_limit=10, checksum=_bytes.checksum(b"good")).add(0, b"evil")
     with pytest.raises(ProtocolError, match="does not follow"):
         ModelAssembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"good!")
     with pytest.raises(ProtocolError, match="does not follow"):

@@ -280,3 +280,29 @@ def test_a_libzmq_that_can_be_told_to_reads_too_little_at_a_time_for_a_message_a
     header = 2  # flags and size of a frame
     encrypted = len(b"\x07MESSAGE") + 8 + 16 + 1  # its counter, its checksum, its flags
     assert told == [header + len(ping), header + encrypted + len(ping)]
+
+
+def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
+    shared, body, other = sockets.SharedFrame(), bytes(sockets.COPY_BELOW), bytes(sockets.COPY_BELOW + 1)
+    frame = shared.of(memoryview(body))
+    assert isinstance(frame, zmq.Frame) and shared.of(memoryview(body)) is frame
+    assert shared.of(memoryview(other)) is not frame and shared.of(memoryview(other)).bytes == other
+    unshared = [None, body, memoryview(body)[1:], memoryview(bytearray(body)), memoryview(bytes(10))]
+    assert all(shared.of(payload) is payload for payload in unshared)
+
+
+def test_a_shared_frame_arrives_at_each_peer_whole(context):
+    shared, body = sockets.SharedFrame(), os.urandom(1 << 20)
+    with context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        peers = [context.socket(zmq.DEALER) for _ in range(3)]
+        for peer in peers:
+            peer.rcvtimeo = int(1000 * DEADLINE)
+            peer.connect(f"tcp://127.0.0.1:{port}")
+            peer.send(b"")
+        router.rcvtimeo = int(1000 * DEADLINE)
+        for _ in peers:
+            assert sockets.send(router, [router.recv_multipart()[0], shared.of(memoryview(body))])
+        for peer in peers:
+            assert peer.recv() == body
+            peer.close(0)

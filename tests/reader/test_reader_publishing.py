@@ -222,3 +222,26 @@ def test_a_server_that_was_forgotten_gets_the_rest_of_what_is_on_its_way():
     del world.directory.servers["b"]
     world.answer("b")
     assert [send.offset for send in world.sends if send.server.name == "b"] == [STRETCH]
+
+
+def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_are_short_enough():
+    body = bytes(range(256)) * 2000
+    world = World("a")
+    world.made = Publishing(world.directory, 1 << 20)
+    order = world.publish(body)
+    most = 100_000  # of the server
+    while world.sends:
+        world.answer("a", refused("too_large") if len(world.sends[0].payload) > most else None)
+    pieces = world.received["a", "policy"]
+    assert b"".join(pieces) == body and world.made.is_taken(order, 0.0) and world.made.refusal(order) is None
+    assert max(map(len, pieces)) == len(body) // 8
+
+
+def test_a_model_that_is_too_large_for_a_server_is_refused_after_a_few_tries():
+    world = World("a")
+    world.made = Publishing(world.directory, 1 << 20)
+    order, tries = world.publish(bytes(512_000)), 0
+    while world.sends:
+        world.answer("a", refused("too_large"))
+        tries += 1
+    assert tries == 4 and world.made.refusal(order).code == "too_large"

@@ -11,7 +11,7 @@ from memoire.models.model import StaleVersion
 from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
 from memoire.server.handlers.models import made
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, YOU, Ends, ask, save, state_of, store_of, tables_of
 
@@ -176,3 +176,19 @@ def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
     assert (told.code, told.text) == ("missing", "version 3 of topic 't' has made room for 4")
     with pytest.raises(ProtocolError):
         fetch(ends, version=5)
+
+
+def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summed_again(ends):
+    for body in (BODY, b"ten bytes!"):
+        publish_all(ends, body)
+        reply = fetch(ends)
+        is_whole = len(body) == 10
+        assert reply.body.checksum == _bytes.checksum(body)
+        assert dict(reply.changed) == ({"payload_checksum": _bytes.checksum(body)} if is_whole else {})
+
+
+def test_a_body_with_another_hash_than_its_publisher_said_is_never_shown(ends):
+    said = messages.Publish(topic="t", size=5, sha256=bytes(32))
+    with pytest.raises(ProtocolError, match="SHA-256"):
+        ask(ends.models.receive, said, ME, payload=b"model")
+    assert shown(ends) == []

@@ -9,7 +9,7 @@ from typing import Any
 from memoire.accounting.unsaved_changes import Ticket
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
-from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, make
+from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, known_checksum, make
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
@@ -108,12 +108,15 @@ class ModelsHandler:
     def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
         """A chunk of a model."""
         state = self._state
-        model = state.models.serve(body.topic, body.version)
+        model = state.models.serve(
+            body.topic, body.version, min(body.size or state.limits.model_chunk, state.limits.model_chunk)
+        )
         newest = state.models.version(body.topic)
         if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
             text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
             return Reply(messages.Refused(code="missing", text=text))
-        return Reply(*chunk_of(model, body, state.limits, home=state.home, epoch=state.epoch))
+        chunk, stretch = chunk_of(model, body, state.limits, home=state.home, epoch=state.epoch)
+        return Reply(chunk, stretch, known_checksum(chunk, stretch))
 
 
 def _published(body: messages.Publish, version: int) -> Reply:
