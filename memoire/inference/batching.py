@@ -31,8 +31,7 @@ REASONS = ("full", "everyone", "wait")
 """What makes a batch due."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """Rows that one client asked for together."""
 
     client: bytes
@@ -145,7 +144,9 @@ class Batching:
         return None
 
     def _asked(self, request: InferenceRequest) -> _Client:
-        client = self._clients.setdefault(request.client, _Client(request.arrived))
+        client = self._clients.get(request.client)
+        if client is None:
+            client = self._clients[request.client] = _Client(request.arrived)
         client.asked_at, client.is_awaited = request.arrived, True
         self._clients.move_to_end(request.client)
         return client

@@ -30,6 +30,10 @@ class NodeChoice:
         """How often a request went on to another node."""
         self._probe_at: dict[str, float] = {}  # silent nodes, and when to look again
 
+    def __contains__(self, url: str) -> bool:
+        """Whether a node may be asked: it was not silent when it was asked last."""
+        return url not in self._probe_at
+
     def pick(self, down: Collection[str]) -> str:
         """The node to ask now: the first that is neither down nor silent; the first of all where none is."""
         for url in self.order:

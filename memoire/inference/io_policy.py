@@ -126,12 +126,14 @@ class PolicyThread:
 
     def _soon(self, deadline: float) -> bool:
         """Wait a moment for the answer of the node that is asked. Returns whether that is one, and there is time."""
-        urls = {asked.url for asked in self._open}
-        url = urls.pop() if len(urls) == 1 else ""
+        url = ""
+        for asked in self._open:
+            if not asked.url or url not in ("", asked.url):
+                return False
+            url = asked.url
         if not url or deadline - time.monotonic() <= ANSWER_TIMEOUT:
             return False
-        self._channels[url].take_soon()
-        return True
+        return self._channels[url].take_soon()
 
     def _look_after(self, asked: AskedRows, down: set[str], now: float) -> None:
         if now >= asked.deadline:
@@ -164,8 +166,9 @@ class PolicyThread:
             return
         asked.number = next(self._numbers)
         self._open.add(asked)
-        now = time.monotonic()
-        self._send(asked, self.choice.pick(self._down()), now)
+        url, now = self.choice.order[0], time.monotonic()
+        is_first = url in self.choice and not self._channels[url].is_down
+        self._send(asked, url if is_first else self.choice.pick(self._down()), now)
 
     def _send(self, asked: AskedRows, url: str, now: float) -> None:
         asked.url, asked.move_at = url, now + self._silence

@@ -260,14 +260,17 @@ class Channel:
                     break  # whatever else came is a second answer, and has time
         self.pump()
 
-    def take_soon(self) -> None:
-        """Wait `sockets.ANSWER_TIMEOUT` for a reply and take it.
+    def take_soon(self) -> bool:
+        """Wait `sockets.ANSWER_TIMEOUT` for a reply and take it. False at once if requests still wait to be sent.
 
         It costs less than to wait by the doors and take a `turn`, which has to follow now and then.
         """
+        if self._is_blocked:
+            return False
         frames = sockets.receive(self._socket, most=4, wait=True)
         if frames is not None:
             self._take(frames)
+        return True
 
     def close(self, error: MemoireError) -> None:
         """End every open request with this error. The socket is closed by the doors."""

@@ -75,6 +75,7 @@ _LARGE: Final = frozenset(
         Type.PROMPTED,
     }
 )
+_SMALL: Final = frozenset(kind for kind, rule in _PAYLOADS.items() if rule is PayloadRule.ALWAYS) - _LARGE
 _DEFAULTS: Final = Limits()
 
 
@@ -141,7 +142,7 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
     """
     header, tail = parse_header(frames, limits)
-    if header.payload_bytes and verify_payload:
+    if header.payload_bytes and verify_payload and _bytes.checksum(frames[1]) != header.payload_checksum:
         check_payload(frames[1], header.payload_checksum)
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
 
@@ -204,7 +205,9 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if found is None or named is None:
         raise _wrong_header(frame, limits)
     header = MessageHeader(named, *found[1:])
-    _check_payload(header, frames, limits)
+    size = header.payload_bytes
+    if not 0 < size <= limits.request_bytes or len(frames) != 2 or len(frames[1]) != size or named not in _SMALL:
+        _check_payload(header, frames, limits)
     return header, frame[HEADER_BYTES:]
 
 
