@@ -130,7 +130,7 @@ FIELDS = {
     "small": "PROMPTS.most PROMPTS.rank PROMPTS.ranks ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
     "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
-    "count": "GROUPS.step PROMPTED.done ACCOUNTS.guests ACCOUNTS.prompts CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
+    "count": "GROUPS.step PROMPTED.done ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
     "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
