@@ -669,21 +669,21 @@ cdef class RowForm:
     """Containers of one schema without ragged columns, and of one number of rows: filled in, and compared, without a layout.
 
     Args:
-        empty: One of them, not compressed, with zeros in its columns.
+        blank: One of them, not compressed, with zeros in its columns.
         columns: Of each column its name, first byte, dtype and shape [rows, *F], and whether it must be finite; in the order of their bytes.
 
     Raises:
         ValueError: a column has a dtype or a number of axes that this cannot compare.
     """
-    cdef bytes empty
+    cdef bytes blank
     cdef list names
     cdef RowColumn* column
     cdef int columns
 
-    def __cinit__(self, bytes empty not None, list columns not None):
+    def __cinit__(self, bytes blank not None, list columns not None):
         cdef int i, axis
         cdef RowColumn* column
-        self.empty, self.names, self.columns = empty, [], len(columns)
+        self.blank, self.names, self.columns = blank, [], len(columns)
         self.column = <RowColumn*>calloc(max(1, self.columns), sizeof(RowColumn))
         if self.column == NULL:
             raise MemoryError()
@@ -697,7 +697,7 @@ cdef class RowForm:
                 column.size *= column.shape[axis]
             if is_finite and dtype.kind == "f" and column.size:
                 column.check = check_of(dtype.itemsize, column.size)
-            if begin < (self.column[i - 1].begin + self.column[i - 1].size if i else 0) or begin + column.size > len(empty):
+            if begin < (self.column[i - 1].begin + self.column[i - 1].size if i else 0) or begin + column.size > len(blank):
                 raise ValueError(f"column {name!r} does not lie where it can")
             self.names.append(name)
 
@@ -716,7 +716,7 @@ cdef class RowForm:
         cdef int i
         if len(columns) != self.columns:
             return None
-        made = PyBytes_FromStringAndSize(PyBytes_AsString(self.empty), len(self.empty))
+        made = PyBytes_FromStringAndSize(PyBytes_AsString(self.blank), len(self.blank))
         target = <uint8_t*>PyBytes_AsString(made)
         for i in range(self.columns):
             source = _rows_in(columns.get(self.names[i]), &self.column[i], first)
@@ -736,16 +736,16 @@ cdef class RowForm:
 
     cdef bint _fits(self, const uint8_t* source, int64_t size):
         """Whether these bytes are a container of this form."""
-        cdef const uint8_t* empty = <const uint8_t*>PyBytes_AsString(self.empty)
+        cdef const uint8_t* blank = <const uint8_t*>PyBytes_AsString(self.blank)
         cdef int64_t end = 0
         cdef int i
-        if size != len(self.empty):
+        if size != len(self.blank):
             return False
         for i in range(self.columns):
-            if memcmp(source + end, empty + end, self.column[i].begin - end):
+            if memcmp(source + end, blank + end, self.column[i].begin - end):
                 return False
             end = self.column[i].begin + self.column[i].size
-        return memcmp(source + end, empty + end, size - end) == 0
+        return memcmp(source + end, blank + end, size - end) == 0
 
     cdef _columns_in(self, const uint8_t* source):
         cdef dict found = {}
