@@ -9,8 +9,10 @@ A model crosses the way behind a proxy once, not once for each client.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
+from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.models.model import Model, ModelStore, chunk_of, known_checksum
 from memoire.models.notices import notice_of
@@ -91,6 +93,8 @@ class ModelCache:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
         home = self._router.homes.get(header.home)
         if home is not None and asked.version > self.store.version(asked.topic):
+            with contextlib.suppress(ParameterError):  # too many topics: those who ask get theirs from the server
+                home.topics.want(asked.topic)
             home.topics.announced({asked.topic: asked.version})
         key = (header.client, header.sequence)
         if key in self._held:

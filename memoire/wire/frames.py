@@ -116,10 +116,9 @@ def reply(
     **changed: int,
 ) -> list[Buffer]:
     """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
-    facts = {"run": request.run, "home": request.home, "table": request.table}
+    facts: dict[str, Any] = {"client": request.client, "run": request.run, "home": request.home, "table": request.table}
     return encode(
         body,
-        client=request.client,
         sequence=request.sequence,
         fingerprint=request.fingerprint if fingerprint is None else fingerprint,
         payload=payload,

@@ -161,9 +161,17 @@ def test_a_model_that_is_neither_here_nor_on_its_way_is_asked_of_the_server():
     asked = request(fetch(3), home="a")
     assert world.take(asked) == ForwardRequest(back, asked)
     assert back.topics.announcements == [{"policy": 3}]  # the client has heard of it before this proxy has
+    assert back.topics.wanted == {"policy"}  # and of the topic
     world.put(back, 3)
     older = request(fetch(2), home="a")
     assert world.take(older) == ForwardRequest(back, older) and len(back.topics.announcements) == 1
+
+
+def test_a_topic_beyond_those_that_a_proxy_follows_is_asked_of_the_server():
+    back = Back("a")
+    back.topics.most = 0
+    asked = request(fetch(3), home="a")
+    assert World(back).take(asked) == ForwardRequest(back, asked) and not back.topics.wanted
 
 
 def test_a_client_that_asks_for_any_version_has_heard_of_none():

@@ -1,5 +1,6 @@
 """What the tests of a proxy's deciding parts share: addresses behind it, requests of clients, and servers' answers."""
 
+from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.proxy.backend import Backend
 from memoire.proxy.router import Router
@@ -21,9 +22,15 @@ class Arriving:
 
     def __init__(self):
         self.coming, self.announcements, self.runs = set(), [], 0
+        self.wanted, self.most = set(), 256
 
     def is_coming(self, topic, version):
         return (topic, version) in self.coming
+
+    def want(self, topic):
+        if topic not in self.wanted and len(self.wanted) >= self.most:
+            raise ParameterError("topic", topic, "one of few")
+        self.wanted.add(topic)
 
     def announced(self, versions):
         self.announcements.append(versions)
