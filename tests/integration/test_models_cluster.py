@@ -20,6 +20,7 @@ from netkit import DEADLINE, QUICK, in_thread, intercept, until
 NAMES = ["anna", "bert"]
 
 
+CHUNK = Limits().model_chunk
 PATIENT = Limits(resend_after=10.0, update_every=0.02)
 """Asks for nothing again, also where the machine is busy."""
 
@@ -95,7 +96,7 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     late = [cluster.client(proxy) for _ in range(4)]
     assert all(client.model("policy").wait(100.0).body == body for client in late)
     fetched = [client.stats().fetched_bytes for client in clients + late]
-    assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
+    assert max(fetched[:8]) <= 2 * len(body) + 2 * CHUNK and max(fetched[8:]) <= len(body) + CHUNK
     assert served == crossed, "who comes late costs the way nothing"
 
 
@@ -129,7 +130,7 @@ def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
     servers[1].publish("policy", body)
     until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._thread.router.backs))
     # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
-    assert len(body) <= served[0][1] <= len(body) + 256 * KiB and served[1][1] <= 256 * KiB
+    assert len(body) <= served[0][1] <= len(body) + CHUNK and served[1][1] <= CHUNK
 
 
 def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
@@ -321,7 +322,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
         assert number_of(model.wait(100.0, after=number - 1).body) == number
         until(lambda number=number: watcher.versions[-1] == number)
         # The one that it had was not fetched again: a chunk at most said that it is the same.
-        assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * 256 * KiB
+        assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * CHUNK
     assert watcher.end() == [3, 4, 5, 6]
 
 
