@@ -131,7 +131,8 @@ class TopicFetcher:
         """Ask for the newest model, once."""
         if not self._asked_newest:
             self._asked_newest = True
-            self._queue.append(_WantedVersion(0))
+            # In front of what was announced before: behind it, it would be taken for what is newer than that.
+            self._queue.appendleft(_WantedVersion(0))
             self._advance(now)
         return self._taken()
 

@@ -66,6 +66,14 @@ def test_the_newest_is_asked_for_once_and_delivered_whole():
     assert topic.fetcher.fetched_bytes == 25 and topic.fetcher.next_time == INF and not topic.fetcher.is_coming(0)
 
 
+def test_what_was_announced_before_the_newest_is_asked_for_is_fetched():
+    topic = Topic()
+    (first,) = topic.fetcher.announced(1, 0.0)
+    assert topic.fetcher.announced(2, 0.0) == [] and topic.fetcher.begin(0.0) == []
+    delivery, request = topic.answer(first, model(1, size=5))
+    assert delivery.model.version == 1 and request.version == 2
+
+
 def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
     topic = Topic()
     assert topic.notice(model(3), inline=True) == (False, [CompleteModel(model(3), False, (7, 1), 0)])
