@@ -6,7 +6,7 @@ order of client 7:  b ▶ c ▶ a        b is down: c is asked; b answers again:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 PROBE_INTERVAL = 0.5
 """Seconds between two looks whether a silent node answers again."""
@@ -30,14 +30,10 @@ class NodeChoice:
         """How often a request went on to another node."""
         self._probe_at: dict[str, float] = {}  # silent nodes, and when to look again
 
-    def __contains__(self, url: str) -> bool:
-        """Whether a node may be asked: it was not silent when it was asked last."""
-        return url not in self._probe_at
-
-    def pick(self, down: Collection[str]) -> str:
+    def pick(self, is_down: Callable[[str], bool]) -> str:
         """The node to ask now: the first that is neither down nor silent; the first of all where none is."""
         for url in self.order:
-            if url not in down and url not in self._probe_at:
+            if url not in self._probe_at and not is_down(url):
                 return url
         return self.order[0]
 

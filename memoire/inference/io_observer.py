@@ -74,7 +74,7 @@ class ObserverThread:
 
     def pick(self) -> str:
         """The agent to ask now."""
-        return self.choice.pick({url for url, channel in self._channels.items() if channel.is_down})
+        return self.choice.pick(lambda url: self._channels[url].is_down)
 
     def silent(self, url: str) -> None:
         """An agent did not answer: ask others until it does."""

@@ -119,10 +119,8 @@ class PolicyThread:
             channel.turn(ready)
         for url in self.choice.probes(now):
             self._probe(url, now)
-        if self._open:
-            down = self._down()
-            for asked in list(self._open):
-                self._look_after(asked, down, now)
+        for asked in list(self._open):
+            self._look_after(asked, now)
 
     def _soon(self, deadline: float) -> bool:
         """Wait a moment for the answer of the node that is asked. Returns whether that is one, and there is time."""
@@ -135,24 +133,24 @@ class PolicyThread:
             return False
         return self._channels[url].take_soon()
 
-    def _look_after(self, asked: AskedRows, down: set[str], now: float) -> None:
+    def _look_after(self, asked: AskedRows, now: float) -> None:
         if now >= asked.deadline:
             self._end(asked)
         elif not asked.url:
             if now >= asked.move_at:
-                self._send(asked, self.choice.pick(down), now)
-        elif asked.url in down or now >= asked.move_at:
-            if asked.url not in down:
+                self._send(asked, self.choice.pick(self._is_down), now)
+        elif (is_down := self._is_down(asked.url)) or now >= asked.move_at:
+            if not is_down:
                 self.choice.silent(asked.url, now)
-            best = self.choice.pick(down)
+            best = self.choice.pick(self._is_down)
             asked.move_at = now + self._silence
             if best != asked.url:
                 self.choice.moves += 1
                 self._channels[asked.url].drop(asked.number)
                 self._send(asked, best, now)
 
-    def _down(self) -> set[str]:
-        return {url for url, channel in self._channels.items() if channel.is_down}
+    def _is_down(self, url: str) -> bool:
+        return self._channels[url].is_down
 
     def _probe(self, url: str, now: float) -> None:
         def heard(answer: Answer) -> None:
@@ -166,9 +164,7 @@ class PolicyThread:
             return
         asked.number = next(self._numbers)
         self._open.add(asked)
-        url, now = self.choice.order[0], time.monotonic()
-        is_first = url in self.choice and not self._channels[url].is_down
-        self._send(asked, url if is_first else self.choice.pick(self._down()), now)
+        self._send(asked, self.choice.pick(self._is_down), time.monotonic())
 
     def _send(self, asked: AskedRows, url: str, now: float) -> None:
         asked.url, asked.move_at = url, now + self._silence
@@ -212,8 +208,7 @@ class PolicyThread:
             self._end(asked, Refused(asked.url, error.code, error.detail))
             return
         asked.columns, asked.version = columns, answer.body.version
-        self._open.discard(asked)
-        asked.has_ended = True
+        self._end(asked)
 
     def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
         """It is over: it has its columns, an error, or neither, which is that its time has passed."""

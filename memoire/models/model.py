@@ -370,6 +370,11 @@ def check_text(body: bytes, topic: str, version: int) -> None:
         raise ProtocolError("value", f"model {topic!r} version {version} says it is text and is not UTF-8") from error
 
 
+def stretch_of(asked: messages.Fetch, limits: Limits) -> int:
+    """Bytes of a body that are handed out at most to who asks so."""
+    return min(asked.size or limits.model_chunk, limits.model_chunk)
+
+
 def chunk_of(
     model: Model | None, body: messages.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0
 ) -> tuple[messages.Chunk, memoryview | None]:
@@ -383,7 +388,7 @@ def chunk_of(
         raise ProtocolError("missing", f"no {what} of topic {body.topic!r} is here")
     if body.offset > model.size:
         raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
-    end = body.offset + min(body.size or limits.model_chunk, limits.model_chunk)
+    end = body.offset + stretch_of(body, limits)
     chunk = messages.Chunk(
         topic=model.topic,
         version=model.version,

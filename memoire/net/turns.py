@@ -71,8 +71,7 @@ class LentWorker(Worker):
             if not self._stopping:
                 function(*given)
         finally:
-            self._given_back = time.monotonic()
-            self._taking.release()
+            self._give_back()
 
     def wait_for(self, is_done: Callable[[], bool], deadline: float) -> bool:
         """Wait until turns have brought something about; False if they have not at `deadline`, by time.monotonic().

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from memoire.errors import ParameterError
 from memoire.limits import Limits
-from memoire.models.model import Model, ModelStore, chunk_of, known_checksum
+from memoire.models.model import Model, ModelStore, chunk_of, known_checksum, stretch_of
 from memoire.models.notices import notice_of
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import frames, messages
@@ -79,9 +79,7 @@ class ModelCache:
         Raises:
             ProtocolError: the model has no such stretch.
         """
-        model = self.store.serve(
-            asked.topic, asked.version, min(asked.size or self._limits.model_chunk, self._limits.model_chunk)
-        )
+        model = self.store.serve(asked.topic, asked.version, stretch_of(asked, self._limits))
         if model is None:
             return None
         source = self._sources.get(asked.topic)

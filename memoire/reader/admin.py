@@ -67,8 +67,9 @@ class ClusterAdmin:
         # Servers that are away are waited for, too: a proxy that has just started does not reach its servers yet, or
         # has not even met them, and their clients would work on.
         answers = self._tell_end(deadline)
-        if self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now())):
-            answers = self._tell_end(deadline) if self._directory.servers.keys() - answers.keys() else answers
+        have_met = self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now()))
+        if have_met and self._directory.servers.keys() - answers.keys():
+            answers = self._tell_end(deadline)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
             if len(silent) == len(answers) or name not in silent:

@@ -9,7 +9,7 @@ from typing import Any
 from memoire.accounting.unsaved_changes import Ticket
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
-from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, known_checksum, make
+from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, known_checksum, make, stretch_of
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
@@ -108,9 +108,7 @@ class ModelsHandler:
     def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
         """A chunk of a model."""
         state = self._state
-        model = state.models.serve(
-            body.topic, body.version, min(body.size or state.limits.model_chunk, state.limits.model_chunk)
-        )
+        model = state.models.serve(body.topic, body.version, stretch_of(body, state.limits))
         newest = state.models.version(body.topic)
         if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
             text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
