@@ -20,6 +20,8 @@ def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.
     algorithm = GAMES[game].algorithm
     if algorithm == "dqn":
         return q_policy(arrays)
+    if algorithm == "sac":
+        arrays = arrays[:-2]  # behind the layer of the means there is the deviations'
     activation = np.tanh if algorithm == "ppo" else lambda hidden: np.maximum(hidden, 0.0)
     env = MAKERS[game][1]()
     space = env.action_space
