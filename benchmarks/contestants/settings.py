@@ -22,6 +22,8 @@ POLYAK = 0.995
 
 PPO_ENVS, PPO_STEPS, PPO_RATE, PPO_EPOCHS, PPO_MINIBATCH, PPO_HIDDEN = 16, 8192, 1e-3, 6, 256, (64, 64)
 PPO_GAMMA, PPO_LAMBDA, PPO_ENTROPY = 0.995, 0.95, 0.005
+PPO_CLIP, PPO_MAX_GRAD_NORM, PPO_VALUE, PPO_EPS = 0.2, 0.5, 0.5, 1e-5
+"""The value's loss is this times the mean of squares; EPS is Adam's."""
 
 SAID = {
     "dqn": (
@@ -40,7 +42,9 @@ SAID = {
     "ppo": (
         f"PPO: layers of {PPO_HIDDEN[0]} and {PPO_HIDDEN[1]} for policy and value each, {PPO_ENVS} environments, "
         f"{PPO_STEPS:,} steps an iteration, {PPO_EPOCHS} epochs of batches of {PPO_MINIBATCH}, Adam at {PPO_RATE:g}, "
-        f"discount {PPO_GAMMA}, lambda {PPO_LAMBDA}, entropy weighted by {PPO_ENTROPY}."
+        f"discount {PPO_GAMMA}, lambda {PPO_LAMBDA}. Ratios are clipped by {PPO_CLIP}, gradients at "
+        f"{PPO_MAX_GRAD_NORM}. The entropy is weighted by {PPO_ENTROPY}, the mean square of the value's errors by "
+        f"{PPO_VALUE}."
     ),
 }
 """By the algorithm."""

@@ -5,7 +5,9 @@ network that acts, with the time and its steps: evaluate.py plays with these net
 nobody's time goes to evaluation.
 """
 
+import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -88,6 +90,19 @@ def q_network(channels: int, actions: int):
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, actions)
     )
+
+
+def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
+    """[B, inputs] -> [B, outputs]: layers of tanh with orthogonal weights, the last one's of this size."""
+    from torch import nn
+
+    layers, widths = [], [inputs, *hidden, outputs]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2.0))
+        nn.init.zeros_(layers[-2].bias)
+    nn.init.orthogonal_(layers[-2].weight, last)
+    return nn.Sequential(*layers[:-1])
 
 
 def double_errors(net, target, obs, action, reward, discount, next_obs):
