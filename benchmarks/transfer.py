@@ -234,16 +234,22 @@ def compared(what: str, unit: str, per_call: int, count: int, sides: list[Any], 
     return results(what, in_turns(takes, rounds), names, unit=unit, aims=aims)
 
 
-def samples(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
-    """Rows for two lengths of packets, and two forms of samples."""
+def samples(what: str, keys: str | None, security: str | None, company: Company, rounds: int,
+            only: str) -> list[Result]:  # fmt: skip
+    """Rows for two lengths of packets, and two forms of samples: those with the word `only` in their names."""
     found: list[Result] = []
+    sides_of = {"columns": Columns, "objects": Objects}
     for length in LENGTHS:
+        names = {form: f"{form}, {length} together{what}" for form in sides_of}
+        names = {form: name for form, name in names.items() if only in name}
+        if not names:
+            continue
         place = Place(keys)
         theirs = company.sides({"tlspyo": ("Samples", security, length)})
         try:
-            for form, side in (("columns", Columns), ("objects", Objects)):
+            for form, name in names.items():
                 aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
-                name, sides = f"{form}, {length} together{what}", [side(place, length), *theirs.values()]
+                sides = [sides_of[form](place, length), *theirs.values()]
                 aims, count = dict.fromkeys(theirs, aim), SENT // length
                 found += compared(name, " samples/s", length, count, sides, list(theirs), rounds, aims)
         finally:
@@ -252,13 +258,17 @@ def samples(what: str, keys: str | None, security: str | None, company: Company,
     return found
 
 
-def models(what: str, keys: str | None, security: str | None, company: Company, rounds: int) -> list[Result]:
+def models(what: str, keys: str | None, security: str | None, company: Company, rounds: int,
+           only: str) -> list[Result]:  # fmt: skip
     """A model, beside tlspyo and plain sockets."""
+    title = f"1 MB to {WORKERS} workers{what}"
+    if only not in title:
+        return []
     place = Place(keys)
     try:
         theirs = company.sides({"tlspyo": ("Models", security, WORKERS)})
         plain = {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, SHA-256": Plain(place, True)}
-        sides, title = {**theirs, **({} if what else plain)}, f"1 MB to {WORKERS} workers{what}"
+        sides = {**theirs, **({} if what else plain)}
         every, aims = [Models(place), *sides.values()], dict.fromkeys(theirs, "" if what else "transfer-models")
         return compared(title, " models/s", 1, MODELS, every, list(sides), rounds, aims)
     finally:
@@ -274,8 +284,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         key_writer.write_cluster(Path(folder))
         for what, keys, security in (("", None, None), (", encrypted", folder, "TLS")):
-            report.add(*samples(what, keys, security, company, rounds))
-            report.add(*models(what, keys, security, company, rounds))
+            report.add(*samples(what, keys, security, company, rounds, chosen.only))
+            report.add(*models(what, keys, security, company, rounds, chosen.only))
     report.facts += company.facts()
     report.finish(chosen.write, "transfer")
 

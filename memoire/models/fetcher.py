@@ -362,7 +362,7 @@ class TopicFetcher:
         assert assembly is not None
         if (chunk.version, chunk.sha256) != (assembly.version, assembly.digest):
             raise ProtocolError("unexpected", "a chunk of another model")
-        return assembly.add(chunk.offset, payload)
+        return assembly.add(chunk.offset, payload, answer.header.payload_checksum)
 
     def _start(self, fetching: _Fetching, chunk: messages.Chunk, stride: int) -> None:
         """The first chunk says what is coming. Many clients hear of a model at once: if the chunk was long in coming,

@@ -16,6 +16,7 @@ from memoire.arguments import is_name
 from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.wire import _bytes, messages
+from memoire.wire.frames import check_payload, compare_checksum
 
 TOPIC_BYTES = 255
 MAX_TOPICS = 256
@@ -286,7 +287,8 @@ class ModelAssembly:
     """A body on its way, chunk by chunk; checked against its size and a sum before anybody sees it.
 
     The sum is its XXH3 if the sender said it: the sender has compared the SHA-256. Otherwise it is the SHA-256, which
-    takes twenty times as long. A body is handed out without another copy: it is in memory once.
+    takes twenty times as long. A body is handed out without another copy: it is in memory once. One that came in a
+    single chunk is read once: copied and summed in the same pass.
 
     Args:
         early: Chunks that are kept at most until the one before them has come.
@@ -319,11 +321,15 @@ class ModelAssembly:
         self.offset = 0
         """Where the next chunk begins: all before it is here."""
 
-    def add(self, offset: int, chunk: bytes | memoryview) -> Model | None:
+    def add(self, offset: int, chunk: bytes | memoryview, checksum: int | None = None) -> Model | None:
         """Take a chunk; a repeated one is ignored. Returns the model when it is whole.
 
+        Args:
+            checksum: XXH3 of the chunk, as its message says; None: it was compared before.
+
         Raises:
-            ProtocolError: the chunk leaves a gap or goes beyond the end, or the whole has another hash.
+            ProtocolError: the chunk changed on its way, leaves a gap or goes beyond the end, or the whole has another
+                hash.
         """
         if offset < self.offset:
             return None
@@ -332,6 +338,10 @@ class ModelAssembly:
             raise ProtocolError("index", detail)
         if not len(chunk) and self.size:
             raise ProtocolError("index", f"an empty chunk at {offset} of {self.size} bytes")
+        if len(chunk) == self.size:
+            return self._take_whole(chunk, checksum)
+        if checksum is not None:
+            check_payload(chunk, checksum)
         if offset > self.offset:
             self._early[offset] = bytes(chunk)
             return None
@@ -340,7 +350,20 @@ class ModelAssembly:
             self._append(kept)
         for passed in [place for place in self._early if place < self.offset]:
             del self._early[passed]
-        return self._finish() if self.offset == self.size else None
+        if self.offset < self.size:
+            return None
+        body = self._body.getvalue()
+        return self._finish(body, _bytes.checksum(body))
+
+    def _take_whole(self, chunk: bytes | memoryview, checksum: int | None) -> Model:
+        """The body in one chunk."""
+        body, found = _bytes.copied(chunk)
+        if checksum is not None:
+            compare_checksum(found, checksum)
+        if self._hash is not None:
+            self._hash.update(body)
+        self.offset = self.size
+        return self._finish(body, found)
 
     def _append(self, chunk: bytes | memoryview) -> None:
         self._body.write(chunk)
@@ -348,10 +371,8 @@ class ModelAssembly:
             self._hash.update(chunk)
         self.offset += len(chunk)
 
-    def _finish(self) -> Model:
+    def _finish(self, body: bytes, checksum: int) -> Model:
         self._early.clear()
-        body = self._body.getvalue()
-        checksum = _bytes.checksum(body)
         is_right = checksum == self._checksum if self._hash is None else self._hash.digest() == self.digest
         if not is_right:
             what = "XXH3" if self._hash is None else "SHA-256"

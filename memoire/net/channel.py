@@ -19,7 +19,7 @@ from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolErro
 from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, MessageHeader, encode, parse, peek
+from memoire.wire.frames import Answer, MessageHeader, check_payload, encode, parse, peek
 
 from . import sockets
 from .context import Context, Socket
@@ -155,6 +155,7 @@ class Channel:
         deadline: float = float("inf"),
         *,
         payload: Any = None,
+        payload_checksum: int | None = None,
         home: int | None = None,
         sequence: int | None = None,
         run: int | None = None,
@@ -165,6 +166,7 @@ class Channel:
 
         Args:
             deadline: When to give up, by time.monotonic(); infinity resends for ever.
+            payload_checksum: XXH3 of the payload, if it is known.
             home: Which server it is for, where that is not the channel's own.
             sequence: Its number, where the caller had to know it before.
             patience: Least seconds before it is sent again, where a second answer would cost much.
@@ -179,6 +181,7 @@ class Channel:
             table=self.table,
             fingerprint=self.fingerprint,
             payload=payload,
+            payload_checksum=payload_checksum,
         )
         if len(frames[0]) > self.longest or len(frames[-1]) > self.longest:
             size = max(len(frame) for frame in frames)
@@ -285,7 +288,9 @@ class Channel:
         try:
             if len(frames[0]):
                 raise ProtocolError("frames", "a reply begins with an empty frame")
-            message = parse(frames[1:], self._limits)
+            message = parse(frames[1:], self._limits, verify_payload=False)
+            if message.payload is not None and not isinstance(message.body, messages.Chunk):
+                check_payload(message.payload, message.header.payload_checksum)  # a chunk's is compared as it is copied
             if message.header.client != self._client:
                 raise ProtocolError("client", "a reply for somebody else")
         except ProtocolError as error:

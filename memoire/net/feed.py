@@ -83,6 +83,8 @@ class Feed:
                 take(parse_notice(frames, self._limits), frames)
             except ProtocolError as error:
                 refuse(error.code)
+            if not sockets.has_message(self._socket):  # most notices come alone
+                return
 
     def fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], Any]) -> None:
         """Ask for a stretch of a body; see `Topics`."""

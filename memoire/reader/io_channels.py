@@ -95,6 +95,7 @@ class Channels:
         deadline: float = float("inf"),
         *,
         payload: Buffer | None = None,
+        payload_checksum: int | None = None,
         sequence: int | None = None,
         run: int | None = None,
     ) -> None:
@@ -104,7 +105,16 @@ class Channels:
             run: Hash of the run that it is about; 0 is whichever the server counts, None the one that its address does.
         """
         channel = self.of[server.address]
-        channel.ask(body, finish, deadline, payload=payload, home=server.home, sequence=sequence, run=run)
+        channel.ask(
+            body,
+            finish,
+            deadline,
+            payload=payload,
+            payload_checksum=payload_checksum,
+            home=server.home,
+            sequence=sequence,
+            run=run,
+        )
 
     def greet(self, address: Address, hello: messages.Hello, finish: Finish, deadline: float) -> None:
         """Send HELLO to any server there: behind a proxy another one answers where the former one is away."""

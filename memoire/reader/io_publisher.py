@@ -85,7 +85,9 @@ class Publisher:
     def _send(self, sends: list[Send]) -> None:
         for send in sends:
             # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
-            self._channels.ask(send.server, send.body, functools.partial(self._sent, send), payload=send.payload)
+            finish = functools.partial(self._sent, send)
+            checksum = send.payload_checksum
+            self._channels.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)
 
     def _sent(self, send: Send, answer: Answer) -> None:
         with self._monitor.changed:

@@ -83,6 +83,12 @@ class Send:
         chunk = memoryview(self.transfer.model.body)[self.offset : self.offset + self.length]
         return chunk if len(chunk) else None
 
+    @property
+    def payload_checksum(self) -> int | None:
+        """XXH3 of the stretch, if it is known: it is the whole body."""
+        model = self.transfer.model
+        return model.checksum if 0 < model.size == self.sent_bytes else None
+
 
 @dataclass(frozen=True, slots=True)
 class PublishOrder:

@@ -42,7 +42,9 @@ class MessageHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message that `parse` found whole. `payload` is the frame as it was received, or None."""
+    """A message that `parse` found whole, but for a payload that it left to others. `payload` is the frame as it was
+    received, or None.
+    """
 
     header: MessageHeader
     body: Body
@@ -135,7 +137,8 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
         frames: As received; frame 1 becomes `Message.payload` without a copy.
         limits: `tail_bytes`, `message_bytes` and `request_bytes` that this node allows.
         verify_payload: Compare the payload's checksum (one pass over it, GIL released). A proxy that hands it on leaves
-            that to the end, and a server to `unpack.check`, which is told the checksum.
+            that to the end, a server to `unpack.check`, which is told the checksum, and a channel to whoever copies
+            the chunk of a model.
 
     Raises:
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
@@ -148,7 +151,11 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
 
 def check_payload(payload: Buffer, checksum: int) -> None:
     """Raise ProtocolError if the checksum of a payload is not the one in its header. Reads it once, without the GIL."""
-    found = _bytes.checksum(payload)
+    compare_checksum(_bytes.checksum(payload), checksum)
+
+
+def compare_checksum(found: int, checksum: int) -> None:
+    """Raise ProtocolError if the checksum that was found is not the one in the header."""
     if found != checksum:
         text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"
         raise ProtocolError("payload", text)

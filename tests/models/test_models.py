@@ -157,6 +157,15 @@ def test_a_body_comes_together_from_chunks_in_order_with_repeats(body, chunk, is
     assert (model.value, model.version, model.digest, model.checksum) == (body, 3, digest, checksum)
 
 
+@pytest.mark.parametrize("length", [4, 2])
+def test_a_chunk_that_changed_on_its_way_is_refused(length):
+    digest = hashlib.sha256(b"good").digest()
+    assembly = ModelAssembly("t", 1, 4, digest, False, byte_limit=10)
+    with pytest.raises(ProtocolError, match="changed on the way"):
+        assembly.add(0, b"evil"[:length], _bytes.checksum(b"good"[:length]))
+    assert assembly.offset == 0
+
+
 def test_a_body_with_another_hash_or_size_is_refused():
     digest = hashlib.sha256(b"good").digest()
     with pytest.raises(ProtocolError, match="SHA-256"):

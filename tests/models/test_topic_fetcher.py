@@ -146,6 +146,18 @@ def test_what_is_missing_or_damaged_is_replaced_by_the_newest_once():
     assert topic.fetcher.answered(newest, Closed("the client"), 0.0) == []
 
 
+@pytest.mark.parametrize("size", [5, 25])
+def test_a_chunk_that_changed_on_its_way_is_refused_and_the_newest_is_asked_for(size):
+    topic = Topic()
+    (request,) = topic.fetcher.announced(5, 0.0)
+    asked = messages.Fetch(topic="t", version=5, size=10)
+    chunk, stretch = chunk_of(model(5, size=size), asked, LIMITS)
+    header = parse(encode(asked, client=b"c" * 16)).header
+    frames = [reply(header, chunk, payload=stretch)[0], bytes(len(stretch))]
+    (newest,) = topic.fetcher.answered(request, parse(frames, verify_payload=False), 0.0)
+    assert newest.version == 0 and topic.fetcher.refused == {"payload": 1}
+
+
 def test_chunks_of_another_model_are_refused():
     topic = Topic()
     (first,) = topic.fetcher.announced(1, 0.0)

@@ -20,6 +20,7 @@ from memoire.net.poller import Poller
 from memoire.net.resolver import NameResolver
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
+from memoire.wire.frames import encode, peek
 from namekit import Book
 from netkit import KeepingContext, record, until
 
@@ -360,6 +361,26 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     turn(lambda: again.socket.poll(0))
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
     assert not answers
+
+
+def test_a_damaged_reply_is_refused_and_a_chunk_is_left_to_whoever_copies_it(context, doors):
+    answering, answers = Answering(context), []
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
+
+    def turn():
+        channel.turn(doors.wait(time.monotonic() + 0.01))
+        return answering.socket.poll(0)
+
+    bodies = [messages.Updated(), messages.Chunk(topic="t", version=1, size=3, sha256=bytes(32))]
+    for body in bodies:
+        channel.ask(messages.Fetch(topic="t"), answers.append)
+        until(turn)
+        address, _, asked = sockets.receive(answering.socket)
+        header, _ = encode(body, sequence=peek([asked]).sequence, payload=b"abc")
+        sockets.send(answering.socket, [address, b"", header, b"abd"])
+    until(lambda: turn() or answers)
+    (chunk,) = answers
+    assert chunk.body == bodies[1] and bytes(chunk.payload) == b"abd" and channel.refused == {"payload": 1}
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):

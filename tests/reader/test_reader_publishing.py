@@ -6,7 +6,7 @@ from memoire.errors import Closed
 from memoire.models.model import make
 from memoire.reader.directory import LEFT_OUT_TIMEOUT, RunChange
 from memoire.reader.publishing import Publishing
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from readerkit import directory_of, learn, message, refused, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -66,10 +66,18 @@ def test_what_is_said_of_a_model_is_in_every_stretch():
     assert (send.body.topic, send.body.version, send.body.offset) == ("policy", 1, 0) and bytes(send.payload) == b"text"
 
 
+@pytest.mark.parametrize(("body", "is_known"), [(b"1234", True), (b"12345678", False)])
+def test_the_checksum_of_a_stretch_is_known_if_it_is_the_whole_body(body, is_known):
+    world = World("a")
+    world.publish(body)
+    (send,) = world.sends
+    assert send.payload_checksum == (_bytes.checksum(body) if is_known else None)
+
+
 def test_an_empty_model_is_sent_without_a_payload():
     world = World("a")
     order = world.publish(b"")
-    assert world.sends[0].payload is None
+    assert world.sends[0].payload is None and world.sends[0].payload_checksum is None
     world.answer_all()
     assert world.made.is_taken(order, 0.0)
 

@@ -52,6 +52,11 @@ def test_known_sizes_give_known_sums(size: int, plain: int, seeded: int) -> None
     assert _bytes.checksum(SUMMED[:size], SEED) == seeded
 
 
+@pytest.mark.parametrize(("size", "plain", "seeded"), KNOWN)
+def test_a_copy_has_the_same_bytes_and_their_sum(size: int, plain: int, seeded: int) -> None:
+    assert _bytes.copied(memoryview(SUMMED)[:size]) == (bytes(SUMMED[:size]), plain)
+
+
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
 def test_known_texts_give_known_sums(text: bytes, expected: int) -> None:
     assert _bytes.checksum(text) == expected
