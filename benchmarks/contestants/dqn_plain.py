@@ -6,8 +6,8 @@ It is what one writes without a library. Vectorized where that is easy: a whole 
 from collections import deque
 
 import numpy as np
+import settings
 import torch
-from settings import ALPHA, BATCH, BETA, CAPACITY, FIRST_UPDATE, GAMMA, MULTI_STEP, UPDATE_INTERVAL
 from tasks import DoubleDqn, Run, epsilon_at
 
 ENVS = 8
@@ -43,24 +43,24 @@ class Replay:
     """A ring of transitions with returns of three steps, drawn by priority."""
 
     def __init__(self, shape, seed: int) -> None:
-        self.obs, self.next_obs = (np.zeros((CAPACITY, *shape), np.uint8) for _ in range(2))
-        self.action, self.reward = np.zeros(CAPACITY, np.int64), np.zeros(CAPACITY, np.float32)
-        self.discount = np.zeros(CAPACITY, np.float32)
-        self.tree, self.random = SumTree(CAPACITY), np.random.default_rng(seed)
+        self.obs, self.next_obs = (np.zeros((settings.CAPACITY, *shape), np.uint8) for _ in range(2))
+        self.action, self.reward = np.zeros(settings.CAPACITY, np.int64), np.zeros(settings.CAPACITY, np.float32)
+        self.discount = np.zeros(settings.CAPACITY, np.float32)
+        self.tree, self.random = SumTree(settings.CAPACITY), np.random.default_rng(seed)
         self.added, self.largest = 0, 1.0
 
     def add(self, obs, action, reward, discount, next_obs) -> None:
-        place = self.added % CAPACITY
+        place = self.added % settings.CAPACITY
         self.obs[place], self.action[place], self.next_obs[place] = obs, action, next_obs
         self.reward[place], self.discount[place] = reward, discount
-        self.tree.set(np.array([place]), self.largest**ALPHA)
+        self.tree.set(np.array([place]), self.largest**settings.ALPHA)
         self.added += 1
 
     def draw(self):
         """Places, importance, and the columns of a batch."""
-        places = self.tree.draw(BATCH, self.random)
+        places = self.tree.draw(settings.BATCH, self.random)
         chance = self.tree.nodes[places + self.tree.leaves] / self.tree.nodes[1]
-        importance = (chance * min(self.added, CAPACITY)) ** -BETA
+        importance = (chance * min(self.added, settings.CAPACITY)) ** -settings.BETA
         columns = self.obs, self.action, self.reward, self.discount, self.next_obs
         tensors = [torch.from_numpy(each[places]) for each in columns]
         return places, torch.from_numpy((importance / importance.max()).astype(np.float32)), tensors
@@ -68,7 +68,7 @@ class Replay:
     def update(self, places, errors) -> None:
         priorities = np.abs(errors) + 1e-6
         self.largest = max(self.largest, float(priorities.max()))
-        self.tree.set(places, priorities**ALPHA)
+        self.tree.set(places, priorities**settings.ALPHA)
 
 
 class Window:
@@ -79,10 +79,10 @@ class Window:
 
     def step(self, replay: Replay, obs, action, reward, next_obs, terminated, truncated) -> None:
         self.steps.append((obs, action, reward))
-        while self.steps and (len(self.steps) == MULTI_STEP or terminated or truncated):
+        while self.steps and (len(self.steps) == settings.MULTI_STEP or terminated or truncated):
             first, taken, _ = self.steps[0]
-            returned = sum(GAMMA**place * each[2] for place, each in enumerate(self.steps))
-            discount = 0.0 if terminated else GAMMA ** len(self.steps)
+            returned = sum(settings.GAMMA**place * each[2] for place, each in enumerate(self.steps))
+            discount = 0.0 if terminated else settings.GAMMA ** len(self.steps)
             replay.add(first, taken, returned, discount, next_obs)
             self.steps.popleft()
             if not (terminated or truncated):
@@ -107,8 +107,8 @@ def main() -> None:
             window.step(replay, obs[place], chosen[place], reward, next_obs, terminated, truncated)
             after[place] = env.reset()[0] if terminated or truncated else next_obs
         obs, steps = after, steps + ENVS
-        if steps >= FIRST_UPDATE:
-            for _ in range(ENVS // UPDATE_INTERVAL):
+        if steps >= settings.FIRST_UPDATE:
+            for _ in range(ENVS // settings.UPDATE_INTERVAL):
                 places, importance, columns = replay.draw()
                 replay.update(places, dqn.update(importance, *columns).numpy())
     run.report(updates=dqn.updates)

@@ -1,29 +1,15 @@
 """RLlib: its DQN with its prioritized buffer of episodes; an environment runner beside the learner's process."""
 
 import ray
+import settings
 import torch
 from ray.rllib.algorithms.dqn.dqn import DQNConfig, calculate_rr_weights
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 from ray.rllib.core.models.base import ENCODER_OUT
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.schedules.scheduler import Scheduler
-from ray.tune.registry import register_env
-from settings import (
-    ALPHA,
-    BATCH,
-    BETA,
-    CAPACITY,
-    EPSILON,
-    EPSILON_STEPS,
-    FIRST_UPDATE,
-    GAMMA,
-    MAX_GRAD_NORM,
-    MULTI_STEP,
-    RATE,
-    TARGET_INTERVAL,
-    UPDATE_INTERVAL,
-)
-from tasks import MAKERS, Run, q_network
+from rllib_side import ENVIRONMENT, begin, learner_of
+from tasks import Run, q_network
 
 RUNNERS, ENVS, STEPS = 1, 8, 8
 
@@ -51,39 +37,41 @@ class Module(DefaultDQNTorchRLModule):
 
 def main() -> None:
     run = Run.from_environment()
-    torch.set_num_threads(1)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    register_env("contest", lambda config: MAKERS[run.game][0]())
+    begin(run)
     config = (
         DQNConfig()
-        .environment("contest")
+        .environment(ENVIRONMENT)
         .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=ENVS, rollout_fragment_length=STEPS)
         .rl_module(
             rl_module_spec=RLModuleSpec(
-                module_class=Module, model_config={"epsilon": [[0, 1.0], [EPSILON_STEPS, EPSILON]]}
+                module_class=Module, model_config={"epsilon": [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]}
             )
         )
         .training(
-            lr=RATE,
-            gamma=GAMMA,
-            n_step=MULTI_STEP,
+            lr=settings.RATE,
+            gamma=settings.GAMMA,
+            n_step=settings.MULTI_STEP,
             double_q=True,
             dueling=False,
-            train_batch_size_per_learner=BATCH,
-            training_intensity=BATCH / UPDATE_INTERVAL * RUNNERS / (RUNNERS + 1),  # it counts one runner more
-            target_network_update_freq=TARGET_INTERVAL,
-            num_steps_sampled_before_learning_starts=FIRST_UPDATE,
-            grad_clip=MAX_GRAD_NORM,
-            epsilon=[[0, 1.0], [EPSILON_STEPS, EPSILON]],
+            train_batch_size_per_learner=settings.BATCH,
+            # RLlib counts one runner more than there are
+            training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * RUNNERS / (RUNNERS + 1),
+            target_network_update_freq=settings.TARGET_INTERVAL,
+            num_steps_sampled_before_learning_starts=settings.FIRST_UPDATE,
+            grad_clip=settings.MAX_GRAD_NORM,
+            epsilon=[[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]],
             replay_buffer_config={
-                "type": "PrioritizedEpisodeReplayBuffer", "capacity": CAPACITY, "alpha": ALPHA, "beta": BETA,
+                "type": "PrioritizedEpisodeReplayBuffer",
+                "capacity": settings.CAPACITY,
+                "alpha": settings.ALPHA,
+                "beta": settings.BETA,
             },
         )
         .reporting(min_sample_timesteps_per_iteration=200)
         .debugging(seed=run.seed, log_level="ERROR")
-    )  # fmt: skip
+    )
     algorithm = config.build_algo()
-    module = algorithm.learner_group._learner.module["default_policy"]
+    module = learner_of(algorithm).module["default_policy"]
     steps = 0
 
     def parameters():
@@ -93,7 +81,7 @@ def main() -> None:
         result = algorithm.train()
         steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
     rounds, updates = calculate_rr_weights(algorithm.config)
-    assert updates * UPDATE_INTERVAL == rounds * RUNNERS * ENVS * STEPS, (rounds, updates)
+    assert updates * settings.UPDATE_INTERVAL == rounds * RUNNERS * ENVS * STEPS, (rounds, updates)
     ray.shutdown()
 
 

@@ -1,21 +1,9 @@
 """Stable-Baselines3: its DQN with its n-step buffer. It knows no priorities; the double estimate is added here."""
 
+import settings
 import torch
 from gymnasium import spaces
 from sb3_watch import FUSED, Watch
-from settings import (
-    BATCH,
-    CAPACITY,
-    EPSILON,
-    EPSILON_STEPS,
-    FIRST_UPDATE,
-    GAMMA,
-    MAX_GRAD_NORM,
-    MULTI_STEP,
-    RATE,
-    TARGET_INTERVAL,
-    UPDATE_INTERVAL,
-)
 from stable_baselines3 import DQN
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -64,19 +52,19 @@ def main() -> None:
     model = DoubleDQN(
         "CnnPolicy",
         envs,
-        RATE,
-        CAPACITY,
-        FIRST_UPDATE,
-        BATCH,
+        settings.RATE,
+        settings.CAPACITY,
+        settings.FIRST_UPDATE,
+        settings.BATCH,
         tau=1.0,
-        gamma=GAMMA,
-        train_freq=max(1, UPDATE_INTERVAL // count),
-        gradient_steps=max(1, count // UPDATE_INTERVAL),
-        n_steps=MULTI_STEP,
-        target_update_interval=TARGET_INTERVAL,
-        exploration_fraction=EPSILON_STEPS / STEPS,
-        exploration_final_eps=EPSILON,
-        max_grad_norm=MAX_GRAD_NORM,
+        gamma=settings.GAMMA,
+        train_freq=max(1, settings.UPDATE_INTERVAL // count),
+        gradient_steps=max(1, count // settings.UPDATE_INTERVAL),
+        n_steps=settings.MULTI_STEP,
+        target_update_interval=settings.TARGET_INTERVAL,
+        exploration_fraction=settings.EPSILON_STEPS / STEPS,
+        exploration_final_eps=settings.EPSILON,
+        max_grad_norm=settings.MAX_GRAD_NORM,
         policy_kwargs={"features_extractor_class": Features, "net_arch": [], "normalize_images": False} | FUSED,
         seed=run.seed,
         device="cpu",

@@ -2,22 +2,8 @@
 
 from functools import partial
 
+import settings
 import torch
-from settings import (
-    ALPHA,
-    BATCH,
-    BETA,
-    CAPACITY,
-    EPSILON,
-    EPSILON_STEPS,
-    FIRST_UPDATE,
-    GAMMA,
-    MAX_GRAD_NORM,
-    MULTI_STEP,
-    RATE,
-    TARGET_INTERVAL,
-    UPDATE_INTERVAL,
-)
 from tasks import MAKERS, Run, q_network
 from tensordict.nn import TensorDictSequential
 from torchrl.collectors import MultiAsyncCollector
@@ -54,20 +40,24 @@ def main() -> None:
     env = environment(run.game)
     net = torch.nn.Sequential(Floats(), q_network(env.observation_spec["observation"].shape[0], int(env.action_spec.n)))
     actor = QValueActor(net, in_keys=["observation"], spec=env.action_spec, action_space="categorical")
-    exploration = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=EPSILON, annealing_num_steps=EPSILON_STEPS)
-    storage = LazyTensorStorage(CAPACITY)
-    replay = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, batch_size=BATCH)
+    exploration = EGreedyModule(
+        env.action_spec, eps_init=1.0, eps_end=settings.EPSILON, annealing_num_steps=settings.EPSILON_STEPS
+    )
+    storage = LazyTensorStorage(settings.CAPACITY)
+    replay = TensorDictPrioritizedReplayBuffer(
+        alpha=settings.ALPHA, beta=settings.BETA, storage=storage, batch_size=settings.BATCH
+    )
     loss = DQNLoss(actor, loss_function="smooth_l1", delay_value=True, double_dqn=True)
-    loss.make_value_estimator(gamma=GAMMA)
-    updater = HardUpdate(loss, value_network_update_interval=TARGET_INTERVAL // UPDATE_INTERVAL)
-    optimizer = torch.optim.Adam(loss.parameters(), RATE, fused=True)
+    loss.make_value_estimator(gamma=settings.GAMMA)
+    updater = HardUpdate(loss, value_network_update_interval=settings.TARGET_INTERVAL // settings.UPDATE_INTERVAL)
+    optimizer = torch.optim.Adam(loss.parameters(), settings.RATE, fused=True)
     collector = MultiAsyncCollector(
         [partial(environments, run.game)] * WORKERS,
         TensorDictSequential(actor, exploration),
         frames_per_batch=ENVS * STEPS,
         total_frames=-1,
         device="cpu",
-        postproc=MultiStep(GAMMA, MULTI_STEP),
+        postproc=MultiStep(settings.GAMMA, settings.MULTI_STEP),
     )
     collector.set_seed(run.seed)
     steps = updates = 0
@@ -75,12 +65,12 @@ def main() -> None:
         steps += data.numel()
         exploration.step(data.numel())
         replay.extend(data.reshape(-1))
-        for _ in range(data.numel() // UPDATE_INTERVAL if steps >= FIRST_UPDATE else 0):
+        for _ in range(data.numel() // settings.UPDATE_INTERVAL if steps >= settings.FIRST_UPDATE else 0):
             batch = replay.sample()
             found = loss(batch)["loss"]
             optimizer.zero_grad()
             found.backward()
-            torch.nn.utils.clip_grad_norm_(loss.parameters(), MAX_GRAD_NORM)
+            torch.nn.utils.clip_grad_norm_(loss.parameters(), settings.MAX_GRAD_NORM)
             optimizer.step()
             updater.step()
             replay.update_tensordict_priority(batch)

@@ -1,19 +1,9 @@
 """memoire: PPO of memoire.rl with two collectors of eight environments each."""
 
 import gymnasium as gym
+import settings
 import torch
 from memoire_side import Actors, Observed
-from settings import (
-    PPO_ENTROPY,
-    PPO_ENVS,
-    PPO_EPOCHS,
-    PPO_GAMMA,
-    PPO_HIDDEN,
-    PPO_LAMBDA,
-    PPO_MINIBATCH,
-    PPO_RATE,
-    PPO_STEPS,
-)
 from tasks import Run
 
 from memoire import rl
@@ -30,7 +20,7 @@ def is_remote(run: Run) -> bool:
 def collect(url: str, number: int, run: Run) -> None:
     """A collector, until the run is over."""
     groups = 2 if is_remote(run) else 1  # one steps while the other one's actions are computed
-    size = PPO_ENVS // COLLECTORS // groups
+    size = settings.PPO_ENVS // COLLECTORS // groups
     envs = [gym.vector.SyncVectorEnv([run.make] * size) for _ in range(groups)]
     with rl.Collector(url, envs, seed=1000 * run.seed + 100 * number) as collector:
         collector.run()
@@ -38,8 +28,19 @@ def collect(url: str, number: int, run: Run) -> None:
 
 def learn(learner: rl.OnPolicyLearner, run: Run, observed: Observed) -> None:
     """The learner, until the time is up."""
-    given = {"gamma": PPO_GAMMA, "lam": PPO_LAMBDA, "entropy_coef": PPO_ENTROPY, "seed": run.seed}
-    ppo = rl.PPO(learner.net, PPO_RATE, PPO_EPOCHS, PPO_MINIBATCH, **given)
+    ppo = rl.PPO(
+        learner.net,
+        settings.PPO_RATE,
+        settings.PPO_EPOCHS,
+        settings.PPO_MINIBATCH,
+        clip=settings.PPO_CLIP,
+        value_coef=2.0 * settings.PPO_VALUE,  # its loss is half of the mean square
+        entropy_coef=settings.PPO_ENTROPY,
+        gamma=settings.PPO_GAMMA,
+        lam=settings.PPO_LAMBDA,
+        max_grad_norm=settings.PPO_MAX_GRAD_NORM,
+        seed=run.seed,
+    )
     while run.goes_on(learner.steps, learner.net.policy.parameters):
         rollouts = learner.collect(timeout=60.0)
         if not observed.has_begun:
@@ -54,9 +55,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(run.seed)
     env, collectors = run.make(), Actors(collect, COLLECTORS, run)
-    net = rl.ActorCritic.mlp(env, hidden=PPO_HIDDEN)
-    options = {"policy": "remote" if is_remote(run) else "local", "discount": PPO_GAMMA, "run": "contest"}
-    with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, PPO_STEPS, LENGTH, **options) as learner:
+    net = rl.ActorCritic.mlp(env, hidden=settings.PPO_HIDDEN)
+    options = {"policy": "remote" if is_remote(run) else "local", "discount": settings.PPO_GAMMA, "run": "contest"}
+    with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options) as learner:
         collectors.begin(learner.server)
         observed = Observed(learner.server)
         learn(learner, run, observed)

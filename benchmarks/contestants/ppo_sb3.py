@@ -2,19 +2,9 @@
 
 import itertools
 
+import settings
 import torch
 from sb3_watch import Watch
-from settings import (
-    PPO_ENTROPY,
-    PPO_ENVS,
-    PPO_EPOCHS,
-    PPO_GAMMA,
-    PPO_HIDDEN,
-    PPO_LAMBDA,
-    PPO_MINIBATCH,
-    PPO_RATE,
-    PPO_STEPS,
-)
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import Run
@@ -28,15 +18,18 @@ def main() -> None:
     torch.set_num_threads(1)
     model = PPO(
         "MlpPolicy",
-        DummyVecEnv([run.make] * PPO_ENVS),
-        PPO_RATE,
-        n_steps=PPO_STEPS // PPO_ENVS,
-        batch_size=PPO_MINIBATCH,
-        n_epochs=PPO_EPOCHS,
-        gamma=PPO_GAMMA,
-        gae_lambda=PPO_LAMBDA,
-        ent_coef=PPO_ENTROPY,
-        policy_kwargs={"net_arch": {"pi": list(PPO_HIDDEN), "vf": list(PPO_HIDDEN)}},
+        DummyVecEnv([run.make] * settings.PPO_ENVS),
+        settings.PPO_RATE,
+        n_steps=settings.PPO_STEPS // settings.PPO_ENVS,
+        batch_size=settings.PPO_MINIBATCH,
+        n_epochs=settings.PPO_EPOCHS,
+        gamma=settings.PPO_GAMMA,
+        gae_lambda=settings.PPO_LAMBDA,
+        ent_coef=settings.PPO_ENTROPY,
+        vf_coef=settings.PPO_VALUE,
+        clip_range=settings.PPO_CLIP,
+        max_grad_norm=settings.PPO_MAX_GRAD_NORM,
+        policy_kwargs={"net_arch": {"pi": list(settings.PPO_HIDDEN), "vf": list(settings.PPO_HIDDEN)}},
         seed=run.seed,
         device="cpu",
     )

@@ -1,9 +1,9 @@
 """memoire: SAC of memoire.rl, eight actor processes of one environment each, none of which waits for another."""
 
 import gymnasium as gym
+import settings
 import torch
 from memoire_side import Actors, Observed
-from settings import CAPACITY, GAMMA, POLYAK, SAC_ALPHA, SAC_BATCH, SAC_ENVS, SAC_FIRST_UPDATE, SAC_HIDDEN, SAC_RATE
 from tasks import Run
 
 import memoire
@@ -18,7 +18,7 @@ LEAD = 1000
 
 
 def policy_of(env: gym.Env) -> rl.GaussianPolicy:
-    return rl.GaussianPolicy(env.observation_space, env.action_space, SAC_HIDDEN)
+    return rl.GaussianPolicy(env.observation_space, env.action_space, settings.SAC_HIDDEN)
 
 
 def act(url: str, number: int, run: Run) -> None:
@@ -44,7 +44,7 @@ def learn(server: memoire.Server, agent: rl.SAC, run: Run, observed: Observed) -
     """The learner, until the time is up."""
     memoire.torch.publish(server, "policy", agent.policy)
     updates = steps = 0
-    for batch in server.batches(SAC_BATCH, 60.0, ahead=1):
+    for batch in server.batches(settings.SAC_BATCH, 60.0, ahead=1):
         if not observed.has_begun:
             observed.begin()
         batch = batch.to("cpu")
@@ -61,20 +61,27 @@ def learn(server: memoire.Server, agent: rl.SAC, run: Run, observed: Observed) -
 def main() -> None:
     run = Run.from_environment()
     torch.set_num_threads(1)
-    env, actors = run.make(), Actors(act, SAC_ENVS, run)
-    settings = {"hidden": SAC_HIDDEN, "gamma": GAMMA, "polyak": POLYAK, "rate": SAC_RATE, "alpha": SAC_ALPHA}
+    env, actors = run.make(), Actors(act, settings.SAC_ENVS, run)
     agent = rl.SAC(
-        env.observation_space, env.action_space, policy=lambda **spaces: policy_of(env), seed=run.seed, **settings
+        env.observation_space,
+        env.action_space,
+        policy=lambda **spaces: policy_of(env),
+        hidden=settings.SAC_HIDDEN,
+        gamma=settings.GAMMA,
+        polyak=settings.POLYAK,
+        rate=settings.SAC_RATE,
+        alpha=settings.SAC_ALPHA,
+        seed=run.seed,
     )
     table = memoire.Table(
         memoire.Schema.from_env(env),
         storage="episodes",
-        capacity=CAPACITY,
+        capacity=settings.CAPACITY,
         sampler=memoire.Uniform(),
-        discount=GAMMA,
-        min_size=SAC_FIRST_UPDATE,
-        samples_per_insert=SAC_BATCH,
-        samples_per_insert_tolerance=float(LEAD * SAC_BATCH),
+        discount=settings.GAMMA,
+        min_size=settings.SAC_FIRST_UPDATE,
+        samples_per_insert=settings.SAC_BATCH,
+        samples_per_insert_tolerance=float(LEAD * settings.SAC_BATCH),
     )
     with memoire.Server("tcp://127.0.0.1:*", tables={"replay": table}, run="contest", seed=run.seed) as server:
         actors.begin(server)

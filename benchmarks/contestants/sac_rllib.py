@@ -1,13 +1,13 @@
 """RLlib: its SAC with its buffer of episodes, eight environments in processes of their own that step together."""
 
 import ray
+import settings
 import torch
 from ray.rllib.algorithms.sac.sac import SACConfig
 from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
 from ray.rllib.core.models.base import ENCODER_OUT
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from rllib_side import ENVIRONMENT, begin, learner_of
-from settings import CAPACITY, GAMMA, POLYAK, SAC_ALPHA, SAC_BATCH, SAC_ENVS, SAC_FIRST_UPDATE, SAC_HIDDEN, SAC_RATE
 from tasks import Run
 
 STEPS = 4
@@ -19,7 +19,7 @@ class Encoder(torch.nn.Module):
 
     def __init__(self, inputs: int, *names: str) -> None:
         super().__init__()
-        first, last = SAC_HIDDEN
+        first, last = settings.SAC_HIDDEN
         layers = torch.nn.Linear(inputs, first), torch.nn.ReLU(), torch.nn.Linear(first, last), torch.nn.ReLU()
         self.names, self.net = names, torch.nn.Sequential(*layers)
 
@@ -33,10 +33,10 @@ class Module(DefaultSACTorchRLModule):
     def setup(self) -> None:
         self.twin_q = True
         inputs, outputs = self.observation_space.shape[0], self.action_space.shape[0]
-        self.pi_encoder, self.pi = Encoder(inputs, "obs"), torch.nn.Linear(SAC_HIDDEN[-1], 2 * outputs)
+        self.pi_encoder, self.pi = Encoder(inputs, "obs"), torch.nn.Linear(settings.SAC_HIDDEN[-1], 2 * outputs)
         if not self.inference_only:
             self.qf_encoder, self.qf_twin_encoder = (Encoder(inputs + outputs, "obs", "actions") for _ in range(2))
-            self.qf, self.qf_twin = (torch.nn.Linear(SAC_HIDDEN[-1], 1) for _ in range(2))
+            self.qf, self.qf_twin = (torch.nn.Linear(settings.SAC_HIDDEN[-1], 1) for _ in range(2))
 
 
 def main() -> None:
@@ -47,22 +47,22 @@ def main() -> None:
         .environment(ENVIRONMENT)
         .env_runners(
             num_env_runners=0,
-            num_envs_per_env_runner=SAC_ENVS,
+            num_envs_per_env_runner=settings.SAC_ENVS,
             rollout_fragment_length=STEPS,
             gym_env_vectorize_mode="async",
         )
         .rl_module(rl_module_spec=RLModuleSpec(module_class=Module))
         .training(
-            actor_lr=SAC_RATE,
-            critic_lr=SAC_RATE,
-            alpha_lr=SAC_RATE,
-            gamma=GAMMA,
-            tau=1.0 - POLYAK,
-            initial_alpha=SAC_ALPHA,
-            train_batch_size_per_learner=SAC_BATCH,
-            training_intensity=SAC_BATCH,
-            num_steps_sampled_before_learning_starts=SAC_FIRST_UPDATE,
-            replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": CAPACITY},
+            actor_lr=settings.SAC_RATE,
+            critic_lr=settings.SAC_RATE,
+            alpha_lr=settings.SAC_RATE,
+            gamma=settings.GAMMA,
+            tau=1.0 - settings.POLYAK,
+            initial_alpha=settings.SAC_ALPHA,
+            train_batch_size_per_learner=settings.SAC_BATCH,
+            training_intensity=settings.SAC_BATCH,
+            num_steps_sampled_before_learning_starts=settings.SAC_FIRST_UPDATE,
+            replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": settings.CAPACITY},
         )
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
         .debugging(seed=run.seed, log_level="ERROR")
@@ -80,7 +80,7 @@ def main() -> None:
         result = algorithm.train()
         steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
         learned = result.get("learners", {}).get("default_policy", {})
-        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // SAC_BATCH
+        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.SAC_BATCH
     run.report(updates=updates)
     ray.shutdown()
 

@@ -1,8 +1,8 @@
 """Stable-Baselines3: its SAC over SubprocVecEnv, eight environments in processes of their own that step together."""
 
+import settings
 import torch
-from sb3_watch import Watch
-from settings import CAPACITY, GAMMA, POLYAK, SAC_ALPHA, SAC_BATCH, SAC_ENVS, SAC_FIRST_UPDATE, SAC_HIDDEN, SAC_RATE
+from sb3_watch import FUSED, Watch
 from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import SubprocVecEnv
 from tasks import Run
@@ -16,17 +16,17 @@ def main() -> None:
     torch.set_num_threads(1)
     model = SAC(
         "MlpPolicy",
-        SubprocVecEnv([run.make] * SAC_ENVS),
-        SAC_RATE,
-        CAPACITY,
-        SAC_FIRST_UPDATE,
-        SAC_BATCH,
-        tau=1.0 - POLYAK,
-        gamma=GAMMA,
+        SubprocVecEnv([run.make] * settings.SAC_ENVS),
+        settings.SAC_RATE,
+        settings.CAPACITY,
+        settings.SAC_FIRST_UPDATE,
+        settings.SAC_BATCH,
+        tau=1.0 - settings.POLYAK,
+        gamma=settings.GAMMA,
         train_freq=1,
         gradient_steps=-1,  # as many updates as there are environments
-        ent_coef=f"auto_{SAC_ALPHA}",
-        policy_kwargs={"net_arch": list(SAC_HIDDEN)},
+        ent_coef=f"auto_{settings.SAC_ALPHA}",
+        policy_kwargs={"net_arch": list(settings.SAC_HIDDEN)} | FUSED,
         seed=run.seed,
         device="cpu",
     )

@@ -4,8 +4,8 @@ from functools import partial
 
 import gymnasium as gym
 import numpy as np
+import settings
 import torch
-from settings import CAPACITY, GAMMA, POLYAK, SAC_ALPHA, SAC_BATCH, SAC_ENVS, SAC_FIRST_UPDATE, SAC_HIDDEN, SAC_RATE
 from tasks import MAKERS, Run
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import MultiAsyncCollector
@@ -23,7 +23,7 @@ class Policy(torch.nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        *first, last = SAC_HIDDEN
+        *first, last = settings.SAC_HIDDEN
         self.net = MLP(inputs, last, num_cells=first, activation_class=torch.nn.ReLU, activate_last_layer=True)
         self.mean, self.log_std = torch.nn.Linear(last, outputs), torch.nn.Linear(last, outputs)
 
@@ -48,7 +48,7 @@ def networks(env: GymWrapper) -> tuple[Policy, ProbabilisticActor, ValueOperator
         distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
         return_log_prob=False,
     )
-    net = MLP(inputs + spec.shape[-1], 1, num_cells=list(SAC_HIDDEN), activation_class=torch.nn.ReLU)
+    net = MLP(inputs + spec.shape[-1], 1, num_cells=list(settings.SAC_HIDDEN), activation_class=torch.nn.ReLU)
     return policy, actor, ValueOperator(net, in_keys=["observation", "action"])
 
 
@@ -58,20 +58,24 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported eight times more
     policy, actor, value = networks(environment(run.game))
-    replay = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=SAC_BATCH)
-    loss = SACLoss(actor, value, loss_function="l2", alpha_init=SAC_ALPHA)
-    loss.make_value_estimator(gamma=GAMMA)
-    updater = SoftUpdate(loss, eps=POLYAK)
-    optimizer = torch.optim.Adam(loss.parameters(), SAC_RATE, fused=True)
+    replay = TensorDictReplayBuffer(storage=LazyTensorStorage(settings.CAPACITY), batch_size=settings.SAC_BATCH)
+    loss = SACLoss(actor, value, loss_function="l2", alpha_init=settings.SAC_ALPHA)
+    loss.make_value_estimator(gamma=settings.GAMMA)
+    updater = SoftUpdate(loss, eps=settings.POLYAK)
+    optimizer = torch.optim.Adam(loss.parameters(), settings.SAC_RATE, fused=True)
     collector = MultiAsyncCollector(
-        [partial(environment, run.game)] * SAC_ENVS, actor, frames_per_batch=STEPS, total_frames=-1, device="cpu"
+        [partial(environment, run.game)] * settings.SAC_ENVS,
+        actor,
+        frames_per_batch=STEPS,
+        total_frames=-1,
+        device="cpu",
     )
     collector.set_seed(run.seed)
     steps = updates = 0
     for data in collector:
         steps += data.numel()
         replay.extend(data)
-        for _ in range(data.numel() if steps >= SAC_FIRST_UPDATE else 0):
+        for _ in range(data.numel() if steps >= settings.SAC_FIRST_UPDATE else 0):
             found = loss(replay.sample())
             optimizer.zero_grad()
             (found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"]).backward()
