@@ -142,7 +142,9 @@ def test_every_side_has_its_programs_and_its_environment(modules):
         assert sides[:4] == ["memoire", "sb3", "torchrl", "rllib"], game
         assert {contest.SIDES[side].environment for side in sides} <= known
     assert contest.sides_of("breakout", "plain,memoire") == ["memoire", "plain"]
-    with pytest.raises(SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"):
+    with pytest.raises(
+        SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"
+    ):
         contest.sides_of("lander", "uniform")
 
 
