@@ -28,17 +28,21 @@ cdef uint64_t xxh3(const uint8_t* source, size_t size, uint64_t seed, uint8_t* t
     return _xxh3(FASTEST, source, size, seed, target)
 
 
+cdef uint64_t _checksum(const Py_buffer* view, uint64_t seed):
+    cdef uint64_t total
+    if view.len < 4096:
+        return xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
+    with nogil:
+        total = xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
+    return total
+
+
 def checksum(data, uint64_t seed=0):
     """XXH3 (64 bits) of a buffer's bytes. The GIL is released for anything longer than a few kilobytes."""
     cdef Py_buffer view
-    cdef uint64_t total
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        if view.len < 4096:
-            return xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
-        with nogil:
-            total = xxh3(<const uint8_t*>view.buf, view.len, seed, NULL)
-        return total
+        return _checksum(&view, seed)
     finally:
         PyBuffer_Release(&view)
 
@@ -111,12 +115,17 @@ cdef uint64_t _header_checksum(const uint8_t* frame, Py_ssize_t size) noexcept n
 
 
 def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t table, bytes client not None, uint64_t run, uint64_t home,
-                 uint64_t sequence, uint64_t fingerprint, uint64_t payload_bytes, uint64_t payload_checksum, bytes tail not None):
+                 uint64_t sequence, uint64_t fingerprint, payload, payload_checksum, bytes tail not None):
     """Frame 0 of a message, bytes: its header, with its checksum, and the tail.
+
+    Args:
+        payload: A buffer, or None.
+        payload_checksum: If it is known already; None computes it.
 
     Raises OverflowError for a number without room, ValueError unless `magic` has 4 bytes and `client` 16.
     """
     cdef Header header
+    cdef Py_buffer view
     cdef Py_ssize_t tail_bytes = len(tail)
     cdef bytes frame
     cdef uint8_t* target
@@ -127,7 +136,15 @@ def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t
     memcpy(header.client, PyBytes_AsString(client), CLIENT_SIZE)
     header.version, header.type, header.table = version, type, table
     header.run, header.home, header.sequence, header.fingerprint = run, home, sequence, fingerprint
-    header.payload_bytes, header.payload_checksum, header.tail_bytes = payload_bytes, payload_checksum, tail_bytes
+    header.tail_bytes = tail_bytes
+    if payload is not None:
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        header.payload_bytes = view.len
+        if view.len and payload_checksum is None:
+            header.payload_checksum = _checksum(&view, 0)
+        PyBuffer_Release(&view)
+    if payload_checksum is not None:
+        header.payload_checksum = payload_checksum
     frame = PyBytes_FromStringAndSize(NULL, HEADER_SIZE + tail_bytes)
     target = <uint8_t*>PyBytes_AsString(frame)
     memcpy(target, &header, HEADER_SIZE)
@@ -137,6 +154,22 @@ def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t
     return frame
 
 
+cdef tuple _header_in(const Py_buffer* view, bytes magic, uint16_t version, uint64_t most):
+    """What `read_header` returns."""
+    cdef Header header
+    if view.len < HEADER_SIZE or len(magic) != 4:
+        return None
+    memcpy(&header, view.buf, HEADER_SIZE)
+    if memcmp(header.magic, PyBytes_AsString(magic), 4) or header.version != version or header.flags or header.reserved:
+        return None
+    if header.tail_bytes > most or <uint64_t>view.len != HEADER_SIZE + <uint64_t>header.tail_bytes:
+        return None
+    if _header_checksum(<const uint8_t*>view.buf, view.len) != header.checksum:
+        return None
+    return (header.type, header.table, PyBytes_FromStringAndSize(<const char*>header.client, CLIENT_SIZE), header.run, header.home,
+            header.sequence, header.fingerprint, header.payload_bytes, header.payload_checksum)
+
+
 def read_header(frame, bytes magic not None, uint16_t version, uint64_t most):
     """What a header says: type, table, client, run, home, sequence, fingerprint, bytes of the payload, its checksum.
 
@@ -144,22 +177,36 @@ def read_header(frame, bytes magic not None, uint16_t version, uint64_t most):
     0, the checksum.
     """
     cdef Py_buffer view
-    cdef Header header
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
     try:
-        if view.len < HEADER_SIZE or len(magic) != 4:
-            return None
-        memcpy(&header, view.buf, HEADER_SIZE)
-        if memcmp(header.magic, PyBytes_AsString(magic), 4) or header.version != version or header.flags or header.reserved:
-            return None
-        if header.tail_bytes > most or <uint64_t>view.len != HEADER_SIZE + <uint64_t>header.tail_bytes:
-            return None
-        if _header_checksum(<const uint8_t*>view.buf, view.len) != header.checksum:
-            return None
-        return (header.type, header.table, PyBytes_FromStringAndSize(<const char*>header.client, CLIENT_SIZE), header.run, header.home,
-                header.sequence, header.fingerprint, header.payload_bytes, header.payload_checksum)
+        return _header_in(&view, magic, version, most)
     finally:
         PyBuffer_Release(&view)
+
+
+def read_message(frame, payload, bytes magic not None, uint16_t version, uint64_t most, uint64_t most_payload):
+    """What `read_header` returns, and the tail, bytes, of a message whose payload has the size and the checksum that its header says.
+
+    None if anything is wrong, or the payload is empty or longer than `most_payload`, or the tail is not one plain msgpack value.
+    """
+    cdef Py_buffer view
+    cdef tuple found
+    cdef bytes tail
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        found = _header_in(&view, magic, version, most)
+        if found is None or not _scan_msgpack(<const uint8_t*>view.buf + HEADER_SIZE, view.len - HEADER_SIZE):
+            return None
+        tail = PyBytes_FromStringAndSize(<const char*>view.buf + HEADER_SIZE, view.len - HEADER_SIZE)
+    finally:
+        PyBuffer_Release(&view)
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        if not 0 < <uint64_t>view.len <= most_payload or found[7] != view.len or found[8] != _checksum(&view, 0):
+            return None
+    finally:
+        PyBuffer_Release(&view)
+    return found, tail
 
 
 # Shape of a msgpack message, before any decoder sees it: a container may not declare more elements than bytes are left, nothing

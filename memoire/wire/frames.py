@@ -78,6 +78,8 @@ _LARGE: Final = frozenset(
     }
 )
 _SMALL: Final = frozenset(kind for kind, rule in _PAYLOADS.items() if rule is PayloadRule.ALWAYS) - _LARGE
+_WITH_PAYLOAD: Final = {number: kind for number, kind in _TYPES.items() if _PAYLOADS[kind] is not PayloadRule.NEVER}
+_UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()
 
 
@@ -101,11 +103,8 @@ def encode(
     size = 0 if payload is None else len(payload) if type(payload) is bytes else memoryview(payload).nbytes
     if (body.payload is PayloadRule.NEVER and size) or (body.payload is PayloadRule.ALWAYS and not size):
         raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
-    if payload_checksum is None:
-        payload_checksum = _bytes.checksum(payload) if size else 0
-    tail = _ENCODER.encode(body)
-    facts = table, client, run, home, sequence, fingerprint, size, payload_checksum
-    frame = _bytes.write_header(MAGIC, VERSION, body.type, *facts, tail)
+    facts = table, client, run, home, sequence, fingerprint, payload, payload_checksum
+    frame = _bytes.write_header(MAGIC, VERSION, body.type, *facts, _ENCODER.encode(body))
     return [frame, payload] if size else [frame]
 
 
@@ -143,10 +142,26 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
     Raises:
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
     """
+    whole = _whole(frames, limits) if verify_payload and len(frames) == 2 else None
+    if whole is not None:
+        return whole
     header, tail = parse_header(frames, limits)
     if header.payload_bytes and verify_payload and _bytes.checksum(frames[1]) != header.payload_checksum:
         check_payload(frames[1], header.payload_checksum)
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
+
+
+def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
+    """The message in two frames, checked in one step; None if anything is wrong or large, which `parse` looks into."""
+    most = min(limits.request_bytes, limits.message_bytes)
+    found = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tail_bytes, most)
+    if found is None or (named := _WITH_PAYLOAD.get(found[0][0])) is None:
+        return None
+    facts, tail = found
+    try:
+        return Message(MessageHeader(named, *facts[1:]), _DECODERS[named].decode(tail), frames[1])
+    except _UNDECODED:
+        return None
 
 
 def check_payload(payload: Buffer, checksum: int) -> None:
@@ -285,5 +300,5 @@ def _decode(number: Type, tail: memoryview) -> Body:
         raise ProtocolError("tail", f"{number.name}: the tail is not one plain msgpack value")
     try:
         return _DECODERS[number].decode(tail)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as problem:
+    except _UNDECODED as problem:
         raise ProtocolError("tail", f"{number.name}: {problem}") from None

@@ -311,9 +311,9 @@ def test_the_page_lists_every_code_and_row() -> None:
 
 
 def test_a_header_is_written_with_numbers_that_have_room_and_ids_of_their_size():
-    facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1, 5, 6)
+    facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1, b"12345", 6)
     frame = _bytes.write_header(*facts, b"\x80")
-    assert _bytes.read_header(frame, b"MEMR", 2, 1) == (facts[2], *facts[3:])
+    assert _bytes.read_header(frame, b"MEMR", 2, 1) == (*facts[2:9], 5, 6)
     for most, magic, version in ((0, b"MEMR", 2), (1, b"MEMO", 2), (1, b"MEMR", 3), (1, b"MEM", 2)):
         assert _bytes.read_header(frame, magic, version, most) is None
     for place in range(len(frame)):  # each bit counts
@@ -327,3 +327,23 @@ def test_a_header_is_written_with_numbers_that_have_room_and_ids_of_their_size()
     for place, value in ((0, b"MEM"), (4, b"c" * 15)):
         with pytest.raises(ValueError, match="belong there"):
             _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
+
+
+def test_a_message_with_a_payload_is_read_in_one_step_or_not_at_all():
+    facts, payload = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 4), b"12345"
+    frame = _bytes.write_header(*facts, payload, None, b"\x80")
+    checksum = _bytes.checksum(payload)
+    assert _bytes.read_message(frame, payload, b"MEMR", 2, 1, 5) == ((*facts[2:], 5, checksum), b"\x80")
+    assert _bytes.read_message(frame, payload, b"MEMR", 2, 0, 5) is None  # longer than it may be
+    assert _bytes.read_message(frame, payload, b"MEMR", 2, 1, 4) is None
+    for other in (b"", b"1234", b"123456", b"12346"):
+        assert _bytes.read_message(frame, other, b"MEMR", 2, 1, 9) is None
+    for place in range(len(frame)):
+        wrong = bytearray(frame)
+        wrong[place] ^= 1 << place % 8
+        assert _bytes.read_message(wrong, payload, b"MEMR", 2, 1, 5) is None
+        assert _bytes.read_message(frame[:place], payload, b"MEMR", 2, 1, 5) is None
+    for tail in (b"", b"\x80\x80", b"\x81", b"\xc1"):  # not one plain value
+        assert _bytes.read_message(_bytes.write_header(*facts, payload, None, tail), payload, b"MEMR", 2, 2, 5) is None
+    empty = _bytes.write_header(*facts, b"", None, b"\x80")
+    assert _bytes.read_message(empty, b"", b"MEMR", 2, 1, 5) is None
