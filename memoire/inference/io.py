@@ -195,8 +195,6 @@ class InferenceThread:
             request = self.admission.receive_request(self._router, frames)
             if request is not None:
                 self._serve(request, descriptor)
-            if not sockets.has_message(self._router):
-                return
 
     def _serve(self, request: EnvelopedRequest, descriptor: int) -> None:
         self.counts.requests += 1
@@ -304,7 +302,9 @@ class InferenceThread:
         """In the thread for batches."""
         begun = time.perf_counter()
         try:
-            found: list[Any] | ProtocolError = self._computed(batch, weights, fired)
+            found: Rows | ProtocolError = self.computation.run(
+                [request.content.columns for request in batch.requests], weights
+            )
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
             found = error
@@ -315,58 +315,59 @@ class InferenceThread:
             )
         took = time.perf_counter() - begun
         if self.worker.is_here:
-            self._finish(batch, found, fired, took)
+            self._finish(batch, found, weights, fired, took)
         else:
-            self.worker.post(lambda: self._finish(batch, found, fired, took))
+            self.worker.post(lambda: self._finish(batch, found, weights, fired, took))
 
-    def _computed(self, batch: RequestBatch, weights: Weights, fired: float) -> list[list[Buffer]]:
-        """The reply to each request."""
-        outputs = self.computation.outputs
-        asked = [request.content for request in batch.requests]
-        found = self.computation.run([each.columns for each in asked], weights)
-        replies, first, version, total = [], 0, weights.version, batch.rows
-        for request in batch.requests:
-            header, rows, waited = request.content.header, request.rows, max(0.0, fired - request.arrived)
-            known = pack_known(outputs, found, rows, first)
-            payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
-            first += rows
-            if len(payload) > self._limits.request_bytes:
-                replies.append(reply(header, self._too_large(rows, len(payload))))
-                continue
-            body = messages.Inferred(version=version, batch=total, waited=waited)
-            replies.append(reply(header, body, payload=payload, fingerprint=outputs.fingerprint))
-        return replies
-
-    def _too_large(self, rows: int, size: int) -> messages.Refused:
-        """The answer to rows of which the outputs are larger than a reply may be."""
-        most = self._limits.request_bytes
-        text = f"the outputs of {rows} rows have {size} bytes; {most} are allowed (request_bytes). Ask for fewer rows"
-        error = ProtocolError("too_large", text)
-        self.worker.post(lambda: self._count(error))
-        return messages.Refused(code=error.code, text=error.detail)
-
-    def _finish(self, batch: RequestBatch, found: list[Any] | ProtocolError, fired: float, took: float) -> None:
+    def _finish(
+        self, batch: RequestBatch, found: Rows | ProtocolError, weights: Weights, fired: float, took: float
+    ) -> None:
+        """Send the answers, each as soon as it is packed: whoever has his goes on meanwhile."""
         self._is_running = False
         self._quick = self._quick + 1 if took < QUICK_TIME else 0
-        counts = self.counts
-        counts.batched_rows += batch.rows
+        counts, now, rows, first = self.counts, time.monotonic(), batch.rows, 0
+        counts.failures += isinstance(found, ProtocolError)
+        counts.batched_rows += rows
         counts.computed += took
-        now = time.monotonic()
         for request in batch.requests:
+            asked = self._open.pop((request.client, request.number), request.content)
+            try:
+                if isinstance(found, ProtocolError):
+                    raise found
+                body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
+                payload, outputs = self._packed(found, first, request.rows), self.computation.outputs.fingerprint
+                frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
+                kept = KeptReply(frames, len(frames[0]) + len(frames[1]))
+            except Exception as error:
+                refused = self._refused(error, rows)
+                counts.refused[refused.code] += 1
+                frames, kept = reply(asked.header, refused), None
+            self.batching.answered(request, kept)
             counts.waits.saw(batch.reason, fired - request.arrived)
             counts.durations.saw(batch.reason, now - request.arrived)
-        if isinstance(found, ProtocolError):
-            counts.failures += 1
-        for i, request in enumerate(batch.requests):
-            asked = self._open.pop((request.client, request.number), request.content)
-            if isinstance(found, ProtocolError):
-                self.batching.answered(request, None)
-                counts.refused[found.code] += 1
-                refusal = messages.Refused(code=found.code, text=found.detail)
-                self._send([*asked.envelope, *reply(asked.header, refusal)])
-            else:
-                self.batching.answered(request, KeptReply(found[i], sum(map(len, found[i]))))
-                self._send([*asked.envelope, *found[i]])
+            self._send([*asked.envelope, *frames])
+            first += request.rows
+
+    def _refused(self, error: Exception, rows: int) -> messages.Refused:
+        """Why whoever waits for a batch of so many rows gets nothing of it; the next one may do."""
+        if isinstance(error, ProtocolError):
+            return messages.Refused(code=error.code, text=error.detail)
+        _log.error("inference node %s: a batch failed", self._name, exc_info=error)
+        text = f"a batch of {rows} rows failed: {type(error).__name__}: {error}"[:500]
+        return messages.Refused(code="failed", text=text)
+
+    def _packed(self, found: Rows, first: int, rows: int) -> bytes:
+        """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply may be."""
+        outputs = self.computation.outputs
+        known = pack_known(outputs, found, rows, first)
+        payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
+        if len(payload) > self._limits.request_bytes:
+            text = (
+                f"the outputs of {rows} rows have {len(payload)} bytes; {self._limits.request_bytes} are allowed "
+                "(request_bytes). Ask for fewer rows"
+            )
+            raise ProtocolError("too_large", text)
+        return payload
 
 
 class _HangUps:

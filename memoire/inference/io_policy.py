@@ -18,7 +18,7 @@ from memoire.net.turns import LentWorker
 from memoire.replay.row_schema import RowSchema
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer
+from memoire.wire.frames import Answer, Message
 from memoire.wire.row_container import Rows, unpack_rows
 
 from .choice import PROBE_INTERVAL, NodeChoice
@@ -87,6 +87,10 @@ class PolicyThread:
     def ask(self, asked: AskedRows) -> None:
         """Have it asked."""
         self.worker.run(self._begin, asked)
+
+    def ask_and_look(self, asked: AskedRows) -> None:
+        """Have it asked, and wait a moment for its answer: mostly it has ended then."""
+        self.worker.run_and_look(self._begin, asked, lambda: asked.has_ended, asked.deadline)
 
     def wait_for(self, asked: AskedRows, deadline: float) -> bool:
         """Wait until it has ended; False if it has not at `deadline`, by time.monotonic()."""
@@ -179,15 +183,15 @@ class PolicyThread:
         def finish(answer: Answer) -> None:
             if asked.url != url or asked not in self._open:
                 return
-            if isinstance(answer, Refused) and answer.code in ("busy", "closed"):
+            if isinstance(answer, Message):
+                self.choice.answered(url)
+                self._take(asked, answer)
+            elif isinstance(answer, Refused) and answer.code in ("busy", "closed"):
                 self._back_off(asked)
             elif isinstance(answer, MemoireTimeout):
                 self._end(asked)
-            elif isinstance(answer, MemoireError):
-                self._end(asked, answer)
             else:
-                self.choice.answered(url)
-                self._take(asked, answer)
+                self._end(asked, answer)
 
         return finish
 
@@ -195,7 +199,7 @@ class PolicyThread:
         asked.url, asked.move_at = "", time.monotonic() + asked.backoff * random.uniform(0.5, 1.0)
         asked.backoff = min(MAX_BACKOFF, 2.0 * asked.backoff)
 
-    def _take(self, asked: AskedRows, answer: Any) -> None:
+    def _take(self, asked: AskedRows, answer: Message) -> None:
         try:
             if not isinstance(answer.body, messages.Inferred):
                 raise ProtocolError("unexpected", f"INFER was answered by {answer.type.name}")

@@ -157,18 +157,28 @@ class RemotePolicy(Asker):
             EntryError, ParameterError, SchemaError: a value has another form, or is missing.
             Closed: the policy was closed.
         """
+        asked = self._asked(columns, min_version)
+        self._thread.ask(asked)
+        return self._pending(asked, columns)
+
+    def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
+        """Send rows and wait for their outputs: `ask(columns).result()`."""
+        asked = self._asked(columns, min_version)
+        self._thread.ask_and_look(asked)
+        if asked.columns is not None and not self._outputs.ragged:
+            return asked.columns
+        return self._pending(asked, columns).result()
+
+    def _asked(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
         if self._closing.is_set():
             raise Closed(self.CALLED)
         rows, payload = packed_rows(self._inputs, columns)
         wanted = whole("min_version", min_version, 0, 2**53 - 1)
-        asked = AskedRows(payload, rows, time.monotonic() + self._timeout, wanted)
-        self._thread.ask(asked)
+        return AskedRows(payload, rows, time.monotonic() + self._timeout, wanted)
+
+    def _pending(self, asked: AskedRows, columns: Mapping[str, Any]) -> Pending:
         fallback = None if self._fallback is None else functools.partial(self._fallback.act, columns)
         return Pending(self._thread, self._outputs, self._timeout, fallback, asked)
-
-    def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
-        """Send rows and wait for their outputs: `ask(columns).result()`."""
-        return self.ask(columns, min_version).result()
 
     def __repr__(self) -> str:
         return f"<memoire.RemotePolicy of {', '.join(self.urls)}>"

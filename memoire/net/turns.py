@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from .thread import Worker
 
@@ -70,6 +71,26 @@ class LentWorker(Worker):
         try:
             if not self._stopping:
                 function(*given)
+        finally:
+            self._give_back()
+
+    def run_and_look(
+        self, function: Callable[[Any], None], given: Any, is_done: Callable[[], bool], deadline: float
+    ) -> None:
+        """As `run`, and wait a moment for what this brings about, before anybody else takes turns: for a caller that
+        goes on with `wait_for`, to which mostly nothing is left.
+        """
+        if not self._taking.acquire(False):
+            self.post(lambda: function(given))
+            return
+        try:
+            if self._stopping:
+                return
+            last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
+            function(given)
+            while not (is_done() or self._posted or self._is_lent or self._waiting) and time.monotonic() < last:
+                if not self._soon(deadline):
+                    break
         finally:
             self._give_back()
 
