@@ -10,6 +10,8 @@ from tasks import DoubleDqn, Run, epsilon_at, q_network
 import memoire
 
 ACTORS, ENVS = 2, 8
+BATCHES = 4
+"""Drawn at once, and told their priorities at once."""
 PUBLISH_INTERVAL = 50
 """Updates between two versions of the network."""
 LEAD = 2000
@@ -70,13 +72,14 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
     """The learner, until the time is up."""
     memoire.torch.publish(server, "policy", dqn.net)
     steps = 0
-    for batch in server.batches(BATCH, 60.0, ahead=1):
+    for drawn in server.batches(BATCHES * BATCH, 60.0, ahead=1):
         if not observed.has_begun:
             observed.begin()
-        batch = batch.to("cpu")
-        columns = batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
-        batch.update_priorities(dqn.update(batch.importance, *columns))
-        if dqn.updates % PUBLISH_INTERVAL == 0:
+        drawn = drawn.to("cpu")
+        columns = drawn.importance, drawn.obs, drawn.action, drawn.reward, drawn.discount, drawn.next_obs
+        batches = zip(*(each.split(BATCH) for each in columns), strict=True)
+        drawn.update_priorities(torch.cat([dqn.update(*batch) for batch in batches]))
+        if dqn.updates % PUBLISH_INTERVAL < BATCHES:
             memoire.torch.publish(server, "policy", dqn.net)
             steps = server.stats().totals.steps
         if not run.goes_on(steps, dqn.net.parameters):

@@ -1,11 +1,15 @@
 """Plays with the networks that a run has left: python evaluate.py GAME FOLDER writes FOLDER/curve.json, a row for each.
 
-Twenty greedy episodes side by side, with the same seeds for everybody. What is there already is not played again.
+Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core. What is there already is
+not played again.
 """
 
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +77,20 @@ def mean_return(game: str, act: Callable[[np.ndarray], np.ndarray], episodes: in
     return float(total.mean())
 
 
+def point_of(game: str, path: Path) -> tuple[str, list[float]]:
+    """A snapshot's name, and its row: seconds, steps, mean return."""
+    seconds, steps, arrays = load(path)
+    return path.name, [round(seconds, 2), steps, round(mean_return(game, policy_of(game, arrays)), 3)]
+
+
 def main() -> None:
     game, folder = sys.argv[1], Path(sys.argv[2])
     written = folder / "curve.json"
     curve = json.loads(written.read_text()) if written.exists() else {}
-    for path in sorted(folder.glob("*.npz")):
-        if path.name not in curve:
-            seconds, steps, arrays = load(path)
-            curve[path.name] = [round(seconds, 2), steps, round(mean_return(game, policy_of(game, arrays)), 3)]
+    new = [path for path in sorted(folder.glob("*.npz")) if path.name not in curve]
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        for name, row in pool.imap(partial(point_of, game), new):
+            curve[name] = row
             draft = written.with_suffix(".part")
             draft.write_text(json.dumps(curve))
             draft.replace(written)

@@ -6,7 +6,8 @@
     an insert       waits while surplus + samples_per_insert > tolerance
 
 Clients are told how many entries they may record before they have to ask again; what all of them together were granted
-and have not reported yet is taken off, so that the band holds however fast they are. It begins when `min_size` entries
+and have not reported yet is taken off, so that the band holds however fast they are. What one was granted the others
+wait for, so that it is no more than it records in `GRANT_TIME`. It begins when `min_size` entries
 are there for the first time, and anew when it is changed. Nobody waits for ever for somebody who waits: where a learner
 has waited for `STARVING_TIMEOUT`, as much as its batch needs may be recorded whatever else was granted, and what that
 brings beyond the band (samples may have been lost on the way) is forgiven.
@@ -32,6 +33,10 @@ MAX_WAITING_READERS = 1024
 """Readers whose waiting is looked at."""
 STARVING_TIMEOUT = 0.25
 """Seconds that a learner waits before what it needs may be recorded beyond what was granted."""
+GRANT_TIME = 0.5
+"""Seconds that a grant lasts, at the pace at which its client has used the last one."""
+LEAST_PART, LEAST_ENTRIES = 16, 64
+"""Such a part of the room, or so many entries, a client is granted however slow it was: it may have just begun."""
 FORGET_TIMEOUT = 2.0
 """Seconds after which a learner that does not ask again waits no more."""
 _ROUNDING = 1e-6
@@ -67,6 +72,15 @@ class _Client:
     """Of the message that said so."""
     through: int = 0
     """How far it was told that it may go."""
+    asked: tuple[float, int] | None = None
+    """When it was granted more for the last time, and what it had recorded by then."""
+
+    def lasting(self, now: float) -> float:
+        """Entries that it records in `GRANT_TIME` as it did since it asked before."""
+        if self.asked is None:
+            return 0.0
+        since, inserted = self.asked
+        return GRANT_TIME * (self.inserted - inserted) / max(now - since, 1e-3)
 
     @property
     def outstanding(self) -> int:
@@ -274,9 +288,11 @@ class Limiter:
         missing = self.parameters.min_size - self._entries(entries)
         if not self._begun or missing > 0:
             room = max(room, float(missing))
-        mine = min(room - others, max(1.0, room / max(1, sharers)))
+        mine = min(room - others, max(1.0, self._share(room, sharers, known.lasting(now))))
         mine = max(mine, self._needed(entries, sharers, now))
         through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
+        if through > known.through:
+            known.asked = now, known.inserted
         known.through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
         self._outstanding = others + known.outstanding
         return known.through, "" if known.through > known.inserted else self._why_not_record()
@@ -322,6 +338,10 @@ class Limiter:
             del self._hungry[who]
         waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
         return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
+
+    def _share(self, room: float, sharers: int, lasting: float) -> float:
+        """A client's part of all the room, where so many entries would last it for `GRANT_TIME`."""
+        return min(room / max(1, sharers), max(LEAST_ENTRIES, room / LEAST_PART, lasting))
 
     def _needed(self, entries: int, sharers: int, now: float) -> int:
         """Entries that a client may record whatever else was granted, since somebody has waited too long for them."""

@@ -69,6 +69,10 @@ class RoomLimiter(Limiter):
     def _settle(self, entries: int, now: float) -> None:
         """Nothing: what is beyond the capacity is forgiven when somebody asks for room."""
 
+    def _share(self, room: float, sharers: int, lasting: float) -> float:
+        """An equal part: fragments want all of it."""
+        return room / max(1, sharers)
+
     def _needed(self, entries: int, sharers: int, now: float) -> int:
         """Nothing beyond a client's share of the room: there is enough, since it was found."""
         return 0

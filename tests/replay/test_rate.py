@@ -15,7 +15,16 @@ from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.reader.rate_tracker import RateTracker
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
-from memoire.replay.limiter import NO_LIMIT, STARVING_TIMEOUT, ClusterSurplus, ServerSurplus, check_batch
+from memoire.replay.limiter import (
+    GRANT_TIME,
+    LEAST_ENTRIES,
+    LEAST_PART,
+    NO_LIMIT,
+    STARVING_TIMEOUT,
+    ClusterSurplus,
+    ServerSurplus,
+    check_batch,
+)
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
@@ -78,6 +87,7 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
     band = limiter(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance)
     told: dict[int, int] = {}
     through: dict[int, int] = {}
+    asked: dict[int, int] = {}
     inserted = drawn = 0
     for what, who, count in walk:
         client, surplus = bytes([who]) * 16, ratio * inserted - drawn
@@ -91,15 +101,17 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
         elif what == "grant":
             others = sum(max(0, through[i] - told.get(i, 0)) for i in through if i != who)
             room = (tolerance - surplus) / ratio
-            mine = min(room - others, max(1.0, room / 2))
-            expected = max(through.get(who, 0), told.get(who, 0) + max(0, math.floor(mine + 1e-6)))
+            now = told.setdefault(who, 0)
+            lasting = (now - asked.get(who, now)) / 1e-3 * GRANT_TIME  # no time passes
+            mine = min(room - others, max(1.0, min(room / 2, max(LEAST_ENTRIES, room / LEAST_PART, lasting))))
+            expected = max(through.get(who, 0), now + max(0, math.floor(mine + 1e-6)))
             assert band.grant(client, 2)[0] == expected
+            asked[who] = now if expected > through.get(who, 0) else asked.get(who, now)
             through[who] = expected
-            told.setdefault(who, 0)
         elif what == "leave":
             band.left(client)
-            told.pop(who, None)
-            through.pop(who, None)
+            for known in (told, through, asked):
+                known.pop(who, None)
         elif count:
             assert bool(band.why_not_draw(count)) == (surplus - count < -tolerance - 1e-6)
             band.drew(count)
@@ -107,6 +119,24 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
     stats = band.stats()
     assert stats.surplus == pytest.approx(ratio * inserted - drawn)
     assert (stats.inserted, stats.drawn) == (inserted, drawn)
+
+
+def test_a_slow_client_is_granted_what_lasts_it_a_moment_and_the_others_need_not_wait_for_it():
+    clock = Clock(0.0)
+    band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=1600.0)
+    names = [bytes([number]) * 16 for number in range(9)]
+    first, *others = names
+    band.met(first, 0, next(numbers))
+    assert band.grant(first) == (100, ""), "a sixteenth, although nobody else is there"
+    clock.now += 1.0
+    band.reported(first, 100, next(numbers))
+    assert band.grant(first)[0] == 100 + 1500 // 16, "still a sixteenth: it records 50 in half a second"
+    for client in others:
+        band.met(client, 0, next(numbers))
+        assert band.grant(client, len(names)) == (1500 // 16, "")
+    clock.now += 0.1
+    band.reported(first, 193, next(numbers))
+    assert band.grant(first)[0] == 193 + 465, "it has become quick: 93 in a tenth of a second"
 
 
 def test_both_sides_say_why_they_wait():
@@ -118,9 +148,9 @@ def test_both_sides_say_why_they_wait():
         "waits for 37 more entries: drawing is 100 samples ahead of 2 for each entry"
     )
     assert "waits for 37 more entries" in band.stats().draws_wait and not band.stats().inserts_wait
-    through, reason = band.grant(b"a" * 16)
-    assert (through, reason) == (100, "")
-    band.reported(b"a" * 16, 100, next(numbers))
+    for granted in (LEAST_ENTRIES, 100):
+        assert band.grant(b"a" * 16) == (granted, "")
+        band.reported(b"a" * 16, granted, next(numbers))
     assert band.grant(b"a" * 16) == (100, band.stats().inserts_wait)
     assert band.stats().inserts_wait.startswith("waits until 2 more samples are drawn: learners are 100 samples behind")
 
