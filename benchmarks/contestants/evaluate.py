@@ -1,7 +1,7 @@
 """Plays with the networks that a run has left: python evaluate.py GAME FOLDER writes FOLDER/curve.json, a row for each.
 
-Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core. What is there already is
-not played again.
+Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core. What is there already
+is not played again.
 """
 
 import json
