@@ -21,5 +21,5 @@ GAMES = {
     "breakout": Game("A", "dqn", "MinAtar Breakout", 8.0, 120.0),
     "space_invaders": Game("A", "dqn", "MinAtar SpaceInvaders", 30.0, 150.0),
     "pendulum": Game("B", "sac", "InvertedPendulum-v5, steps of 2 ms, 2 % of them 200 ms", 900.0, 150.0),
-    "lander": Game("C", "ppo", "LunarLander-v3", 200.0, 240.0),
+    "lander": Game("C", "ppo", "LunarLander-v3", 200.0, 150.0),
 }
