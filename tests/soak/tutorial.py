@@ -1,10 +1,10 @@
 """Does the script of TMRL's tutorial run unchanged in three processes, learn, and end as its text says?
 
 `python -m memoire.tmrl run tutorial.py server`, `worker` and `trainer`, with the numbers of the text: a time step of 50 ms,
-ten rounds of 1000 training steps in an epoch, at most two of them for each step of the drone. Two of the ten epochs of
-the text take ten minutes; `python tests/soak/tutorial.py --epochs 10` runs all of them. The trainer ends when its epochs
-are over, and the worker at Ctrl-C. Test episodes of the last epoch have to return more than half way from those of the
-first one to 0, which is the most that there is.
+ten epochs of ten rounds of 1000 training steps, at most two of them for each step of the drone. That takes 47 minutes:
+`python tests/soak/tutorial.py --epochs 2` takes ten. The trainer ends when its epochs are over, and the worker at
+Ctrl-C. Test episodes of the last epoch have to return more than half way from those of the first one to 0, which is the
+most that there is.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def watch(trainer: subprocess.Popen[bytes], place: Path, seconds: float) -> None
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--step", type=float, default=0.05, help="seconds of a time step (0.05)")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=1000, help="training steps of a round (1000)")
     parser.add_argument("--seconds", type=float, default=5400.0, help="for all of it (5400)")
     given = parser.parse_args()
