@@ -61,7 +61,15 @@ def render(folder: Path = PAGES) -> str:
         if key in found and not aim.is_reached(middle) and aim.bounded_by:
             bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
     heading = "\n## What bounds those that are not reached\n\n" if bounds else ""
-    return PAGE.format(rows="\n".join(rows), bounds=heading + "\n".join(bounds)).rstrip() + "\n"
+    parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + "\n".join(bounds)}
+    return PAGE.format(**parts).rstrip() + "\n"
+
+
+def contests(folder: Path) -> str:
+    """The pictures of contest.py that there are: what everybody has learned after so many seconds."""
+    pictures = sorted(folder.glob("contest-*.svg"))
+    lines = [f"![Return over seconds, of each side]({path.name})" for path in pictures]
+    return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
 
 
 def write(folder: Path = PAGES) -> None:
@@ -78,7 +86,7 @@ stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its row
 | what | against | aim | measured | reached | shown by |
 | --- | --- | ---: | --- | --- | --- |
 {rows}
-{bounds}
+{contests}{bounds}
 
 ## What was tried and left out
 
@@ -88,6 +96,12 @@ socket buffers than the system makes by itself; a single arena of the C library;
 the processor's caches, what is gathered, summed up and copied goes at the speed of memory. A second thread for a large
 batch was not built: a learner's batches come ahead on a thread of their own ([waiting](waiting.md)), and in a server it
 would take the core of those who bring the next ones."""
+
+CONTESTS = """
+## How long until a task is learned
+
+Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) says what each side
+is."""
 
 
 if __name__ == "__main__":
