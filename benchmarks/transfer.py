@@ -1,6 +1,5 @@
 """How fast do samples get from a worker to a trainer, and models back, beside TMRL's transport (tlspyo)?"""
 
-import hashlib
 import multiprocessing
 import tempfile
 import time
@@ -19,6 +18,7 @@ from memoire.errors import MemoireTimeout
 from memoire.rl.envelope import TABLE, Sample, columns_of, samples_table
 from memoire.rl.memory_experience import SampleTaker
 from memoire.security import key_writer
+from memoire.wire import _bytes
 
 WORKERS: Final = 8
 """That a model goes to."""
@@ -49,8 +49,8 @@ trainer asks for {TAKEN} samples at a time. tlspyo is asked for all packets of a
 TMRL's trainer asks again and again. Its wire is TLS in *encrypted* rows, memoire's is CURVE.
 
 A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. *Plain* has
-ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *SHA-256* both ends compute it of each model.
-memoire's publisher and server compute it, and workers compare the XXH3 that the server says."""
+ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *XXH3* both ends compute it of each model,
+as memoire's publisher, server and workers do."""
 
 
 def keys_of(folder: str | None, role: str) -> Path | None:
@@ -103,7 +103,7 @@ def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
         while True:
             body = socket.recv(copy=False).buffer
             if is_checked:
-                hashlib.sha256(body).digest()
+                _bytes.checksum(body)
             pipe.send(len(body))
 
 
@@ -129,7 +129,7 @@ class Plain:
         began = time.perf_counter()
         for _ in range(count):
             if self._is_checked:
-                hashlib.sha256(self._body).digest()
+                _bytes.checksum(self._body)
             self._socket.send(self._body, copy=False)
             for each in self._workers:
                 each.recv()
@@ -267,7 +267,7 @@ def models(what: str, keys: str | None, security: str | None, company: Company, 
     place = Place(keys)
     try:
         theirs = company.sides({"tlspyo": ("Models", security, WORKERS)})
-        plain = {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, SHA-256": Plain(place, True)}
+        plain = {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, XXH3": Plain(place, True)}
         sides = {**theirs, **({} if what else plain)}
         every, aims = [Models(place), *sides.values()], dict.fromkeys(theirs, "" if what else "transfer-models")
         return compared(title, " models/s", 1, MODELS, every, list(sides), rounds, aims)

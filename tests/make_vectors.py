@@ -181,7 +181,7 @@ def account_row(client: bytes) -> bytes:
 def bodies() -> dict[str, tuple[wire.Body, bytes]]:
     """Name -> tail and payload of a message of each type, and of each use of UPDATED, NOTICE and DRAWN."""
     made = containers()
-    digest = bytes(range(32))
+    checksum = 0x5EED
     sums = sums_row(CLIENT) + sums_row(OTHER)
     return {
         "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="node-7", name="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
@@ -227,12 +227,11 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "feedback": (wire.Feedback(), made["feedback"]),
         "taken": (wire.Taken(samples=2, lost=1), b""),
-        "notice": (wire.Notice(topic="policy", version=9, size=1 << 20, sha256=digest, epoch=5), b""),
-        "notice_inline": (wire.Notice(topic="policy", version=9, size=5, sha256=digest, text=True), b"model"),
+        "notice": (wire.Notice(topic="policy", version=9, size=1 << 20, checksum=checksum, epoch=5), b""),
+        "notice_inline": (wire.Notice(topic="policy", version=9, size=5, checksum=checksum, text=True), b"model"),
         "fetch": (wire.Fetch(topic="policy", version=9, offset=524288, size=524288), b""),
-        "chunk": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest), b"model"),
-        "chunk_summed": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest, checksum=0x5EED), b"model"),
-        "publish": (wire.Publish(topic="policy", size=5, sha256=digest), b"model"),
+        "chunk": (wire.Chunk(topic="policy", version=9, size=5, checksum=checksum), b"model"),
+        "publish": (wire.Publish(topic="policy", size=5, checksum=checksum), b"model"),
         "published": (wire.Published(topic="policy", received=5, version=9), b""),
         "sums": (wire.Sums(reserve=1024, part=1, of=3), b""),
         "summed": (wire.Summed(epoch=5, clients=sums), b""),

@@ -43,10 +43,10 @@ LARGE_BODY_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class _WantedVersion:
-    """A version that was announced, 0 for the newest; its hash where a notice said it."""
+    """A version that was announced, 0 for the newest; its checksum where a notice said it."""
 
     version: int
-    digest: bytes = b""
+    checksum: int | None = None
 
 
 class _Fetching:
@@ -97,7 +97,7 @@ class TopicFetcher:
 
     Args:
         has_receivers: Whether anybody wants every version, and not only the newest.
-        find: Looks up, by version and SHA-256, a model that came from another server already.
+        find: Looks up, by version and checksum, a model that came from another server already.
         rng: Random numbers for the pauses.
     """
 
@@ -105,7 +105,7 @@ class TopicFetcher:
         self,
         limits: Limits,
         has_receivers: Callable[[], bool],
-        find: Callable[[int, bytes], Model | None],
+        find: Callable[[int, int], Model | None],
         rng: random.Random,
     ) -> None:
         self._limits, self._has_receivers, self._find, self._rng = limits, has_receivers, find, rng
@@ -157,7 +157,7 @@ class TopicFetcher:
         if notice.version <= self._heard:
             return []
         if payload is None and notice.size:
-            item: Model | _WantedVersion = _WantedVersion(notice.version, notice.sha256)
+            item: Model | _WantedVersion = _WantedVersion(notice.version, notice.checksum)
         else:
             item = model_of(notice, b"" if payload is None else bytes(payload))
         self._enqueue(item, notice.version)
@@ -191,7 +191,7 @@ class TopicFetcher:
         # here; HELLO compares for equality, and `renew` is called because of its answer.
         if notice.epoch <= former:
             return False
-        goes_back = newest is not None and notice.version <= newest.version and notice.sha256 != newest.digest
+        goes_back = newest is not None and notice.version <= newest.version and notice.checksum != newest.checksum
         is_anew = bool(former) and goes_back and not is_kept
         if is_anew:
             self.renew()
@@ -251,19 +251,19 @@ class TopicFetcher:
             item = self._queue.popleft()
             if isinstance(item, Model):
                 self._deliver(item)
-            elif not self._is_here(item.version, item.digest):
+            elif not self._is_here(item.version, item.checksum):
                 self._fetching = _Fetching(item.version, now)
                 self._ask(self._fetching, now)
 
-    def _is_here(self, version: int, digest: bytes) -> bool:
+    def _is_here(self, version: int, checksum: int | None) -> bool:
         """Whether this version need not be fetched: it is the newest one here, or a neighbour has it."""
         newest = self._newest
         if newest is not None and not self._is_renewed and version <= newest.version:
             return True  # what came after it is announced, also where the newest was asked for
-        if newest is not None and digest and (version, digest) == (newest.version, newest.digest):
+        if newest is not None and (version, checksum) == (newest.version, newest.checksum):
             self._is_renewed = False  # published again, by a server that began anew
             return True
-        found = self._find(version, digest) if digest else None
+        found = None if checksum is None else self._find(version, checksum)
         if found is not None:
             self._deliver(found)
         return found is not None
@@ -355,12 +355,12 @@ class TopicFetcher:
             if chunk.epoch:  # its notice may come later, or never: its publisher may begin anew before
                 self._source = (chunk.home, max(chunk.epoch, self._epochs.get(chunk.home, 0)))
                 self._epochs.setdefault(*self._source)
-            if self._is_here(chunk.version, chunk.sha256):
+            if self._is_here(chunk.version, chunk.checksum):
                 return None  # not again, however large
             self._start(fetching, chunk, len(payload))
         assembly = fetching.assembly
         assert assembly is not None
-        if (chunk.version, chunk.sha256) != (assembly.version, assembly.digest):
+        if (chunk.version, chunk.checksum) != (assembly.version, assembly.checksum):
             raise ProtocolError("unexpected", "a chunk of another model")
         return assembly.add(chunk.offset, payload, answer.header.payload_checksum)
 
@@ -372,11 +372,10 @@ class TopicFetcher:
             chunk.topic,
             chunk.version,
             chunk.size,
-            chunk.sha256,
+            chunk.checksum,
             chunk.text,
             byte_limit=self._limits.model_bytes,
             early=4 * self._limits.model_window,
-            checksum=chunk.checksum,
         )
         fetching.stride = fetching.asked = stride
         if fetching.waited < ALONE:

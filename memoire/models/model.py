@@ -6,7 +6,6 @@ the newest few of each topic; who comes late asks for the newest.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -37,10 +36,8 @@ class Model:
     version: int
     body: bytes = field(repr=False)
     is_text: bool
-    digest: bytes = field(repr=False)
-    """SHA-256 of the body: its name, which is computed where it is published and compared where it is taken in."""
-    checksum: int = field(default=0, repr=False, compare=False)
-    """XXH3 of the body, by which those who fetch it compare it; 0 if nobody computed it."""
+    checksum: int = field(repr=False)
+    """XXH3 of the body, computed where it is published and compared wherever it is taken in."""
 
     @property
     def value(self) -> bytes | str:
@@ -82,22 +79,22 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
         raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
     body = content.encode() if isinstance(content, str) else bytes(content)
-    return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest(), _bytes.checksum(body))
+    return Model(check_topic(topic), version, body, is_text, _bytes.checksum(body))
 
 
 def model_of(notice: messages.Notice, body: bytes) -> Model:
     """The model of a notice that carries its body.
 
     Raises:
-        ProtocolError: it has another size or hash than the notice says.
+        ProtocolError: it has another size or checksum than the notice says.
     """
-    if len(body) != notice.size or hashlib.sha256(body).digest() != notice.sha256:
+    if len(body) != notice.size or _bytes.checksum(body) != notice.checksum:
         raise ProtocolError(
             "payload", f"the body of {notice.topic!r} version {notice.version} is not the announced one"
         )
     if notice.text:
         check_text(body, notice.topic, notice.version)
-    return Model(notice.topic, notice.version, body, notice.text, notice.sha256, _bytes.checksum(body))
+    return Model(notice.topic, notice.version, body, notice.text, notice.checksum)
 
 
 class ModelStore:
@@ -131,7 +128,7 @@ class ModelStore:
         return self.add(make(topic, content, 0), version)
 
     def add(self, made: Model, version: int = 0) -> Model:
-        """`publish` of a model that was made (and hashed) before, perhaps outside of the owner's lock."""
+        """`publish` of a model that was made (and summed up) before, perhaps outside of the owner's lock."""
         model = self.number(made, version)
         self.put(model)
         return model
@@ -155,10 +152,10 @@ class ModelStore:
         model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
         return model
 
-    def is_numbered(self, topic: str, version: int, digest: bytes) -> bool:
+    def is_numbered(self, topic: str, version: int, checksum: int) -> bool:
         """Whether exactly this version is here, or about to be."""
         known = (self.get(topic, version), self._numbered.get(topic))
-        return any(model is not None and (model.version, model.digest) == (version, digest) for model in known)
+        return any(model is not None and (model.version, model.checksum) == (version, checksum) for model in known)
 
     def put(self, model: Model) -> bool:
         """Store a model that was published elsewhere; returns True. If there is one of its topic here that is as new
@@ -284,15 +281,14 @@ class ModelStore:
 
 
 class ModelAssembly:
-    """A body on its way, chunk by chunk; checked against its size and a sum before anybody sees it.
+    """A body on its way, chunk by chunk; checked against its size and its XXH3 before anybody sees it.
 
-    The sum is its XXH3 if the sender said it: the sender has compared the SHA-256. Otherwise it is the SHA-256, which
-    takes twenty times as long. A body is handed out without another copy: it is in memory once. One that came in a
-    single chunk is read once: copied and summed in the same pass.
+    A body is handed out without another copy: it is in memory once. One that came in a single chunk is read once:
+    copied and summed in the same pass.
 
     Args:
+        checksum: XXH3 of the body.
         early: Chunks that are kept at most until the one before them has come.
-        checksum: XXH3 of the body; 0 if nobody said it.
     """
 
     def __init__(
@@ -300,22 +296,20 @@ class ModelAssembly:
         topic: str,
         version: int,
         size: int,
-        digest: bytes,
+        checksum: int,
         is_text: bool,
         *,
         byte_limit: int,
         early: int = 0,
-        checksum: int = 0,
     ) -> None:
         if not 0 <= size <= byte_limit:
             raise ProtocolError(
                 "too_large", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}"
             )
         self.topic, self.version, self.size = topic, version, size
-        self.digest, self._is_text = digest, is_text
+        self.checksum, self._is_text = checksum, is_text
         # Grown as chunks come, never reserved by what a notice claims. A BytesIO gives its bytes away uncopied.
         self._body = io.BytesIO()
-        self._checksum, self._hash = checksum, None if checksum else hashlib.sha256()
         self._most_early = early
         self._early: dict[int, bytes] = {}
         self.offset = 0
@@ -329,7 +323,7 @@ class ModelAssembly:
 
         Raises:
             ProtocolError: the chunk changed on its way, leaves a gap or goes beyond the end, or the whole has another
-                hash.
+                checksum.
         """
         if offset < self.offset:
             return None
@@ -360,27 +354,21 @@ class ModelAssembly:
         body, found = _bytes.copied(chunk)
         if checksum is not None:
             compare_checksum(found, checksum)
-        if self._hash is not None:
-            self._hash.update(body)
         self.offset = self.size
         return self._finish(body, found)
 
     def _append(self, chunk: bytes | memoryview) -> None:
         self._body.write(chunk)
-        if self._hash is not None:
-            self._hash.update(chunk)
         self.offset += len(chunk)
 
     def _finish(self, body: bytes, checksum: int) -> Model:
         self._early.clear()
-        is_right = checksum == self._checksum if self._hash is None else self._hash.digest() == self.digest
-        if not is_right:
-            what = "XXH3" if self._hash is None else "SHA-256"
-            detail = f"model {self.topic!r} version {self.version} has another {what} than announced"
+        if checksum != self.checksum:
+            detail = f"model {self.topic!r} version {self.version} has another XXH3 than announced"
             raise ProtocolError("payload", detail)
         if self._is_text:
             check_text(body, self.topic, self.version)
-        return Model(self.topic, self.version, body, self._is_text, self.digest, checksum)
+        return Model(self.topic, self.version, body, self._is_text, checksum)
 
 
 def check_text(body: bytes, topic: str, version: int) -> None:
@@ -414,17 +402,16 @@ def chunk_of(
         topic=model.topic,
         version=model.version,
         size=model.size,
-        sha256=model.digest,
+        checksum=model.checksum,
         offset=body.offset,
         text=model.is_text,
         home=home,
         epoch=epoch,
-        checksum=model.checksum,
     )
     return chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None
 
 
 def known_checksum(chunk: messages.Chunk, payload: memoryview | None) -> dict[str, int]:
     """The header's field that says the checksum of a chunk, if it is known without reading the payload once more."""
-    is_whole = payload is not None and chunk.checksum and len(payload) == chunk.size
+    is_whole = payload is not None and len(payload) == chunk.size
     return {"payload_checksum": chunk.checksum} if is_whole else {}

@@ -71,7 +71,7 @@ def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: i
         topic=model.topic,
         version=model.version,
         size=model.size,
-        sha256=model.digest,
+        checksum=model.checksum,
         text=model.is_text,
         epoch=epoch,
     )

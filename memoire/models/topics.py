@@ -50,7 +50,7 @@ class Topics:
         on_model: Told of each model that is complete, inside of the thread; whether its publisher began anew, so that
             the version may be lower than before; and of the topic's newest notice the server (the hash of its name)
             and its epoch, zeros where there was none.
-        find: A model that is here already, from another server, by topic, version and SHA-256.
+        find: A model that is here already, from another server, by topic, version and checksum.
         rng: Of the random pauses.
         clock: Seconds, as the thread that calls `turn` counts them.
     """
@@ -62,7 +62,7 @@ class Topics:
         hear: Callable[[str, bool], bool],
         post: Callable[[Callable[[], None]], None],
         on_model: Callable[[Model, bool, tuple[int, int]], None] = lambda model, is_renewed, source: None,
-        find: Callable[[str, int, bytes], Model | None] = lambda topic, version, digest: None,
+        find: Callable[[str, int, int], Model | None] = lambda topic, version, checksum: None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,7 +104,7 @@ class Topics:
         fetcher = TopicFetcher(
             self._limits,
             lambda: self.received.has_receivers(name),
-            lambda version, digest: self._find(name, version, digest),
+            lambda version, checksum: self._find(name, version, checksum),
             self._rng,
         )
         topic = self._topics[name] = _Topic(name, fetcher)

@@ -206,9 +206,9 @@ class ProxyThread:
 
     # Models
 
-    def find(self, topic: str, version: int, digest: bytes) -> Model | None:
+    def find(self, topic: str, version: int, checksum: int) -> Model | None:
         """A model that came from another address already."""
-        return self.cache.find(topic, version, digest)
+        return self.cache.find(topic, version, checksum)
 
     def published(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
         """A model is complete: keep it and tell the clients, unless it is older than the one kept."""

@@ -61,7 +61,7 @@ class BackendOwner(Protocol):
     def refused(self, code: str) -> None:
         """A notice was refused."""
 
-    def find(self, topic: str, version: int, digest: bytes) -> Model | None:
+    def find(self, topic: str, version: int, checksum: int) -> Model | None:
         """A model that came from another address already."""
 
     def published(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:

@@ -114,10 +114,10 @@ class ModelCache:
 
     # Models
 
-    def find(self, topic: str, version: int, digest: bytes) -> Model | None:
+    def find(self, topic: str, version: int, checksum: int) -> Model | None:
         """A model that came from another server already."""
         model = self.store.get(topic, version)
-        return model if model is not None and model.digest == digest else None
+        return model if model is not None and model.checksum == checksum else None
 
     def put(self, back: Backend, model: Model, *, is_renewed: bool, noticed: tuple[int, int]) -> bool:
         """Keep a model that is complete; False if the one here is as new.

@@ -66,7 +66,7 @@ class Send:
         return messages.Publish(
             topic=model.topic,
             size=model.size,
-            sha256=model.digest,
+            checksum=model.checksum,
             text=model.is_text,
             version=model.version,
             offset=self.offset,

@@ -404,7 +404,7 @@ class Dispatcher:
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
         """Store a new version of a model and tell everyone: see `ModelsHandler.publish`."""
-        model = made(topic, content, self.limits)  # hashed here: nobody else has to wait for that
+        model = made(topic, content, self.limits)  # summed up here: nobody else has to wait for that
         with self.lock:
             return self._models.publish(model, version)
 

@@ -69,7 +69,7 @@ class StoredModel:
 
     version: int
     size: int
-    sha256: bytes
+    checksum: int
     text: bool
     body: bytes | None = None
 

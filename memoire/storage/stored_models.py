@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import struct
 from collections.abc import Callable, Iterable
@@ -78,14 +77,14 @@ class StoredModels:
         if stored.body is None and not path.exists():
             return None  # somebody took it away; its version stays
         body = stored.body if stored.body is not None else path.read_bytes()
-        if hashlib.sha256(body).digest() != stored.sha256:
+        if _bytes.checksum(body) != stored.checksum:
             raise StateCorrupt(
                 str(path),
-                f"model {topic!r} version {stored.version} has another SHA-256 than what was published",
+                f"model {topic!r} version {stored.version} has another XXH3 than what was published",
                 "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
                 "one is published.",
             )
-        return Model(topic, stored.version, body, stored.text, stored.sha256, _bytes.checksum(body))
+        return Model(topic, stored.version, body, stored.text, stored.checksum)
 
     def write(self, models: Iterable[tuple[int, Model]]) -> tuple[Stored, list[Fact]]:
         """Write bodies that are too large for the database; on disk when this returns, before the database names them.
@@ -98,7 +97,7 @@ class StoredModels:
         for run, model in models:
             is_small = model.size <= INLINE_BYTES
             body = model.body if is_small else None
-            stored = StoredModel(model.version, model.size, model.digest, model.is_text, body)
+            stored = StoredModel(model.version, model.size, model.checksum, model.is_text, body)
             written[run, model.topic] = stored
             facts.append((MODEL, run_key(run, model.topic.encode()), msgspec.msgpack.encode(stored)))
             if not is_small:

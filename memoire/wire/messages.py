@@ -91,7 +91,6 @@ Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16384)]
 ProcessName: TypeAlias = Annotated[str, Meta(max_length=253, pattern=rf"\A({NAME_OF_PROCESS})?\Z")]
 Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern="^[^\x00]*$")]
-Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Versions: TypeAlias = Annotated[dict[Name, Count], Meta(max_length=1024)]
 Parameter: TypeAlias = (
     bool | int | float | str | Annotated[list[bool | int | float | str], Meta(max_length=1024)] | None
@@ -327,7 +326,7 @@ class Notice(Body, frozen=True, kw_only=True, omit_defaults=True):
     topic: Topic
     version: Count
     size: Count
-    sha256: Digest
+    checksum: Hash  # XXH3 of the body
     text: bool = False  # it was published as str
     epoch: Word = 0
 
@@ -349,13 +348,12 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     version: Count
-    size: Count  # of the whole body
-    sha256: Digest
+    size: Count  # of the whole body, as its checksum
+    checksum: Hash
     offset: Count = 0
     text: bool = False
     home: Hash = 0  # of the name of the server that it was published at, and its epoch, as in the notice
     epoch: Word = 0
-    checksum: Hash = 0  # XXH3 of the whole body, by a node that compared its SHA-256; 0: not said
 
 
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -365,7 +363,7 @@ class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     size: Count
-    sha256: Digest
+    checksum: Hash  # XXH3 of the whole body
     offset: Count = 0
     text: bool = False
     version: Count = 0  # 0: the next one

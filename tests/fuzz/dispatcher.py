@@ -3,7 +3,6 @@
 The bytes are decisions (see `choices`): up to twelve messages of a few clients, each with whatever its fields may hold.
 """
 
-import hashlib
 import math
 import random
 
@@ -22,7 +21,7 @@ from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages, pack
+from memoire.wire import _bytes, messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
@@ -123,8 +122,10 @@ def _body(kind: type[messages.Body], choices: Choices) -> messages.Body:
         return choices.struct(kind, table=choices.pick(("", "default", "whole", "none")), role=choices.pick(ROLES))
     if kind is messages.Publish:
         size = choices.pick((len(MODEL), len(MODEL), 0, 2**53 - 1))
-        topic, digest = choices.pick(("policy", "p" * 255, "\n")), hashlib.sha256(MODEL).digest()
-        return choices.struct(kind, topic=topic, size=size, sha256=digest, offset=choices.pick((0, 0, 30, 2**53 - 1)))
+        topic, checksum = choices.pick(("policy", "p" * 255, "\n")), _bytes.checksum(MODEL)
+        return choices.struct(
+            kind, topic=topic, size=size, checksum=checksum, offset=choices.pick((0, 0, 30, 2**53 - 1))
+        )
     if kind is messages.Control:
         return choices.struct(
             kind, parameters={choices.pick(NAMES): _setting(choices) for _ in range(choices.below(3))}

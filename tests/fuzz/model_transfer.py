@@ -4,7 +4,6 @@ The bytes are decisions (see `choices`). Nothing is ever delivered but whole bod
 what is kept stay right, and no more is held than the limits say.
 """
 
-import hashlib
 import random
 
 from fuzz.choices import Choices
@@ -12,13 +11,13 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelAssembly, ModelStore, StaleVersion, check_topic, make
 from memoire.models.topics import Topics
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse
 
 REACHED = {"delivered", "nothing"}
 LIMITS = Limits(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
 BODY = bytes(range(200))
-DIGEST = hashlib.sha256(BODY).digest()
+CHECKSUM = _bytes.checksum(BODY)
 
 
 def seeds() -> list[bytes]:
@@ -31,7 +30,7 @@ def _assemble(choices: Choices) -> None:
     """Chunks in any order, of any size."""
     try:
         made = ModelAssembly(
-            "policy", 1, choices.pick((200, 200, 0, 1001, 2**53)), choices.pick((DIGEST, DIGEST, bytes(32))),
+            "policy", 1, choices.pick((200, 200, 0, 1001, 2**53)), choices.pick((CHECKSUM, CHECKSUM, 0)),
             bool(choices.below(2)), byte_limit=LIMITS.model_bytes, early=4,
         )  # fmt: skip
     except ProtocolError:
@@ -43,7 +42,7 @@ def _assemble(choices: Choices) -> None:
         except ProtocolError:
             return
         if model is not None:
-            assert hashlib.sha256(model.body).digest() == model.digest and len(model.body) == made.size
+            assert _bytes.checksum(model.body) == model.checksum and len(model.body) == made.size
             return
 
 
@@ -81,7 +80,12 @@ def _follow(choices: Choices) -> str:
             done(_answer(choices, topic, version, offset))
         else:
             size = choices.pick((200, 200, 5, 0, 1001))
-            told = {"topic": "policy", "version": choices.pick((1, 1, 2, 3, 2**53 - 1)), "size": size, "sha256": DIGEST}
+            told = {
+                "topic": "policy",
+                "version": choices.pick((1, 1, 2, 3, 2**53 - 1)),
+                "size": size,
+                "checksum": CHECKSUM,
+            }
             notice = messages.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
             inline = BODY[:size] if choices.below(2) and size <= LIMITS.inline_model else None
             try:
@@ -91,7 +95,7 @@ def _follow(choices: Choices) -> str:
                 pass
         topics.turn()
     for model in seen:
-        assert hashlib.sha256(model.body).digest() == model.digest
+        assert _bytes.checksum(model.body) == model.checksum
     return "delivered" if seen else "nothing"
 
 
@@ -104,7 +108,9 @@ def _answer(choices: Choices, topic: str, version: int, offset: int) -> object:
         "version": version or choices.pick((1, 2, 2**53 - 1)),
         "size": 200 if choices.below(20) else 90,
     }
-    chunk = messages.Chunk(**told, sha256=DIGEST, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1))
+    chunk = messages.Chunk(
+        **told, checksum=CHECKSUM, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1)
+    )
     return parse(encode(chunk, payload=body or None))
 
 

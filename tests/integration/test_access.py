@@ -417,7 +417,7 @@ BODIES = {
     messages.Type.HELLO: messages.Hello(role="doctor"),
     messages.Type.UPDATE: messages.Update(),
     messages.Type.FETCH: messages.Fetch(topic="policy"),
-    messages.Type.PUBLISH: messages.Publish(topic="policy", size=0, sha256=bytes(32)),
+    messages.Type.PUBLISH: messages.Publish(topic="policy", size=0, checksum=0),
     messages.Type.SUMS: messages.Sums(),
     messages.Type.DRAW: messages.Draw(),
     messages.Type.CONTROL: messages.Control(finish=True),

@@ -1,6 +1,5 @@
 """A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
 
-import hashlib
 import threading
 
 import pytest
@@ -13,7 +12,7 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, parse_notice
 from memoire.wire.identity import NEWS_FRAME, name_hash
 from netkit import DEADLINE, QUICK, record, until
@@ -120,7 +119,7 @@ def test_a_killed_server_goes_on_with_everything_it_acknowledged(cluster, durabl
         assert server.total_episodes == number + 1 and server.total_steps == 20 * (number + 1)
         assert [entry.line.text for entry in server.lines()] == [f"line {n}" for n in range(number + 1)]
         assert server.stats().epoch > former.stats().epoch
-    assert server.model("topic") == Model("topic", 1, b"model", False, server.model("topic").digest)
+    assert server.model("topic") == Model("topic", 1, b"model", False, server.model("topic").checksum)
     assert server.parameters.cache_size == 17
     client.log("last")
     client.update()
@@ -405,14 +404,14 @@ CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "nex
 def promised():
     """Requests whose replies say that something is on disk, in the order in which they can be asked."""
     model = b"model"
-    publish = messages.Publish(topic="t", size=len(model), sha256=hashlib.sha256(model).digest(), version=3)
+    publish = messages.Publish(topic="t", size=len(model), checksum=_bytes.checksum(model), version=3)
     yield "UPDATE", messages.Update(episodes=1, steps=20), None
     yield "WELCOME of a client whose account is not saved", messages.Hello(), None
     yield "PUBLISHED", publish, model
     yield "PUBLISHED, to somebody who asks again", publish, model
     yield (
         "PUBLISHED of a model that has no bytes",
-        messages.Publish(topic="u", size=0, sha256=hashlib.sha256(b"").digest()),
+        messages.Publish(topic="u", size=0, checksum=_bytes.checksum(b"")),
         None,
     )
     yield "TAKEN of accounts", messages.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None

@@ -245,7 +245,7 @@ def test_a_younger_server_that_has_an_older_version_takes_nobody_back():
 
 def test_what_a_neighbour_has_is_not_fetched():
     other = ModelStore(1000)
-    node = following(find=lambda topic, version, digest: other.get(topic, version))
+    node = following(find=lambda topic, version, checksum: other.get(topic, version))
     other.publish("t", bytes([1]) * 45)
     node.publish()
     assert not node.asked and node.got == [(1, False)]

@@ -28,7 +28,7 @@ class Topic:
 
     def notice(self, model, now=0.0, *, inline=False, home=7, epoch=1, is_kept=False):
         said = messages.Notice(
-            topic="t", version=model.version, size=model.size, sha256=model.digest, text=model.is_text, epoch=epoch
+            topic="t", version=model.version, size=model.size, checksum=model.checksum, text=model.is_text, epoch=epoch
         )
         is_anew = self.fetcher.is_anew(said, home, is_kept=is_kept)
         return is_anew, self.fetcher.noticed(said, model.body if inline else None, now)
@@ -80,7 +80,7 @@ def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
     assert topic.notice(model(3), inline=True) == (False, [])
     (delivery,) = topic.notice(model(6), inline=True)[1]
     assert delivery.skipped == 2
-    wrong = messages.Notice(topic="t", version=7, size=2, sha256=bytes(32))
+    wrong = messages.Notice(topic="t", version=7, size=2, checksum=0)
     with pytest.raises(ProtocolError, match="not the announced one"):
         topic.fetcher.noticed(wrong, b"xx", 0.0)
 

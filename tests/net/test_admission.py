@@ -108,7 +108,7 @@ def test_a_client_is_bound_to_the_key_that_it_came_by(door):
 @pytest.mark.parametrize(
     ("peer", "body", "code"),
     [
-        (READER, messages.Publish(topic="x", size=1, sha256=bytes(32)), "role"),  # a type that it may not send
+        (READER, messages.Publish(topic="x", size=1, checksum=0), "role"),  # a type that it may not send
         (ACTOR, messages.Hello(role="reader"), "role"),  # another role than its key's
         (Peer("actor", "thief"), messages.Hello(role="actor"), "owner"),
     ],

@@ -371,7 +371,7 @@ def test_a_damaged_reply_is_refused_and_a_chunk_is_left_to_whoever_copies_it(con
         channel.turn(doors.wait(time.monotonic() + 0.01))
         return answering.socket.poll(0)
 
-    bodies = [messages.Updated(), messages.Chunk(topic="t", version=1, size=3, sha256=bytes(32))]
+    bodies = [messages.Updated(), messages.Chunk(topic="t", version=1, size=3, checksum=0)]
     for body in bodies:
         channel.ask(messages.Fetch(topic="t"), answers.append)
         until(turn)

@@ -36,7 +36,7 @@ class World:
         return self.requests.take(asked, header_of(asked), now)
 
     def put(self, back, version, body=b"weights", topic="policy", is_renewed=False, noticed=(0, 0)):
-        made = model.Model(topic, version, body, False, model.make(topic, body, version).digest)
+        made = model.Model(topic, version, body, False, model.make(topic, body, version).checksum)
         return self.cache.put(back, made, is_renewed=is_renewed, noticed=noticed), made
 
 
@@ -292,12 +292,12 @@ def test_a_publisher_that_began_again_counts_from_1_unless_the_newest_is_another
     assert world.put(second, 1, topic="fresh", is_renewed=True)[0]
 
 
-def test_a_model_is_found_by_version_and_digest():
+def test_a_model_is_found_by_version_and_checksum():
     back = Back("a")
     world = World(back)
     _, made = world.put(back, 3)
-    assert world.cache.find("policy", 3, made.digest) == made
-    assert world.cache.find("policy", 3, b"x" * 32) is None and world.cache.find("policy", 2, made.digest) is None
+    assert world.cache.find("policy", 3, made.checksum) == made
+    assert world.cache.find("policy", 3, made.checksum ^ 1) is None and world.cache.find("policy", 2, made.checksum) is None
 
 
 def test_another_run_at_an_address_takes_its_models_away_and_no_others():

@@ -62,7 +62,7 @@ def test_what_is_said_of_a_model_is_in_every_stretch():
     world = World("a")
     order = world.publish("text")
     (send,) = world.sends
-    assert (send.body.text, send.body.size, send.body.sha256) == (True, 4, order.model.digest)
+    assert (send.body.text, send.body.size, send.body.checksum) == (True, 4, order.model.checksum)
     assert (send.body.topic, send.body.version, send.body.offset) == ("policy", 1, 0) and bytes(send.payload) == b"text"
 
 

@@ -751,7 +751,7 @@ def golden(server, client_id=b"x" * 16):
     dispatcher = {"client": client_id, "run": 0, "home": 0, "fingerprint": SCHEMA.fingerprint}
     bodies = [
         wire.Hello(), wire.Update(episodes=0), wire.Fetch(topic="t"), wire.Sums(), wire.Draw(), wire.Control(),
-        wire.Publish(topic="t", size=0, sha256=bytes(32)), wire.Welcome(schema="{}"), wire.Updated(),
+        wire.Publish(topic="t", size=0, checksum=0), wire.Welcome(schema="{}"), wire.Updated(),
     ]  # fmt: skip
     messages = [encode(body, sequence=number, **dispatcher) for number, body in enumerate(bodies, 1)]
     messages.append(encode(wire.Cache(), payload=b"\0" * 640, sequence=99, **dispatcher))

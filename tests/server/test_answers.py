@@ -1,7 +1,5 @@
 """What a server answers, without a socket: each request may come any number of times."""
 
-import hashlib
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
 from memoire.server.handlers.feedback import FEEDBACK_SAMPLES
-from memoire.wire import messages, pack, unpack
+from memoire.wire import _bytes, messages, pack, unpack
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from netkit import SCHEMA
@@ -122,28 +120,28 @@ def test_a_draw_that_is_asked_for_again_takes_no_samples(dispatcher):
 @pytest.mark.parametrize("body", [b"", b"x", b"twenty-five bytes of model"])
 def test_a_model_is_published_once_however_often_its_stretches_come(dispatcher, told, body):
     me = Asker(dispatcher)
-    digest = hashlib.sha256(body).digest()
+    checksum = _bytes.checksum(body)
     for offset in range(0, max(1, len(body)), 10):
-        publish = messages.Publish(topic="t", size=len(body), sha256=digest, offset=offset)
+        publish = messages.Publish(topic="t", size=len(body), checksum=checksum, offset=offset)
         chunk = body[offset : offset + 10] or None
         first = me.ask(publish, payload=chunk)
         assert me.ask(publish, payload=chunk, again=True) == first
     assert first.body.version == 1 and [model.body for model in told["models"]] == [body]
-    publish = messages.Publish(topic="t", size=1, sha256=hashlib.sha256(b"n").digest(), version=1)
+    publish = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"n"), version=1)
     assert me.ask(publish, payload=b"n").body.code == "topic"
-    late = messages.Publish(topic="t", size=30, sha256=digest, offset=10)
+    late = messages.Publish(topic="t", size=30, checksum=checksum, offset=10)
     assert me.ask(late, payload=b"0123456789").body.code == "missing"
-    huge = messages.Publish(topic="t", size=1001, sha256=digest)
+    huge = messages.Publish(topic="t", size=1001, checksum=checksum)
     assert me.ask(huge, payload=b"0").body.code == "too_large"
 
 
 def test_a_version_that_is_here_is_taken_again_at_once(dispatcher, told):
     """A reader publishes what it has to a server that comes back, which may have it from its disk."""
     model = dispatcher.publish("t", b"x" * 30, 4)
-    publish = messages.Publish(topic="t", size=30, sha256=model.digest, version=4)
+    publish = messages.Publish(topic="t", size=30, checksum=model.checksum, version=4)
     said = Asker(dispatcher).ask(publish, payload=b"x" * 10).body
     assert (said.received, said.version) == (30, 4) and told["models"] == [model]
-    other = messages.Publish(topic="t", size=1, sha256=hashlib.sha256(b"y").digest(), version=4)
+    other = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"y"), version=4)
     assert Asker(dispatcher, YOU).ask(other, payload=b"y").body.code == "topic"
 
 

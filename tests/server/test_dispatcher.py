@@ -143,7 +143,7 @@ def test_reports_are_counted_each_time_they_come(dispatcher):
         messages.Hello(),
         messages.Update(),
         messages.Fetch(topic="t"),
-        messages.Publish(topic="t", size=1, sha256=bytes(32)),
+        messages.Publish(topic="t", size=1, checksum=0),
         messages.Control(),
         messages.Ledger(),
         messages.Inherit(run_name="run"),

@@ -1,20 +1,18 @@
 """Models on their way to a server: which of them give way to others."""
 
-import hashlib
-
 import pytest
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.server.handlers.uploads import MAX_UPLOADS, Uploads
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from serverkit import ME, YOU
 
 LIMITS = Limits(model_bytes=1000)
 
 
-def publish(topic, size=500, offset=0, digest=bytes(32)):
-    return messages.Publish(topic=topic, size=size, sha256=digest, offset=offset)
+def publish(topic, size=500, offset=0, checksum=0):
+    return messages.Publish(topic=topic, size=size, checksum=checksum, offset=offset)
 
 
 def goes_on(uploads, topic, offset, size=500):
@@ -28,27 +26,27 @@ def goes_on(uploads, topic, offset, size=500):
 
 def test_a_model_is_whole_with_its_last_chunk():
     uploads, body = Uploads(LIMITS), b"fifteen bytes.."
-    digest = hashlib.sha256(body).digest()
-    assert uploads.receive(ME, publish("t", 15, 0, digest), body[:10]) == (10, None)
-    assert uploads.receive(ME, publish("t", 15, 0, digest), body[:10]) == (10, None), "a resend"
-    offset, model = uploads.receive(ME, publish("t", 15, 10, digest), body[10:])
+    checksum = _bytes.checksum(body)
+    assert uploads.receive(ME, publish("t", 15, 0, checksum), body[:10]) == (10, None)
+    assert uploads.receive(ME, publish("t", 15, 0, checksum), body[:10]) == (10, None), "a resend"
+    offset, model = uploads.receive(ME, publish("t", 15, 10, checksum), body[10:])
     assert (offset, model.body, model.version, len(uploads)) == (15, body, 0, 0)
 
 
 def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
     uploads, body = Uploads(LIMITS), b"fifteen bytes.."
-    digest = hashlib.sha256(body).digest()
+    checksum = _bytes.checksum(body)
     for wrong_at in (0, 10):
         chunks = {0: body[:10], 10: body[10:]}
         chunks[wrong_at] = bytes(len(chunks[wrong_at]))
-        assert uploads.receive(ME, publish("t", 15, 0, digest), chunks[0]) == (10, None)
-        with pytest.raises(ProtocolError, match="another SHA-256 than announced"):
-            uploads.receive(ME, publish("t", 15, 10, digest), chunks[10])
+        assert uploads.receive(ME, publish("t", 15, 0, checksum), chunks[0]) == (10, None)
+        with pytest.raises(ProtocolError, match="another XXH3 than announced"):
+            uploads.receive(ME, publish("t", 15, 10, checksum), chunks[10])
         assert len(uploads) == 0
         with pytest.raises(ProtocolError, match="beginning is not here"):
-            uploads.receive(ME, publish("t", 15, 10, digest), body[10:])
-    uploads.receive(ME, publish("t", 15, 0, digest), body[:10])
-    assert uploads.receive(ME, publish("t", 15, 10, digest), body[10:])[1].body == body
+            uploads.receive(ME, publish("t", 15, 10, checksum), body[10:])
+    uploads.receive(ME, publish("t", 15, 0, checksum), body[:10])
+    assert uploads.receive(ME, publish("t", 15, 10, checksum), body[10:])[1].body == body
 
 
 def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
@@ -62,7 +60,7 @@ def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
 
 
 def test_a_model_without_a_byte_is_whole_at_once():
-    offset, model = Uploads(LIMITS).receive(ME, publish("t", 0, digest=hashlib.sha256(b"").digest()), None)
+    offset, model = Uploads(LIMITS).receive(ME, publish("t", 0, checksum=_bytes.checksum(b"")), None)
     assert (offset, model.body) == (0, b"")
 
 
@@ -70,8 +68,8 @@ def test_another_body_under_the_same_topic_begins_again():
     uploads = Uploads(LIMITS)
     uploads.receive(ME, publish("t"), b"xxx")
     with pytest.raises(ProtocolError, match="a stretch at 3 of a model whose beginning is not here"):
-        uploads.receive(ME, publish("t", offset=3, digest=bytes(31) + b"1"), b"x")
-    assert uploads.receive(ME, publish("t", digest=bytes(31) + b"1"), b"y") == (1, None)
+        uploads.receive(ME, publish("t", offset=3, checksum=1), b"x")
+    assert uploads.receive(ME, publish("t", checksum=1), b"y") == (1, None)
     assert not goes_on(uploads, "t", 3) and len(uploads) == 1
 
 

@@ -286,7 +286,7 @@ def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_wai
     path.write_bytes(b"\x05" * 99_999 + b"\x06")
     with (
         Store(tmp_path) as store,
-        pytest.raises(StateCorrupt, match="'policy' version 8 has another SHA-256.*remove the"),
+        pytest.raises(StateCorrupt, match="'policy' version 8 has another XXH3.*remove the"),
     ):
         store.models(RUN)
     path.unlink()

@@ -18,7 +18,7 @@ LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10
 class Node:
     """A node's models, and the requests of one client that it has not answered yet."""
 
-    def __init__(self, limits=LIMITS, *, find=lambda topic, version, digest: None, rng=None):
+    def __init__(self, limits=LIMITS, *, find=lambda topic, version, checksum: None, rng=None):
         self.limits, self.store, self.epoch = limits, ModelStore(limits.model_bytes), 1
         self.asked = []  # (body of the request, what to do with the answer)
         self.heard = []  # calls of hear
@@ -55,7 +55,7 @@ class Node:
 
     def notice(self, model, payload=None, home=HOME):
         said = messages.Notice(
-            topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
+            topic=model.topic, version=model.version, size=model.size, checksum=model.checksum, epoch=self.epoch
         )
         self.topics.noticed(said, payload, home)
 

@@ -220,7 +220,7 @@ def test_a_message_without_the_payload_it_needs_is_not_made() -> None:
         encode(messages.Cache())
     with pytest.raises(ValueError, match="HELLO has no payload"):
         encode(messages.Hello(), payload=b"x")
-    assert len(encode(messages.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
+    assert len(encode(messages.Chunk(topic="t", version=1, size=0, checksum=0), payload=b"")) == 1
 
 
 def test_a_notice_comes_under_its_own_topic_only() -> None:

@@ -19,7 +19,7 @@ from .uploads import Uploads
 
 
 def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limits) -> Model:
-    """A model of this content, without a version. It is hashed here, which needs no lock.
+    """A model of this content, without a version. It is summed up here, which needs no lock.
 
     Raises:
         WrongType: the content is no bytes and no text.
@@ -92,7 +92,7 @@ class ModelsHandler:
 
     def receive(self, _: float, header: MessageHeader, body: messages.Publish, payload: Any) -> Reply:
         """Take a chunk of a model; with the last one the model is published."""
-        if self._state.models.is_numbered(body.topic, body.version, body.sha256):  # again, by who cannot know that
+        if self._state.models.is_numbered(body.topic, body.version, body.checksum):  # again, by who cannot know that
             self._uploads.drop(header.client, body.topic)
             return _published(body, body.version)
         offset, whole = self._uploads.receive(header.client, body, payload)

@@ -28,7 +28,7 @@ class Uploads:
 
         Raises:
             ProtocolError: the model is too large, its beginning is not here, the chunk does not fit, or the whole has
-                another hash than announced: then it is forgotten, and its publisher begins again.
+                another checksum than announced: then it is forgotten, and its publisher begins again.
         """
         assembly = self._assembly(client, body)
         try:
@@ -41,11 +41,11 @@ class Uploads:
     def _assembly(self, client: bytes, body: messages.Publish) -> ModelAssembly:
         key = client, body.topic
         assembly = self._begun.get(key)
-        if assembly is None or assembly.digest != body.sha256:
+        if assembly is None or assembly.checksum != body.checksum:
             if body.offset:
                 raise ProtocolError("missing", f"a stretch at {body.offset} of a model whose beginning is not here")
             size, most = body.size, self._limits.model_bytes
-            assembly = ModelAssembly(body.topic, 0, size, body.sha256, body.text, byte_limit=most)
+            assembly = ModelAssembly(body.topic, 0, size, body.checksum, body.text, byte_limit=most)
             self._begun[key] = assembly
         self._begun.move_to_end(key)
         while len(self._begun) > MAX_UPLOADS or (len(self._begun) > 1 and self._bytes() > self._limits.model_bytes):
