@@ -38,6 +38,8 @@ DENIED_TIMEOUT = 2.5
 """Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
 ATTEMPT_TIMEOUT = 12.0
 """Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
+LARGE_PAYLOAD = 1 << 16
+"""Bytes of a payload from which on one more pass over it is worth avoiding."""
 
 
 class Channel:
@@ -288,8 +290,9 @@ class Channel:
         try:
             if len(frames[0]):
                 raise ProtocolError("frames", "a reply begins with an empty frame")
-            message = parse(frames[1:], self._limits, verify_payload=False)
-            if message.payload is not None and not isinstance(message.body, messages.Chunk):
+            is_small = len(frames[-1]) < LARGE_PAYLOAD
+            message = parse(frames[1:], self._limits, verify_payload=is_small)
+            if not (is_small or message.payload is None or isinstance(message.body, messages.Chunk)):
                 check_payload(message.payload, message.header.payload_checksum)  # a chunk's is compared as it is copied
             if message.header.client != self._client:
                 raise ProtocolError("client", "a reply for somebody else")

@@ -15,7 +15,7 @@ from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net import link as links
 from memoire.net import sockets
-from memoire.net.channel import Channel
+from memoire.net.channel import LARGE_PAYLOAD, Channel
 from memoire.net.poller import Poller
 from memoire.net.resolver import NameResolver
 from memoire.replay.parameters import Parameters
@@ -363,7 +363,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     assert not answers
 
 
-def test_a_damaged_reply_is_refused_and_a_chunk_is_left_to_whoever_copies_it(context, doors):
+def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_it(context, doors):
     answering, answers = Answering(context), []
     channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
 
@@ -371,16 +371,17 @@ def test_a_damaged_reply_is_refused_and_a_chunk_is_left_to_whoever_copies_it(con
         channel.turn(doors.wait(time.monotonic() + 0.01))
         return answering.socket.poll(0)
 
-    bodies = [messages.Updated(), messages.Chunk(topic="t", version=1, size=3, checksum=0)]
-    for body in bodies:
+    chunk = messages.Chunk(topic="t", version=1, size=LARGE_PAYLOAD, checksum=0)
+    small, large = b"abc", bytes(LARGE_PAYLOAD)
+    for body, payload in ((messages.Updated(), small), (messages.Updated(), large), (chunk, small), (chunk, large)):
         channel.ask(messages.Fetch(topic="t"), answers.append)
         until(turn)
         address, _, asked = sockets.receive(answering.socket)
-        header, _ = encode(body, sequence=peek([asked]).sequence, payload=b"abc")
-        sockets.send(answering.socket, [address, b"", header, b"abd"])
+        header, _ = encode(body, sequence=peek([asked]).sequence, payload=payload)
+        sockets.send(answering.socket, [address, b"", header, b"x" + payload[1:]])
     until(lambda: turn() or answers)
-    (chunk,) = answers
-    assert chunk.body == bodies[1] and bytes(chunk.payload) == b"abd" and channel.refused == {"payload": 1}
+    (message,) = answers
+    assert message.body == chunk and bytes(message.payload) == b"x" + large[1:] and channel.refused == {"payload": 3}
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
