@@ -1,4 +1,4 @@
-"""memoire: two actor processes of eight environments each, and a learner whose server stores and draws episodes."""
+"""memoire: two actors of eight environments each; the learner's server stores episodes, and draws 4 batches at once."""
 
 import gymnasium as gym
 import numpy as np
