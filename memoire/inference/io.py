@@ -308,11 +308,8 @@ class InferenceThread:
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
             found = error
-        except Exception as error:  # such as a lack of memory: whoever waits is told, and the next batch may do
-            _log.exception("inference node %s: a batch failed", self._name)
-            found = ProtocolError(
-                "failed", f"a batch of {batch.rows} rows failed: {type(error).__name__}: {error}"[:500]
-            )
+        except Exception as error:
+            found = self._failure(error, batch.rows)
         took = time.perf_counter() - begun
         if self.worker.is_here:
             self._finish(batch, found, weights, fired, took)
@@ -339,22 +336,19 @@ class InferenceThread:
                 frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
                 kept = KeptReply(frames, len(frames[0]) + len(frames[1]))
             except Exception as error:
-                refused = self._refused(error, rows)
-                counts.refused[refused.code] += 1
-                frames, kept = reply(asked.header, refused), None
+                known = error if isinstance(error, ProtocolError) else self._failure(error, rows)
+                counts.refused[known.code] += 1
+                frames, kept = reply(asked.header, messages.Refused(code=known.code, text=known.detail)), None
             self.batching.answered(request, kept)
             counts.waits.saw(batch.reason, fired - request.arrived)
             counts.durations.saw(batch.reason, now - request.arrived)
             self._send([*asked.envelope, *frames])
             first += request.rows
 
-    def _refused(self, error: Exception, rows: int) -> messages.Refused:
-        """Why whoever waits for a batch of so many rows gets nothing of it; the next one may do."""
-        if isinstance(error, ProtocolError):
-            return messages.Refused(code=error.code, text=error.detail)
+    def _failure(self, error: Exception, rows: int) -> ProtocolError:
+        """What whoever waits for a batch of so many rows is told, such as a lack of memory: the next batch may do."""
         _log.error("inference node %s: a batch failed", self._name, exc_info=error)
-        text = f"a batch of {rows} rows failed: {type(error).__name__}: {error}"[:500]
-        return messages.Refused(code="failed", text=text)
+        return ProtocolError("failed", f"a batch of {rows} rows failed: {type(error).__name__}: {error}"[:500])
 
     def _packed(self, found: Rows, first: int, rows: int) -> bytes:
         """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply may be."""

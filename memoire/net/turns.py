@@ -84,13 +84,9 @@ class LentWorker(Worker):
             self.post(lambda: function(given))
             return
         try:
-            if self._stopping:
-                return
-            last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
-            function(given)
-            while not (is_done() or self._posted or self._is_lent or self._waiting) and time.monotonic() < last:
-                if not self._soon(deadline):
-                    break
+            if not self._stopping:
+                function(given)
+                self._look(lambda: is_done() or self._is_lent or self._waiting > 0, deadline)
         finally:
             self._give_back()
 
@@ -134,8 +130,8 @@ class LentWorker(Worker):
         """Wait a moment for what most callers wait for, unless a turn is due that does the rest."""
         try:
             last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
-            while not self._posted and time.monotonic() < last:
-                if not self._soon(deadline) or is_done():
+            while not (is_done() or self._posted) and time.monotonic() < last:
+                if not self._soon(deadline):
                     break
         except Exception:
             self._failed()

@@ -167,3 +167,26 @@ def test_a_caller_goes_on_by_turns_if_nothing_comes_soon_or_looking_fails():
         assert turned.worker.wait_for(lambda before=before: len(turned.turns) > before + 2, time.monotonic() + PATIENCE)
     assert len(asked) == 2 and turned.worker.errors == 1
     assert turned.worker.stop(PATIENCE)
+
+
+def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counted():
+    asked, looks = [], []
+
+    def soon(deadline):
+        looks.append(deadline)
+        if len(looks) == 3:
+            raise ValueError("on purpose")
+        return len(looks) < 3
+
+    turned = Turned(soon)
+    turned.next_time = 0.0  # so that the newest turn is never long ago
+    turned.worker.start()
+    deadline, calls = time.monotonic() + PATIENCE, 0
+    while not turned.worker.errors:
+        assert time.monotonic() < deadline
+        turned.worker.run_and_look(asked.append, calls, lambda: False, deadline)
+        calls += 1
+    assert set(looks) == {deadline} and len(looks) == 3
+    turned.until(lambda: len(asked) == calls)
+    assert sorted(asked) == list(range(calls)) and turned.worker.errors == 1
+    assert turned.worker.stop(PATIENCE)
