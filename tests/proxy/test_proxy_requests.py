@@ -297,7 +297,10 @@ def test_a_model_is_found_by_version_and_checksum():
     world = World(back)
     _, made = world.put(back, 3)
     assert world.cache.find("policy", 3, made.checksum) == made
-    assert world.cache.find("policy", 3, made.checksum ^ 1) is None and world.cache.find("policy", 2, made.checksum) is None
+    assert (
+        world.cache.find("policy", 3, made.checksum ^ 1) is None
+        and world.cache.find("policy", 2, made.checksum) is None
+    )
 
 
 def test_another_run_at_an_address_takes_its_models_away_and_no_others():
