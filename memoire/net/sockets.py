@@ -34,8 +34,6 @@ from .monitor import EVENT, end_monitor, monitor
 READABLE = int(zmq.POLLIN)
 """A flag of `Poller.wait`: pyzmq's own is an enum, which costs a microsecond each time it is compared."""
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-_SEND: Any = zmq.backend.Socket.send
-"""Without what pyzmq puts around it for sockets of kinds that are not used here."""
 DATA_MESSAGES = 2
 """High-water mark of sockets that carry caches, and least one: bytes bound memory, and ZeroMQ counts messages for each
 connection and hop.
@@ -458,7 +456,7 @@ def send(made: Socket, frames: Sequence[Any]) -> bool:
     try:
         for place, frame in enumerate(frames):  # twice as fast as `send_multipart`
             is_small = type(frame) is bytes and len(frame) < COPY_BELOW  # copied anyway: quicker without a `zmq.Frame`
-            _SEND(made, frame, _MORE if place < last else _NOBLOCK, is_small)
+            made.send(frame, _MORE if place < last else _NOBLOCK, copy=is_small)
     except zmq.Again:
         return False
     except zmq.ZMQError as error:
