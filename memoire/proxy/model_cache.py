@@ -90,10 +90,11 @@ class ModelCache:
     def hold(self, request: EnvelopedRequest, header: MessageHeader, asked: messages.Fetch, now: float) -> bool:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
         home = self._router.homes.get(header.home)
-        if home is not None and asked.version > self.store.version(asked.topic):
+        if home is not None and (not asked.version or asked.version > self.store.version(asked.topic)):
             with contextlib.suppress(ParameterError):  # too many topics: those who ask get theirs from the server
                 home.topics.want(asked.topic)
-            home.topics.announced({asked.topic: asked.version})
+            if asked.version:
+                home.topics.announced({asked.topic: asked.version})
         key = (header.client, header.sequence)
         if key in self._held:
             return True  # sent again: it is answered once

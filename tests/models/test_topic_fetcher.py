@@ -55,6 +55,7 @@ def test_a_version_that_is_on_its_way_is_not_queued_again():
 
 def test_the_newest_is_asked_for_once_and_delivered_whole():
     topic = Topic()
+    assert topic.fetcher.is_coming(0), "it is about to be asked for"
     (first,) = topic.fetcher.begin(1.0)
     assert (first.version, first.offset, first.size) == (0, 0, 10) and topic.fetcher.begin(1.0) == []
     assert topic.fetcher.is_coming(0) and topic.fetcher.is_coming(9), "the newest may be any"

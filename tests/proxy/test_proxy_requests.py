@@ -179,6 +179,7 @@ def test_a_client_that_asks_for_any_version_has_heard_of_none():
     world = World(back)
     asked = request(fetch(0), home="a")
     assert world.take(asked) == ForwardRequest(back, asked) and not back.topics.announcements
+    assert back.topics.wanted == {"policy"}  # but of the topic
 
 
 def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
