@@ -216,7 +216,7 @@ class TopicFetcher:
         self._queue.clear()
 
     def is_coming(self, version: int) -> bool:
-        """Whether this version (0: any) is being fetched now, or waits for it; the newest is, until it was asked for."""
+        """Whether this version (0: any) is being fetched now, or waits for it; until `begin`, the newest waits."""
         if not self._asked_newest:
             return True
         there = [*([self._fetching] if self._fetching else []), *self._queue]
