@@ -68,7 +68,7 @@ def render(folder: Path = PAGES) -> str:
 def contests(folder: Path) -> str:
     """The pictures of contest.py that there are: what everybody has learned after so many seconds."""
     pictures = sorted(folder.glob("contest-*.svg"))
-    lines = [f"![Return over seconds, of each side]({path.name})" for path in pictures]
+    lines = [f"![Return over seconds, or steps, of each side]({path.name})" for path in pictures]
     return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
 
 

@@ -18,15 +18,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from contestants import page
+from contestants.footprint import memory_of
 from contestants.games import GAMES
 from contestants.records import Record, Records, merged
 from measure import machine, record
-from peers import QUIET, PeerUnavailable, environment_of
+from peers import QUIET, PeerUnavailable, described, environment_of
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parent / "build" / "contest"
@@ -35,6 +37,8 @@ GRACE = 60.0
 """Seconds that a side has to end by itself when its time is up."""
 EVALUATION = 600.0
 """Seconds that the evaluation of one run may take."""
+LOOK = 2.0
+"""Seconds between two looks at a side's memory, where only rates are compared."""
 SHARED = ("gymnasium", "mujoco", "minatar", "torch")
 """Distributions whose versions the page names: they are the same for all sides."""
 
@@ -72,6 +76,8 @@ def sides_of(game: str, wanted: str) -> list[str]:
     algorithm = GAMES[game].algorithm
     there = [key for key, side in SIDES.items() if (PROGRAMS / f"{algorithm}_{side.program or key}.py").exists()]
     there = [key for key in there if SIDES[key].algorithm in ("", algorithm)]
+    if GAMES[game].score is None:  # how well it learns is not looked at
+        there = [key for key in there if not SIDES[key].options]
     if unknown := set(filter(None, wanted.split(","))) - set(there):
         sys.exit(f"{game} has no side {', '.join(sorted(unknown))}: --sides takes {', '.join(there)}")
     return [key for key in there if not wanted or key in wanted.split(",")]
@@ -87,6 +93,11 @@ def python_of(environment: str) -> Path:
     return made / "bin" / "python"
 
 
+def packages_of(environment: str) -> list[Path]:
+    """Where the packages of an environment are; none of none."""
+    return list(environment_of(environment)[0].glob("lib/python*/site-packages")) if environment else []
+
+
 def versions(python: Path, names: list[str]) -> dict[str, str]:
     """Of distributions in an environment."""
     asked = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
@@ -96,18 +107,21 @@ def versions(python: Path, names: list[str]) -> dict[str, str]:
 
 def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -> Record:
     """Let a side learn, in a folder below `where`, then play with its networks. Raises PeerUnavailable: it failed."""
-    side, folder = SIDES[key], where / game / f"{key}-{seed}"
+    side, task, folder = SIDES[key], GAMES[game], where / game / f"{key}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     python, player = python_of(side.environment), python_of("contest-plain")
     told: dict[str, Any] = {"game": game, "seed": seed, "seconds": seconds, "folder": str(folder)}
-    paths = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAMS)}
+    programs = os.pathsep.join(map(str, [PROGRAMS, *packages_of(task.packages)]))
+    paths, sizes = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": programs}, [0]
+    look = (lambda process: sizes.append(memory_of(process))) if task.score is None else None
     with (folder / "log.txt").open("wb") as log:
         status = ended([python, PROGRAMS / side.prepare], GRACE * 5, log, paths) if side.prepare else 0
-        program = PROGRAMS / f"{GAMES[game].algorithm}_{side.program or key}.py"
+        program = PROGRAMS / f"{task.algorithm}_{side.program or key}.py"
         told |= {"options": side.options, "began": time.monotonic()}
-        status = status or ended([python, program], seconds + GRACE, log, paths | {"CONTEST": json.dumps(told)})
-        status = status or ended([player, PROGRAMS / "evaluate.py", game, folder], EVALUATION, log, paths)
+        status = status or ended([python, program], seconds + GRACE, log, paths | {"CONTEST": json.dumps(told)}, look)
+        if task.score is not None:
+            status = status or ended([player, PROGRAMS / "evaluate.py", game, folder], EVALUATION, log, paths)
     if status:
         said = (folder / "log.txt").read_text(errors="replace").strip().splitlines()[-12:]
         raise PeerUnavailable(key, "\n".join([f"it ended with status {status}; its last lines:", *said]))
@@ -116,18 +130,35 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
     names = [*SHARED, *filter(None, [side.distribution])]
     found = versions(python, names)
     facts |= {"machine": re.sub(r", load [\d.]+", "", machine()), "version": found.get(side.distribution, "")}
+    facts |= {"memory": max(sizes)} if look else {}
+    if task.packages:
+        facts["packages"] = ", ".join(each.replace("==", " ") for each in described(task.packages)[1]["packages"])
     facts["shared"] = ", ".join(f"{name} {found[name]}" for name in SHARED)
     curve = sorted(json.loads((folder / "curve.json").read_text()).values())
     return Record.of({"game": game, "side": key, "seed": seed, "limit": seconds, "curve": curve, "facts": facts})
 
 
-def ended(command: list[Any], patience: float, log: Any, environment: dict[str, str]) -> int:
-    """The exit status of a program, -9 if its patience ended. What it has started is killed with it."""
+def ended(
+    command: list[Any],
+    patience: float,
+    log: Any,
+    environment: dict[str, str],
+    look: Callable[[int], object] | None = None,
+) -> int:
+    """The exit status of a program, -9 if its patience ended. What it has started is killed with it.
+
+    Args:
+        look: Called with the number of its process every other second.
+    """
     kind = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
     with subprocess.Popen(command, **kind) as process:
+        until = time.monotonic() + patience
         try:
-            return process.wait(patience)
-        except subprocess.TimeoutExpired:
+            while (left := until - time.monotonic()) > 0.0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(left, LOOK) if look else left)
+                if look:
+                    look(process.pid)
             return -9
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -144,7 +175,7 @@ def write(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--game", default="breakout", choices=GAMES)
-    parser.add_argument("--part", default="", help="A, B, C: the game has to be of it")
+    parser.add_argument("--part", default="", help="A, B, C or D: the game has to be of it")
     parser.add_argument("--sides", default="", metavar="NAMES", help="with commas between; all, if it is left out")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, help="of a run, in place of the game's")
@@ -166,17 +197,19 @@ def main() -> int:
             print(f"left out: {error}", flush=True)
             continue
         records.keep(found)
-        print(f"{side}, seed {seed}: {said(found, game.score)}", flush=True)
+        print(f"{side}, seed {seed}: {said(found, game.score)}; {found.facts}", flush=True)
     if given.write:
         write(given.write)
     return 1 if failed else 0
 
 
-def said(found: Record, score: float) -> str:
+def said(found: Record, score: float | None) -> str:
     """A run in a line."""
+    if score is None:
+        return "{:.0f} steps and {:.1f} updates a second".format(*found.rates())
     reached, (seconds, steps, returned) = found.reached(score), found.curve[-1]
     when = f"{score:g} after {reached[0]:.0f} s and {reached[1]:,} steps" if reached else f"{score:g} not reached"
-    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {steps:,} steps; {found.facts}"
+    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {steps:,} steps"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 import gymnasium as gym
 import numpy as np
 import torch
+from games import GAMES
 from memoire_side import Actors, Observed
-from settings import ALPHA, BATCH, BETA, CAPACITY, FIRST_UPDATE, GAMMA, MULTI_STEP, UPDATE_INTERVAL
-from tasks import DoubleDqn, Run, epsilon_at, q_network
+from settings import ALPHA, BATCH, BETA, GAMMA, MULTI_STEP, UPDATE_INTERVAL
+from tasks import MAKERS, DoubleDqn, Run, epsilon_at, q_network, with_newest
 
 import memoire
 
@@ -16,30 +17,36 @@ PUBLISH_INTERVAL = 50
 """Updates between two versions of the network."""
 LEAD = 2000
 """Steps that actors may be ahead of the learner, or behind it."""
+LONGEST = 25
+"""Steps after which an actor sends what it has of an episode of Pong, which has a thousand."""
 
 
 def act(url: str, number: int, run: Run) -> None:
     """An actor: plays with the newest network until the run is over."""
     torch.set_num_threads(1)
-    same_step = gym.vector.AutoresetMode.SAME_STEP
-    envs = gym.vector.SyncVectorEnv([run.make] * ENVS, autoreset_mode=same_step)
+    same_step, stack = gym.vector.AutoresetMode.SAME_STEP, GAMES[run.game].stack
+    envs = gym.vector.SyncVectorEnv([MAKERS[run.game][1]] * ENVS, autoreset_mode=same_step)
     rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
-    net, steps, version = q_network(envs.single_observation_space.shape[0], actions), 0, 0
-    with memoire.connect(url, seed=number, timeout=60.0, when_full="block", name=f"actor-{number}") as client:
-        policy, writer = client.model("policy"), client.writer(envs)
+    net, steps, version = q_network(run.make().observation_space.shape, actions), 0, 0
+    longest, room = (LONGEST, 4 * LONGEST * ENVS) if stack > 1 else (None, None)
+    told = {"seed": number, "timeout": 60.0, "when_full": "block", "name": f"actor-{number}", "capacity": room}
+    with memoire.connect(url, **told) as client:
+        policy, writer = client.model("policy"), client.writer(envs, longest=longest)
         version = memoire.torch.load(policy.wait(timeout=60.0), net)
         obs, _ = envs.reset(seed=1000 * run.seed + 100 * number)
+        seen = np.stack([obs] * stack, 1) if stack > 1 else obs
         while not client.finished:
             if policy.version > version:
                 version = memoire.torch.load(policy.newest(), net)
             with torch.no_grad():
-                q = net(torch.from_numpy(obs).float()).numpy()
+                q = net(torch.from_numpy(seen).float()).numpy()
             is_random = rng.random(ENVS) < epsilon_at(ACTORS * steps)
             action = np.where(is_random, rng.integers(actions, size=ENVS), q.argmax(1))
             next_obs, reward, terminated, truncated, info = envs.step(action)
             value = q.max(1)
             writer.step(obs, action, reward, terminated, truncated, next_obs, info, value=value, model_version=version)
             obs, steps = next_obs, steps + ENVS
+            seen = with_newest(seen, obs, terminated | truncated) if stack > 1 else obs
 
 
 def sampler_of(run: Run) -> memoire.replay.sampling.Sampler:
@@ -58,11 +65,12 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
     return memoire.Table(
         columns,
         storage="episodes",
-        capacity=CAPACITY,
+        capacity=run.capacity,
         sampler=sampler_of(run),
         multi_step=MULTI_STEP,
         discount=GAMMA,
-        min_size=FIRST_UPDATE,
+        frame_stack=GAMES[run.game].stack,
+        min_size=run.first_update,
         samples_per_insert=ratio,
         samples_per_insert_tolerance=LEAD * ratio,
     )
@@ -81,8 +89,9 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
         drawn.update_priorities(torch.cat([dqn.update(*batch) for batch in batches]))
         if dqn.updates % PUBLISH_INTERVAL < BATCHES:
             memoire.torch.publish(server, "policy", dqn.net)
+        if run.is_due:
             steps = server.stats().totals.steps
-        if not run.goes_on(steps, dqn.net.parameters):
+        if not run.goes_on(steps, dqn.net.parameters, dqn.updates):
             break
     run.report(updates=dqn.updates, **observed.facts())
 
@@ -90,9 +99,8 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
 def main() -> None:
     run = Run.from_environment()
     torch.set_num_threads(1)
-    env = run.make()
-    actors, dqn = Actors(act, ACTORS, run), DoubleDqn(env, run.seed)
-    tables = {"replay": table_of(env, run)}
+    actors, dqn = Actors(act, ACTORS, run), DoubleDqn(run.make(), run.seed)
+    tables = {"replay": table_of(MAKERS[run.game][1](), run)}
     with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
         actors.begin(server)
         observed = Observed(server)

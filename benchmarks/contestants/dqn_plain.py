@@ -42,15 +42,16 @@ class SumTree:
 class Replay:
     """A ring of transitions with returns of three steps, drawn by priority."""
 
-    def __init__(self, shape, seed: int) -> None:
-        self.obs, self.next_obs = (np.zeros((settings.CAPACITY, *shape), np.uint8) for _ in range(2))
-        self.action, self.reward = np.zeros(settings.CAPACITY, np.int64), np.zeros(settings.CAPACITY, np.float32)
-        self.discount = np.zeros(settings.CAPACITY, np.float32)
-        self.tree, self.random = SumTree(settings.CAPACITY), np.random.default_rng(seed)
+    def __init__(self, capacity: int, shape, seed: int) -> None:
+        self.capacity = capacity
+        self.obs, self.next_obs = (np.zeros((capacity, *shape), np.uint8) for _ in range(2))
+        self.action, self.reward = np.zeros(capacity, np.int64), np.zeros(capacity, np.float32)
+        self.discount = np.zeros(capacity, np.float32)
+        self.tree, self.random = SumTree(capacity), np.random.default_rng(seed)
         self.added, self.largest = 0, 1.0
 
     def add(self, obs, action, reward, discount, next_obs) -> None:
-        place = self.added % settings.CAPACITY
+        place = self.added % self.capacity
         self.obs[place], self.action[place], self.next_obs[place] = obs, action, next_obs
         self.reward[place], self.discount[place] = reward, discount
         self.tree.set(np.array([place]), self.largest**settings.ALPHA)
@@ -60,7 +61,7 @@ class Replay:
         """Places, importance, and the columns of a batch."""
         places = self.tree.draw(settings.BATCH, self.random)
         chance = self.tree.nodes[places + self.tree.leaves] / self.tree.nodes[1]
-        importance = (chance * min(self.added, settings.CAPACITY)) ** -settings.BETA
+        importance = (chance * min(self.added, self.capacity)) ** -settings.BETA
         columns = self.obs, self.action, self.reward, self.discount, self.next_obs
         tensors = [torch.from_numpy(each[places]) for each in columns]
         return places, torch.from_numpy((importance / importance.max()).astype(np.float32)), tensors
@@ -93,10 +94,10 @@ def main() -> None:
     run = Run.from_environment()
     torch.set_num_threads(1)
     random, envs = np.random.default_rng(run.seed), [run.make() for _ in range(ENVS)]
-    dqn, replay = DoubleDqn(envs[0], run.seed), Replay(envs[0].observation_space.shape, run.seed)
+    dqn, replay = DoubleDqn(envs[0], run.seed), Replay(run.capacity, envs[0].observation_space.shape, run.seed)
     obs = np.stack([env.reset(seed=1000 * run.seed + place)[0] for place, env in enumerate(envs)])
     windows, steps, actions = [Window() for _ in envs], 0, int(envs[0].action_space.n)
-    while run.goes_on(steps, dqn.net.parameters):
+    while run.goes_on(steps, dqn.net.parameters, dqn.updates):
         with torch.no_grad():
             chosen = dqn.net(torch.from_numpy(obs).float()).argmax(1).numpy()
         is_random = random.random(ENVS) < epsilon_at(steps)
@@ -107,7 +108,7 @@ def main() -> None:
             window.step(replay, obs[place], chosen[place], reward, next_obs, terminated, truncated)
             after[place] = env.reset()[0] if terminated or truncated else next_obs
         obs, steps = after, steps + ENVS
-        if steps >= settings.FIRST_UPDATE:
+        if steps >= run.first_update:
             for _ in range(ENVS // settings.UPDATE_INTERVAL):
                 places, importance, columns = replay.draw()
                 replay.update(places, dqn.update(importance, *columns).numpy())

@@ -17,9 +17,10 @@ RUNNERS, ENVS, STEPS = 1, 8, 8
 class Encoder(torch.nn.Module):
     """All of the network but its last layer."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.net = q_network(channels, 1)[:-1]
+        *layers, last = q_network(shape, 1)
+        self.net, self.width = torch.nn.Sequential(*layers), last.in_features
 
     def forward(self, batch):
         return {ENCODER_OUT: self.net(batch["obs"].float())}
@@ -31,8 +32,8 @@ class Module(DefaultDQNTorchRLModule):
     def setup(self) -> None:
         self.uses_dueling, self.uses_double_q, self.num_atoms = False, True, 1
         self.epsilon_schedule = Scheduler(self.model_config["epsilon"], framework=self.framework)
-        self.encoder = Encoder(self.observation_space.shape[0])
-        self.af = torch.nn.Linear(128, int(self.action_space.n))
+        self.encoder = Encoder(self.observation_space.shape)
+        self.af = torch.nn.Linear(self.encoder.width, int(self.action_space.n))
 
 
 def main() -> None:
@@ -57,12 +58,12 @@ def main() -> None:
             # RLlib counts one runner more than there are
             training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * RUNNERS / (RUNNERS + 1),
             target_network_update_freq=settings.TARGET_INTERVAL,
-            num_steps_sampled_before_learning_starts=settings.FIRST_UPDATE,
+            num_steps_sampled_before_learning_starts=run.first_update,
             grad_clip=settings.MAX_GRAD_NORM,
             epsilon=[[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]],
             replay_buffer_config={
                 "type": "PrioritizedEpisodeReplayBuffer",
-                "capacity": settings.CAPACITY,
+                "capacity": run.capacity,
                 "alpha": settings.ALPHA,
                 "beta": settings.BETA,
             },
@@ -72,14 +73,17 @@ def main() -> None:
     )
     algorithm = config.build_algo()
     module = learner_of(algorithm).module["default_policy"]
-    steps = 0
+    steps = updates = 0
 
     def parameters():
         return [*module.encoder.parameters(), *module.af.parameters()]
 
-    while run.goes_on(steps, parameters):
+    while run.goes_on(steps, parameters, updates):
         result = algorithm.train()
         steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        learned = result.get("learners", {}).get("default_policy", {})
+        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.BATCH
+    run.report(updates=updates)
     rounds, updates = calculate_rr_weights(algorithm.config)
     assert updates * settings.UPDATE_INTERVAL == rounds * RUNNERS * ENVS * STEPS, (rounds, updates)
     ray.shutdown()

@@ -18,8 +18,9 @@ class Features(BaseFeaturesExtractor):
     """All of the network but its last layer."""
 
     def __init__(self, space: spaces.Box) -> None:
-        super().__init__(space, 128)
-        self.net = q_network(space.shape[0], 1)[:-1]
+        net = q_network(space.shape, 1)
+        super().__init__(space, net[-1].in_features)
+        self.net = net[:-1]
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return self.net(obs)
@@ -53,8 +54,8 @@ def main() -> None:
         "CnnPolicy",
         envs,
         settings.RATE,
-        settings.CAPACITY,
-        settings.FIRST_UPDATE,
+        run.capacity,
+        run.first_update,
         settings.BATCH,
         tau=1.0,
         gamma=settings.GAMMA,
@@ -69,7 +70,7 @@ def main() -> None:
         seed=run.seed,
         device="cpu",
     )
-    model.learn(STEPS, Watch(run, model.q_net.parameters))
+    model.learn(STEPS, Watch(run, model.q_net.parameters, lambda: model._n_updates))
     run.report(updates=model._n_updates)
 
 

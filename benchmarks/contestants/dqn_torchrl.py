@@ -38,12 +38,12 @@ def main() -> None:
     torch.manual_seed(run.seed)
     torch.set_num_threads(1)
     env = environment(run.game)
-    net = torch.nn.Sequential(Floats(), q_network(env.observation_spec["observation"].shape[0], int(env.action_spec.n)))
+    net = torch.nn.Sequential(Floats(), q_network(env.observation_spec["observation"].shape, int(env.action_spec.n)))
     actor = QValueActor(net, in_keys=["observation"], spec=env.action_spec, action_space="categorical")
     exploration = EGreedyModule(
         env.action_spec, eps_init=1.0, eps_end=settings.EPSILON, annealing_num_steps=settings.EPSILON_STEPS
     )
-    storage = LazyTensorStorage(settings.CAPACITY)
+    storage = LazyTensorStorage(run.capacity)
     replay = TensorDictPrioritizedReplayBuffer(
         alpha=settings.ALPHA, beta=settings.BETA, storage=storage, batch_size=settings.BATCH
     )
@@ -65,7 +65,7 @@ def main() -> None:
         steps += data.numel()
         exploration.step(data.numel())
         replay.extend(data.reshape(-1))
-        for _ in range(data.numel() // settings.UPDATE_INTERVAL if steps >= settings.FIRST_UPDATE else 0):
+        for _ in range(data.numel() // settings.UPDATE_INTERVAL if steps >= run.first_update else 0):
             batch = replay.sample()
             found = loss(batch)["loss"]
             optimizer.zero_grad()
@@ -75,9 +75,9 @@ def main() -> None:
             updater.step()
             replay.update_tensordict_priority(batch)
             updates += 1
-            run.goes_on(steps, net.parameters)
+            run.goes_on(steps, net.parameters, updates)
         collector.update_policy_weights_()
-        if not run.goes_on(steps, net.parameters):
+        if not run.goes_on(steps, net.parameters, updates):
             break
     run.report(updates=updates)
     collector.shutdown()

@@ -22,14 +22,14 @@ EPISODES, SEED = 20, 1_000_000
 def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     """Observations [B, *F] to the most probable actions [B]."""
     algorithm = GAMES[game].algorithm
+    env = MAKERS[game][1]()
+    space, shape = env.action_space, env.observation_space.shape
+    env.close()
     if algorithm == "dqn":
-        return q_policy(arrays)
+        return q_policy(shape, arrays)
     if algorithm == "sac":
         arrays = arrays[:-2]  # behind the layer of the means there is the deviations'
     activation = np.tanh if algorithm == "ppo" else lambda hidden: np.maximum(hidden, 0.0)
-    env = MAKERS[game][1]()
-    space = env.action_space
-    env.close()
 
     def act(obs: np.ndarray) -> np.ndarray:
         hidden = obs.astype(np.float32)
@@ -43,11 +43,11 @@ def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.
     return act
 
 
-def q_policy(arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def q_policy(shape: tuple[int, ...], arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     import torch
 
     torch.set_num_threads(1)
-    net = q_network(arrays[0].shape[1], len(arrays[-1]))
+    net = q_network(shape, len(arrays[-1]))
     with torch.no_grad():
         for parameter, array in zip(net.parameters(), arrays, strict=True):
             parameter.copy_(torch.from_numpy(array))

@@ -12,7 +12,7 @@ from measure import Spread
 
 from contestants.games import GAMES, Game
 from contestants.records import Record, paired
-from contestants.settings import SAID
+from contestants.settings import PONG_CAPACITY, SAID
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
@@ -55,6 +55,24 @@ SIDES = """## What each side is
 
 Where a side may choose, it has what is fastest for it here: eight environments in one process for Stable-Baselines3 and
 the plain loop, whose acting is then a small part of their time; one thread for torch, since two wait for each other.
+"""
+RATES_HEAD = """| side | steps a second | updates a second | by memoire's | memory, MiB | steps in it |
+| --- | ---: | ---: | ---: | ---: | ---: |"""
+RATES = """## {title}: rates
+
+{machine}, {versions}. Each run has {limit:g} s, and rates are of its second half.
+
+{settings}
+
+{table}
+
+Median and quartiles. "By memoire's" is what memoire makes a second over what that side makes: above 1, memoire is
+faster. Memory is the most that all processes of a side have at a time; what several share counts once. How well a side
+plays is not looked at.
+
+![Steps over seconds: median and quartiles of each side](contest-{name}.svg)
+
+{waiting}
 """
 SECTION = """## {title}: a score of {score:g}
 
@@ -112,6 +130,26 @@ def table(records: Sequence[Record], name: str, game: Game) -> str:
     return "\n".join(rows)
 
 
+def rates_table(records: Sequence[Record], name: str) -> str:
+    """A row for each side of a game without a score."""
+    rows, ours = [RATES_HEAD], of(records, name, "memoire")
+    for side, title in TITLES.items():
+        if not (theirs := of(records, name, side)):
+            continue
+        rates = [each.rates() for each in theirs]
+        ratio = [a.rates()[1] / b.rates()[1] for a, b in paired(ours, theirs)]
+        cells = [
+            f"{title} {theirs[0].facts.get('version', '')}".strip(),
+            cell([steps for steps, _ in rates]),
+            cell([updates for _, updates in rates], ".1f"),
+            cell(ratio, ".2f") if ratio and side != "memoire" else "",
+            f"{np.median([each.facts['memory'] for each in theirs]) / 2**20:,.0f}",
+            f"{min(PONG_CAPACITY, int(np.median([each.curve[-1][1] for each in theirs]))):,}",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 def agrees(waited: float, verdicts: dict[str, int]) -> bool:
     """Whether the dashboard said first that the learner waits if, and only if, it does."""
     most = max(verdicts, key=lambda code: verdicts[code], default="")
@@ -135,7 +173,7 @@ def aims(records: Sequence[Record]) -> dict[str, Spread]:
     """By the key of a row of aims.toml what answers it."""
     found = {}
     for name, game in GAMES.items():
-        ours = of(records, name, "memoire")
+        ours = of(records, name, "memoire") if game.score is not None else []
         for side in TITLES:
             theirs = of(records, name, side)
             if side != "memoire" and (seconds := ratios(ours, theirs, game.score)):
@@ -146,7 +184,7 @@ def aims(records: Sequence[Record]) -> dict[str, Spread]:
 
 
 def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
-    """Return over seconds: the median over seeds as a line, the quartiles as a band."""
+    """Return over seconds, or steps, where there is no score: the median over seeds as a line, quartiles as a band."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -159,23 +197,25 @@ def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
         if not runs:
             continue
         grid = np.arange(0.0, max(each.limit for each in runs) + 0.5, 3.0)
-        rows = np.array([held(each, grid) for each in runs])
+        rows = np.array([held(each, grid, 1 if game.score is None else 2) for each in runs])
         low, middle, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
         axes.plot(grid, middle, color=f"C{place}", label=title, linewidth=1.4)
         if len(runs) > 1:
             axes.fill_between(grid, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
-    axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
-    axes.set(title=f"{game.title}: mean return of 20 greedy episodes", xlabel="seconds")
+    if game.score is not None:
+        axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
+    shown = "steps" if game.score is None else "mean return of 20 greedy episodes"
+    axes.set(title=f"{game.title}: {shown}", xlabel="seconds")
     axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def held(record: Record, grid: np.ndarray) -> np.ndarray:
-    """The return of the newest network at each time; of the first one before there was one."""
+def held(record: Record, grid: np.ndarray, column: int = 2) -> np.ndarray:
+    """The return of the newest network at each time, or its steps; of the first one before there was one."""
     seconds = np.array([point[0] for point in record.curve])
-    returns = np.array([point[2] for point in record.curve])
-    return returns[np.maximum(np.searchsorted(seconds, grid, side="right") - 1, 0)]
+    values = np.array([point[column] for point in record.curve])
+    return values[np.maximum(np.searchsorted(seconds, grid, side="right") - 1, 0)]
 
 
 def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[str, Spread]], None]) -> None:
@@ -186,9 +226,11 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
         if runs:
             draw(records, name, game, folder / f"contest-{name}.svg")
             facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": max(each.limit for each in runs)}
-            facts["settings"] = SAID[game.algorithm]
-            parts = {"table": table(records, name, game), "waiting": waiting(of(records, name, "memoire"))}
-            sections.append(SECTION.format(title=game.title, score=game.score, name=name, **facts, **parts))
+            facts |= {"settings": SAID.get(name, SAID[game.algorithm]), "versions": runs[0].facts.get("packages", "")}
+            found = rates_table(records, name) if game.score is None else table(records, name, game)
+            parts = {"table": found, "waiting": waiting(of(records, name, "memoire"))}
+            form = RATES if game.score is None else SECTION
+            sections.append(form.format(title=game.title, score=game.score, name=name, **facts, **parts))
     versions = next((str(each.facts["shared"]) for each in records if "shared" in each.facts), "")
     page = PAGE.format(versions=versions, sections="\n".join(sections), sides=SIDES.format(lines=described()))
     (folder / "contest.md").write_text(wrapped(page), encoding="utf-8")

@@ -17,7 +17,9 @@ class Record:
     limit: float
     """Seconds that it had."""
     curve: tuple[tuple[float, int, float], ...]
-    """Seconds since the program was started, steps, mean return of 20 greedy episodes."""
+    """Seconds since the program was started, steps, mean return of 20 greedy episodes; where only rates are compared,
+    updates in place of a return.
+    """
     facts: dict[str, Any]
 
     @classmethod
@@ -36,6 +38,12 @@ class Record:
     def counted(self, score: float) -> tuple[float, int]:
         """The same; a run that never gets there counts its limit, and all of its steps."""
         return self.reached(score) or (self.limit, self.curve[-1][1] if self.curve else 0)
+
+    def rates(self) -> tuple[float, float]:
+        """Steps and updates a second in the second half of the run, of a game without a score."""
+        later = [point for point in self.curve if point[0] >= self.limit / 2]
+        (began, steps, updates), (ended, more_steps, more_updates) = later[0], later[-1]
+        return (more_steps - steps) / (ended - began), (more_updates - updates) / (ended - began)
 
 
 class Records:

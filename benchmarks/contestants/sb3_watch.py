@@ -12,9 +12,9 @@ FUSED = {"optimizer_kwargs": {"fused": True}}
 class Watch(BaseCallback):
     """Called after each step of the environments."""
 
-    def __init__(self, run: Run, parameters: Callable[[], Iterable]) -> None:
+    def __init__(self, run: Run, parameters: Callable[[], Iterable], updates: Callable[[], int] = int) -> None:
         super().__init__()
-        self.run, self.parameters = run, parameters
+        self.run, self.parameters, self.updates = run, parameters, updates
 
     def _on_step(self) -> bool:
-        return self.run.goes_on(self.num_timesteps, self.parameters)
+        return self.run.goes_on(self.num_timesteps, self.parameters, self.updates())

@@ -8,6 +8,8 @@ UPDATE_INTERVAL = 4
 TARGET_INTERVAL = 1000
 """Steps between two copies of the network into the target."""
 CAPACITY, FIRST_UPDATE = 100_000, 2000
+PONG_CAPACITY, PONG_FIRST_UPDATE = 20_000, 5000
+"""The same for Pong, whose frames are large."""
 ALPHA, BETA = 0.6, 0.4
 MAX_GRAD_NORM = 10.0
 EPSILON, EPSILON_STEPS = 0.02, 20_000
@@ -25,13 +27,24 @@ PPO_GAMMA, PPO_LAMBDA, PPO_ENTROPY = 0.995, 0.95, 0.005
 PPO_CLIP, PPO_MAX_GRAD_NORM, PPO_VALUE, PPO_EPS = 0.2, 0.5, 0.5, 1e-5
 """The value's loss is this times the mean of squares; EPS is Adam's."""
 
-SAID = {
-    "dqn": (
-        f"Double DQN: 16 filters of 3 x 3 and 128 units, returns of {MULTI_STEP} steps, discount {GAMMA}, "
+
+def double_dqn(network: str, first: int, capacity: int) -> str:
+    """What is said of it, with a network, with the step of the first update, and with room for so many steps."""
+    return (
+        f"Double DQN: {network}, returns of {MULTI_STEP} steps, discount {GAMMA}, "
         f"Adam at {RATE:g}, batches of {BATCH}, an update each {UPDATE_INTERVAL} steps from step "
-        f"{FIRST_UPDATE:,} on. The target is copied each {TARGET_INTERVAL:,} steps. There is room for {CAPACITY:,} "
+        f"{first:,} on. The target is copied each {TARGET_INTERVAL:,} steps. There is room for {capacity:,} "
         f"steps. Actions are random with a chance that goes from 1 to {EPSILON} in {EPSILON_STEPS:,} steps. Priorities "
         f"are to the power of {ALPHA}, corrected by {BETA}."
+    )
+
+
+SAID = {
+    "dqn": double_dqn("16 filters of 3 x 3 and 128 units", FIRST_UPDATE, CAPACITY),
+    "pong": double_dqn("32 filters of 8 x 8, 64 of 4 x 4, 64 of 3 x 3 and 512 units", PONG_FIRST_UPDATE, PONG_CAPACITY)
+    + (
+        " A step is four of the emulator's frames, the brighter of the last two, 84 x 84 bytes; an observation has "
+        "the newest four."
     ),
     "sac": (
         f"SAC: layers of {SAC_HIDDEN[0]} and {SAC_HIDDEN[1]}, discount {GAMMA}, Adam at {SAC_RATE:g}, batches of "
@@ -47,4 +60,4 @@ SAID = {
         f"{PPO_VALUE}."
     ),
 }
-"""By the algorithm."""
+"""By the algorithm; by the game, where it has numbers of its own."""

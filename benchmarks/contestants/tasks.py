@@ -17,7 +17,19 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from settings import EPSILON, EPSILON_STEPS, MAX_GRAD_NORM, RATE, TARGET_INTERVAL, UPDATE_INTERVAL
+from games import GAMES
+from settings import (
+    CAPACITY,
+    EPSILON,
+    EPSILON_STEPS,
+    FIRST_UPDATE,
+    MAX_GRAD_NORM,
+    PONG_CAPACITY,
+    PONG_FIRST_UPDATE,
+    RATE,
+    TARGET_INTERVAL,
+    UPDATE_INTERVAL,
+)  # fmt: skip
 
 SNAPSHOT_INTERVAL = 3.0
 """Seconds between two networks that are evaluated."""
@@ -52,6 +64,16 @@ def minatar(game: str) -> gym.Env:
     return gym.wrappers.TimeLimit(Frames(game), MAX_STEPS)
 
 
+def pong(stack: int) -> gym.Env:
+    """Frames of 84 x 84, one for four of the emulator's: single ones, or so many in an observation."""
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
+    env = gym.wrappers.AtariPreprocessing(env, frame_skip=4, screen_size=84)
+    return gym.wrappers.FrameStackObservation(env, stack) if stack > 1 else env
+
+
 class Slow(gym.Wrapper):
     """Each step takes 2 ms, and one in fifty 200 ms, as robots and browsers do."""
 
@@ -74,22 +96,39 @@ MAKERS: dict[str, tuple[Callable[[], gym.Env], Callable[[], gym.Env]]] = {
     "breakout": (partial(minatar, "breakout"),) * 2,
     "space_invaders": (partial(minatar, "space_invaders"),) * 2,
     "pendulum": (partial(heavy_tailed, "InvertedPendulum-v5"), partial(gym.make, "InvertedPendulum-v5")),
+    "hopper": (partial(heavy_tailed, "Hopper-v5"), partial(gym.make, "Hopper-v5")),
     "lander": (partial(gym.make, "LunarLander-v3"),) * 2,
+    "pong": (partial(pong, GAMES["pong"].stack), partial(pong, 1)),
 }
-"""By the game: an environment to learn from, and one to be evaluated in."""
+"""By the game: an environment to learn from, and one to be evaluated in; of Pong, one of single frames."""
+
+
+def with_newest(stacks, frames, is_first):
+    """[E, K, *F]: stacks with the newest frames [E, *F] at their end; where an episode begins, that frame alone."""
+    stacks = np.concatenate([stacks[:, 1:], frames[:, None]], 1)
+    stacks[is_first] = frames[is_first, None]
+    return stacks
 
 
 def epsilon_at(steps: int) -> float:
     return max(EPSILON, 1.0 - steps * (1.0 - EPSILON) / EPSILON_STEPS)
 
 
-def q_network(channels: int, actions: int):
-    """[B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as of the authors of MinAtar."""
+def q_network(shape: tuple[int, ...], actions: int):
+    """Frames [B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as of the authors of MinAtar. Larger ones,
+    [B, C, 84, 84], have the three layers of filters and the 512 units that are usual for Atari games.
+    """
     from torch import nn
 
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, actions)
-    )
+    channels, size, _ = shape
+    if size == 10:
+        filters, width = [nn.Conv2d(channels, 16, 3), nn.ReLU()], 1024
+    else:
+        layers = nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
+        layers[0].weight.data /= 255.0  # of what comes as bytes
+        filters, width = [module for layer in layers for module in (layer, nn.ReLU())], 3136
+    units = 128 if size == 10 else 512
+    return nn.Sequential(*filters, nn.Flatten(), nn.Linear(width, units), nn.ReLU(), nn.Linear(units, actions))
 
 
 def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
@@ -126,7 +165,7 @@ class DoubleDqn:
         import torch
 
         torch.manual_seed(seed)
-        self.net = q_network(env.observation_space.shape[0], int(env.action_space.n))
+        self.net = q_network(env.observation_space.shape, int(env.action_space.n))
         self.target = copy.deepcopy(self.net)
         self.optimizer = torch.optim.Adam(self.net.parameters(), RATE, fused=True)
         self.updates = 0
@@ -170,20 +209,43 @@ class Run:
         return MAKERS[self.game][0]
 
     @property
+    def capacity(self) -> int:
+        """Steps for which a replay memory has room."""
+        return PONG_CAPACITY if self.game == "pong" else CAPACITY
+
+    @property
+    def first_update(self) -> int:
+        """Steps before the first update."""
+        return PONG_FIRST_UPDATE if self.game == "pong" else FIRST_UPDATE
+
+    @property
     def elapsed(self) -> float:
         return time.monotonic() - self.began
 
-    def goes_on(self, steps: int, parameters: Callable[[], Iterable]) -> bool:
-        """Whether there is time left. Writes the network's parameters, in their order, if it is time for that."""
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write where the run is."""
+        return self.elapsed - self.written >= SNAPSHOT_INTERVAL or self.written < self.seconds <= self.elapsed
+
+    def goes_on(self, steps: int, parameters: Callable[[], Iterable], updates: int = 0) -> bool:
+        """Whether there is time left. Writes the network's parameters, in their order, if it is time for that; or,
+        where only rates are compared, seconds, steps and updates.
+        """
         now = self.elapsed
-        if now - self.written >= SNAPSHOT_INTERVAL or now >= self.seconds:
+        if self.is_due:
             self.written = now
+            if GAMES[self.game].score is None:
+                self._keep("curve.json", {f"{now:.3f}": [now, steps, updates]})
+                return now < self.seconds
             save(Path(self.folder), now, steps, [np.asarray(each.detach().numpy()) for each in parameters()])
         return now < self.seconds
 
     def report(self, **facts: object) -> None:
         """Say more about this run, for the page."""
-        path = Path(self.folder, "facts.json")
+        self._keep("facts.json", facts)
+
+    def _keep(self, name: str, facts: dict[str, object]) -> None:
+        path = Path(self.folder, name)
         known = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(known | facts))
 

@@ -124,11 +124,53 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
     assert page.read(tmp_path / "nowhere") == []
 
 
+def test_rates_are_of_the_second_half_of_a_run(modules):
+    _, records, _ = modules
+    curve = [(1.0, 5000, 0), (5.0, 6000, 10), (7.0, 6200, 60), (10.0, 6600, 130)]
+    assert made(records, curve=curve).rates() == (120.0, 24.0)
+
+
+def test_a_game_without_a_score_has_a_section_of_rates_and_no_aims(modules, tmp_path):
+    _, records, page = modules
+    facts = {"machine": "a machine", "shared": "torch 9", "packages": "ale-py 7", "memory": 300 << 20}
+    runs = [
+        records.Record("pong", "memoire", 0, 10.0, ((5.0, 6000, 10), (10.0, 30_000, 210)), facts),
+        records.Record("pong", "rllib", 0, 10.0, ((5.0, 6000, 10), (10.0, 6500, 110)), facts),
+    ]
+    assert page.aims(runs) == {}
+    (tmp_path / "contest.json").write_text("{}")
+    page.write(tmp_path, runs, lambda aims: None)
+    text = (tmp_path / "contest.md").read_text()
+    assert (
+        "## Pong: rates" in text
+        and "a machine, ale-py 7." in text
+        and "room for 20,000 steps" in " ".join(text.split())
+    )
+    assert "| memoire | 4,800 (4,800 to 4,800) | 40.0 (40.0 to 40.0) |  | 300 | 20,000 |" in text
+    assert "| RLlib | 100 (100 to 100) | 20.0 (20.0 to 20.0) | 2.00 (2.00 to 2.00) | 300 | 6,500 |" in text
+    assert "mean return of 20 greedy episodes" not in (tmp_path / "contest-pong.svg").read_text()
+
+
+def test_memory_is_that_of_a_process_and_of_all_that_come_from_it(modules, tmp_path):
+    from contestants.footprint import memory_of
+
+    for number, parent, kilobytes in ((7, 1, 100), (8, 7, 20), (9, 8, 3), (10, 1, 5000)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(f"{number} (a ) b) S {parent} 7 7 0")
+        (tmp_path / str(number) / "smaps_rollup").write_text(
+            f"head\nRss: 9999 kB\nPss:  {kilobytes} kB\nPss_Dirty: 1 kB\n"
+        )
+    (tmp_path / "11").mkdir()  # is gone by now
+    assert memory_of(7, tmp_path) == 123 * 1024
+    assert memory_of(12, tmp_path) == 0
+
+
 def test_a_curve_holds_the_newest_network(modules):
     import numpy as np
 
     _, records, page = modules
     assert page.held(made(records), np.array([0.0, 3.0, 5.9, 6.0, 30.0])).tolist() == [1.0, 1.0, 1.0, 7.0, 5.0]
+    assert page.held(made(records), np.array([0.0, 6.0]), 1).tolist() == [100, 200]
 
 
 def test_every_side_has_its_programs_and_its_environment(modules):
@@ -136,11 +178,12 @@ def test_every_side_has_its_programs_and_its_environment(modules):
 
     contest, *_ = modules
     with (FOLDER / "peers" / "versions.toml").open("rb") as file:
-        known = {side for row in tomllib.load(file).values() for side in row["sides"]}
+        known = {side for row in tomllib.load(file).values() for side in row["sides"]} | {""}
     for game in contest.GAMES:
         sides = contest.sides_of(game, "")
         assert sides[:4] == ["memoire", "sb3", "torchrl", "rllib"], game
-        assert {contest.SIDES[side].environment for side in sides} <= known
+        assert {contest.GAMES[game].packages, *(contest.SIDES[side].environment for side in sides)} <= known
+    assert contest.sides_of("pong", "") == ["memoire", "sb3", "torchrl", "rllib", "plain"]
     assert contest.sides_of("breakout", "plain,memoire") == ["memoire", "plain"]
     with pytest.raises(
         SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"
@@ -183,6 +226,21 @@ def test_a_run_is_a_program_and_an_evaluation_afterwards(fake):
     found = contest.run("breakout", "sb3", 4, 60.0, folder)
     assert found.curve == ((1.0, 10, 0.5), (2.0, 20, 1.5)) and found.limit == 60.0
     assert found.facts["updates"] == 4 and found.facts["version"] == "1"
+
+
+def test_what_is_compared_by_rates_alone_is_not_evaluated(fake):
+    contest, programs, folder = fake
+    (programs / "evaluate.py").write_text("raise SystemExit('nobody asked')")
+    (programs / "dqn_sb3.py").write_text(
+        FAKE + "print(os.environ['PYTHONPATH'])\n"
+        "open(os.path.join(told['folder'], 'curve.json'), 'w').write('{\"a\": [1.0, 10, 5]}')\n"
+        "import threading; threading.Event().wait(0.5)"
+    )
+    contest.LOOK, contest.packages_of = 0.1, lambda name: [Path("/of", name)]
+    found = contest.run("pong", "sb3", 4, 60.0, folder)
+    assert found.curve == ((1.0, 10, 5),) and found.facts["memory"] > 1 << 20
+    assert "ale-py" in found.facts["packages"]
+    assert (folder / "pong" / "sb3-4" / "log.txt").read_text().strip() == f"{programs}:/of/contest-ale"
 
 
 def test_a_side_that_fails_says_so_and_leaves_no_record(fake):
