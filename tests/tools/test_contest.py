@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,36 @@ def test_memory_is_that_of_a_process_and_of_all_that_come_from_it(modules, tmp_p
     (tmp_path / "11").mkdir()  # is gone by now
     assert memory_of(7, tmp_path) == 123 * 1024
     assert memory_of(12, tmp_path) == 0
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    """What programs of sides are given."""
+    monkeypatch.syspath_prepend(str(FOLDER / "contestants"))
+    pytest.importorskip("gymnasium", reason="the programs of a contest play Gymnasium's environments")
+    import tasks
+
+    return tasks
+
+
+def test_stacks_have_the_newest_frames_and_begin_anew_with_an_episode(tasks):
+    import numpy as np
+
+    stacks = np.array([[[1], [2], [3]], [[4], [5], [6]]])
+    found = tasks.with_newest(stacks, np.array([[7], [8]]), np.array([False, True]))
+    assert found.tolist() == [[[2], [3], [7]], [[8], [8], [8]]]
+    assert stacks.tolist() == [[[1], [2], [3]], [[4], [5], [6]]]
+
+
+def test_a_run_of_rates_writes_steps_and_updates_until_its_time_is_up(tasks, tmp_path):
+    run = tasks.Run("pong", 0, 5.0, str(tmp_path), time.monotonic() - 4.0, {})
+    assert run.goes_on(100, list, 7)
+    assert run.goes_on(101, list, 8)  # not yet again
+    run.began -= 6.0
+    assert not run.goes_on(200, list, 9)
+    assert not run.goes_on(300, list, 10)
+    rows = list(json.loads((tmp_path / "curve.json").read_text()).values())
+    assert [row[1:] for row in rows] == [[100, 7], [200, 9]] and 4.0 <= rows[0][0] < 10.0 <= rows[1][0]
 
 
 def test_a_curve_holds_the_newest_network(modules):
