@@ -68,7 +68,8 @@ RATES = """## {title}: rates
 
 Median and quartiles. "By memoire's" is what memoire makes a second over what that side makes: above 1, memoire is
 faster. Memory is the most that all processes of a side have at a time; what several share counts once. How well a side
-plays is not looked at.
+plays is not looked at. memoire's actors send each frame once, in pieces of episodes, and stacks are made where they
+are drawn. The first three steps of a piece are not drawn: they lack a whole stack.
 
 ![Steps over seconds: median and quartiles of each side](contest-{name}.svg)
 
