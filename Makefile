@@ -161,7 +161,7 @@ lint-types:
 	$(BIN)/mypy
 
 lint-stubs:
-	$(BIN)/python -m mypy.stubtest memoire._core memoire.wire._bytes memoire.wire._container memoire.pool._draw
+	$(BIN)/python -m mypy.stubtest memoire._core memoire.net._multipart memoire.wire._bytes memoire.wire._container memoire.pool._draw
 
 lint-cython:
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint memoire

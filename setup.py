@@ -9,7 +9,13 @@ import os
 import numpy
 from setuptools import Extension, setup
 
-MODULES = ("memoire._core", "memoire.wire._bytes", "memoire.wire._container", "memoire.pool._draw")
+MODULES = (
+    "memoire._core",
+    "memoire.net._multipart",
+    "memoire.pool._draw",
+    "memoire.wire._bytes",
+    "memoire.wire._container",
+)
 CHECKED = os.environ.get("MEMOIRE_CHECKED") == "1"
 ABI = "0x030B0000"  # CPython 3.11: the first limited API with the buffer protocol
 DIRECTIVES = {

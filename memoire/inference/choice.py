@@ -37,6 +37,11 @@ class NodeChoice:
                 return url
         return self.order[0]
 
+    @property
+    def undisturbed(self) -> str:
+        """The first node of all, while none was silent; "" otherwise."""
+        return "" if self._probe_at else self.order[0]
+
     def silent(self, url: str, now: float) -> None:
         """A node did not answer in time."""
         self._probe_at.setdefault(url, now)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.net.channel import Channel, open_channels
@@ -22,9 +24,13 @@ from memoire.wire.frames import Answer, Message
 from memoire.wire.row_container import Rows, unpack_rows
 
 from .choice import PROBE_INTERVAL, NodeChoice
+from .exchange import Exchange
 
 MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""
+
+MAX_EXCHANGES = 256
+"""Numbers of rows of which the frames are kept."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +79,9 @@ class PolicyThread:
     ) -> None:
         self.choice = NodeChoice(client, urls)
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
+        self._client = client
         self._open: set[AskedRows] = set()
+        self._exchanges: dict[int, Exchange] = {}  # by rows
         self._numbers = itertools.count(1)
         self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end, self._soon)
         self._channels: dict[str, Channel] = {}
@@ -91,6 +99,14 @@ class PolicyThread:
     def ask_and_look(self, asked: AskedRows) -> None:
         """Have it asked, and wait a moment for its answer: mostly it has ended then."""
         self.worker.run_and_look(self._begin, asked, lambda: asked.has_ended, asked.deadline)
+
+    def act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
+        """Ask for rows in the shortest way, for a caller that waits: if the first node is as it should be, and nothing
+        else is asked. Returns the outputs; or, if they have not come at once, what waits for them; None if nothing was
+        asked, and `ask_and_look` has to.
+        """
+        found: Rows | AskedRows | None = self.worker.run_alone(self._act, columns, timeout)
+        return found
 
     def wait_for(self, asked: AskedRows, deadline: float) -> bool:
         """Wait until it has ended; False if it has not at `deadline`, by time.monotonic()."""
@@ -162,6 +178,43 @@ class PolicyThread:
                 self.choice.answered(url)
 
         self._channels[url].ask(messages.Hello(role="actor"), heard, now + PROBE_INTERVAL)
+
+    def _act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
+        url = self.choice.undisturbed
+        if self._open or not url or type(columns) is not dict:
+            return None
+        channel, first = self._channels[url], columns.get(self._inputs.names[0])
+        if type(first) is not np.ndarray or not first.ndim or not channel.is_free:
+            return None
+        rows = len(first)
+        exchange = self._exchanges.get(rows) or self._learned(rows, timeout)
+        number = next(self._numbers)
+        frames = None if exchange is None else exchange.request(columns, number)
+        if exchange is None or frames is None or len(frames[-1]) > channel.longest:
+            return None
+        now, opened = time.monotonic(), []
+
+        def open_() -> tuple[float, Callable[[Answer], None]]:
+            asked = AskedRows(frames[-1], rows, now + timeout, 0, number, url=url, move_at=now + self._silence)
+            asked.tried.append(url)
+            self._open.add(asked)
+            opened.append(asked)
+            return asked.deadline, self._answered(asked, url)
+
+        found: Rows | None = channel.ask_at_once(number, frames, now, exchange.outputs, open_)
+        return opened[0] if found is None else found
+
+    def _learned(self, rows: int, timeout: float) -> Exchange | None:
+        """The exchange of so many rows, kept for the next ones."""
+        if timeout <= 2.0 * ANSWER_TIMEOUT or self._outputs.ragged:
+            return None
+        facts: dict[str, Any] = {"client": self._client, "patience": timeout, "limits": self._limits}
+        made = Exchange.of(self._inputs, self._outputs, rows, **facts)
+        if made is not None:
+            if len(self._exchanges) >= MAX_EXCHANGES:
+                self._exchanges.clear()
+            self._exchanges[rows] = made
+        return made
 
     def _begin(self, asked: AskedRows) -> None:
         if asked.has_ended:

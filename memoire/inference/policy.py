@@ -163,6 +163,12 @@ class RemotePolicy(Asker):
 
     def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
         """Send rows and wait for their outputs: `ask(columns).result()`."""
+        if type(min_version) is int and not min_version:
+            found = self._thread.act(columns, self._timeout)
+            if isinstance(found, AskedRows):
+                return self._pending(found, columns).result()
+            if found is not None:
+                return found
         asked = self._asked(columns, min_version)
         self._thread.ask_and_look(asked)
         if asked.columns is not None and not self._outputs.ragged:

@@ -202,6 +202,43 @@ class Channel:
             self._calls.sent(call, now)
         return number
 
+    @property
+    def is_free(self) -> bool:
+        """Whether `ask_at_once` may be called: it is connected, as far as is known, and nothing waits here."""
+        return not (self._is_blocked or len(self._calls) or self._link.is_down)
+
+    def ask_at_once(
+        self,
+        number: int,
+        frames: list[bytes],
+        now: float,
+        read: Callable[[list[zmq.Frame], int], Any],
+        open_: Callable[[], tuple[float, Callable[[Answer], None]]],
+    ) -> Any:
+        """Send a whole request and wait `sockets.ANSWER_TIMEOUT` for its answer. It is an open request, as those of
+        `ask`, only if that is not there by then: to keep one costs more than to send it. Only while `is_free`.
+
+        Args:
+            read: Makes something of the frames of an answer, or None if it cannot.
+            open_: Called if there is nothing yet; returns the request's deadline and `finish`.
+
+        Returns:
+            What `read` has made, or None.
+        """
+        is_sent = sockets.send(self._socket, frames)
+        came = sockets.receive(self._socket, most=4, wait=True) if is_sent else None
+        found = None if came is None else read(came, number)
+        if found is not None:
+            self.heard_at = time.monotonic()
+            return found
+        self._asked_at = now
+        call = self._calls.start(number, frames, *open_(), now)
+        if is_sent:
+            self._calls.sent(call, now)
+        if came is not None:
+            self._take(came)
+        return None
+
     def learned(self, header: MessageHeader, told: messages.Welcome) -> None:
         """A WELCOME came: requests carry its facts from now on, and are no longer than the other side takes."""
         self.run, self.home = header.run, header.home

@@ -16,6 +16,17 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 SOCKETS_PER_CONTEXT = 8192
 MAX_IO_THREADS = 64
 
+
+class _Socket(zmq.Socket[bytes]):
+    """pyzmq's, with a `send` that is compiled: what it has around that is for kinds of sockets that nobody has here."""
+
+    send = zmq.backend.Socket.send  # type: ignore[assignment]
+
+
+class _Context(zmq.Context[zmq.Socket[bytes]]):
+    _socket_class = _Socket
+
+
 _io_threads = 1  # of contexts that are made from now on
 _contexts: dict[int, Context] = {}  # by process id: one at most that is ours
 _context_lock = threading.Lock()
@@ -34,7 +45,7 @@ def shared_context() -> Context:
     with _context_lock:
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
-            context = _contexts[os.getpid()] = zmq.Context(_io_threads)
+            context = _contexts[os.getpid()] = _Context(_io_threads)
             context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
         return context
 

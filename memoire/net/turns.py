@@ -90,6 +90,19 @@ class LentWorker(Worker):
         finally:
             self._give_back()
 
+    def run_alone(self, function: Callable[..., Any], *given: object) -> Any:
+        """Call this, which waits a moment at most, and return what it returns. None, without a call, if anybody else
+        takes a turn or waits for one, or if a turn is due.
+        """
+        if self._posted or self._waiting or self._is_lent or time.monotonic() >= self._turned + TURN_INTERVAL:
+            return None
+        if not self._taking.acquire(False):
+            return None
+        try:
+            return None if self._stopping else function(*given)
+        finally:
+            self._give_back()
+
     def wait_for(self, is_done: Callable[[], bool], deadline: float) -> bool:
         """Wait until turns have brought something about; False if they have not at `deadline`, by time.monotonic().
 

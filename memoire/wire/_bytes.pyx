@@ -209,6 +209,57 @@ def read_message(frame, payload, bytes magic not None, uint16_t version, uint64_
     return found, tail
 
 
+def renumbered(bytes frame not None, uint64_t sequence, bytes payload not None):
+    """Frame 0 of a message, bytes, as it is with another sequence number and payload."""
+    cdef Header* header
+    cdef bytes made
+    if len(frame) < HEADER_SIZE:
+        raise ValueError(f"a header has {HEADER_SIZE} bytes, got {len(frame)}")
+    made = PyBytes_FromStringAndSize(PyBytes_AsString(frame), len(frame))
+    header = <Header*>PyBytes_AsString(made)
+    header.sequence, header.payload_bytes = sequence, len(payload)
+    header.payload_checksum = xxh3(<const uint8_t*>PyBytes_AsString(payload), len(payload), 0, NULL)
+    header.checksum = _header_checksum(<const uint8_t*>header, len(made))
+    return made
+
+
+def is_answer(frame, payload, bytes expected not None, uint64_t sequence, uint64_t most):
+    """Whether two frames are a whole message that is nothing else than what was expected: of its magic, version, type, client and
+    fingerprint, with this sequence number.
+
+    Args:
+        expected: 96 bytes, a header.
+        most: Bytes of its tail.
+    """
+    cdef Header wanted, header
+    cdef Py_buffer view
+    if len(expected) < HEADER_SIZE:
+        raise ValueError(f"a header has {HEADER_SIZE} bytes, got {len(expected)}")
+    memcpy(&wanted, PyBytes_AsString(expected), HEADER_SIZE)
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < HEADER_SIZE:
+            return False
+        memcpy(&header, view.buf, HEADER_SIZE)
+        if memcmp(&header, &wanted, 8) or memcmp(header.client, wanted.client, CLIENT_SIZE) or header.flags or header.reserved:
+            return False
+        if header.sequence != sequence or header.fingerprint != wanted.fingerprint or header.tail_bytes > most:
+            return False
+        if <uint64_t>view.len != HEADER_SIZE + <uint64_t>header.tail_bytes:
+            return False
+        if _header_checksum(<const uint8_t*>view.buf, view.len) != header.checksum:
+            return False
+        if not _scan_msgpack(<const uint8_t*>view.buf + HEADER_SIZE, view.len - HEADER_SIZE):
+            return False
+    finally:
+        PyBuffer_Release(&view)
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        return header.payload_bytes == <uint64_t>view.len and header.payload_checksum == _checksum(&view, 0)
+    finally:
+        PyBuffer_Release(&view)
+
+
 # Shape of a msgpack message, before any decoder sees it: a container may not declare more elements than bytes are left, nothing
 # nests deeper than SCAN_DEPTH, nothing follows the first value. A decoder then never allocates for a size nobody sent.
 

@@ -1,0 +1,219 @@
+"""Requests that are made and answered in the shortest way: the same bytes, and whatever is unusual is left to others."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.errors import MemoireTimeout, Refused
+from memoire.inference.exchange import Exchange
+from memoire.limits import Limits
+from memoire.replay.row_schema import row_schema_from
+from memoire.wire import _bytes, messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.row_container import pack_rows, unpack_rows
+
+INPUTS, OUTPUTS = {"obs": (np.float32, (2,))}, {"value": np.float32}
+CLIENT = bytes(range(16))
+ROWS = {"obs": np.float32([[1, 2], [3, 4]])}
+
+
+def schemas():
+    return row_schema_from("inputs", INPUTS), row_schema_from("outputs", OUTPUTS)
+
+
+@pytest.fixture
+def exchange():
+    inputs, outputs = schemas()
+    for schema, columns in ((inputs, ROWS), (outputs, {"value": np.float32([5, 6])})):
+        unpack_rows(pack_rows(schema, columns, 2), schema)
+    return Exchange.of(inputs, outputs, 2, client=CLIENT, patience=3.0, limits=Limits())
+
+
+def answer(body=None, values=(5, 6), **changed):
+    outputs = schemas()[1]
+    payload = pack_rows(outputs, {"value": np.float32(values)}, len(values))
+    facts = {"client": CLIENT, "sequence": 7, "fingerprint": outputs.fingerprint, "payload": payload}
+    return [b"", *encode(body or messages.Inferred(version=9, batch=2, waited=0.25), **facts | changed)]
+
+
+def test_a_request_has_the_bytes_of_any_other(exchange):
+    frames = exchange.request(ROWS, 7)
+    inputs = schemas()[0]
+    payload = pack_rows(inputs, ROWS, 2)
+    facts = {"client": CLIENT, "sequence": 7, "fingerprint": inputs.fingerprint, "payload": payload}
+    assert frames == [b"", *encode(messages.Infer(patience=3.0), **facts)]
+    assert parse(frames[1:]).header.sequence == 7
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"obs": np.float64([[1, 2], [3, 4]])}, {"obs": np.float32([[1, np.nan], [3, 4]])}, [1]]
+)
+def test_columns_that_are_not_as_they_should_be_are_left_to_others(exchange, columns):
+    assert exchange.request(columns, 7) is None
+
+
+def test_there_is_no_exchange_of_rows_whose_containers_nobody_has_seen():
+    inputs, outputs = schemas()
+    assert Exchange.of(inputs, outputs, 211, client=CLIENT, patience=3.0, limits=Limits()) is None
+
+
+def test_the_answer_is_read(exchange):
+    np.testing.assert_array_equal(exchange.outputs(answer(), 7)["value"], np.float32([5, 6]))
+
+
+def test_no_answer_with_another_byte_is_read(exchange):
+    whole = answer()
+    for place in (1, 2):
+        for at in range(len(whole[place])):
+            broken = bytearray(whole[place])
+            broken[at] ^= 1
+            frames = [*whole]
+            frames[place] = bytes(broken)
+            assert exchange.outputs(frames, 7) is None, (place, at)
+            frames[place] = whole[place][:at]
+            assert exchange.outputs(frames, 7) is None, (place, at)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        answer()[:2],
+        answer()[1:],
+        [*answer(), b""],
+        [b"x", *answer()[1:]],
+        answer(sequence=8),
+        answer(client=bytes(16)),
+        answer(fingerprint=1),
+        answer(values=(1, 2, 3)),
+        answer(messages.Infer(patience=1.0)),
+        [b"", *encode(messages.Refused(code="busy", text=""), client=CLIENT, sequence=7)],
+    ],
+)
+def test_what_is_another_message_is_left_to_others(exchange, frames):
+    assert exchange.outputs(frames, 7) is None
+
+
+def test_a_tail_that_is_no_msgpack_or_too_long_is_left_to_others(exchange):
+    outputs = schemas()[1]
+    payload = answer()[2]
+    for tail in (b"", b"\xc1", b"\x81", bytes(2), b"\xc4\xff" + bytes(255)):
+        facts = (0, CLIENT, 0, 0, 7, outputs.fingerprint, payload, None, tail)
+        head = _bytes.write_header(b"MEMR", messages.VERSION, messages.Type.INFERRED, *facts)
+        is_plain = tail[:1] == b"\xc4"
+        assert (exchange.outputs([b"", head, payload], 7) is not None) == is_plain
+        if is_plain:
+            assert not _bytes.is_answer(head, payload, answer()[1], 7, 256)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: _bytes.renumbered(b"x", 1, b""), lambda: _bytes.is_answer(b"", b"", b"x", 1, 1)]
+)
+def test_what_has_no_header_is_an_error(call):
+    with pytest.raises(ValueError, match="a header has 96 bytes"):
+        call()
+
+
+# Over sockets
+
+
+@pytest.fixture
+def open_pair():
+    made = []
+
+    def start(function, timeout=10.0, **options):
+        made.append(memoire.Inference("tcp://127.0.0.1:0", INPUTS, OUTPUTS, function, max_wait=0.0))
+        made.append(memoire.RemotePolicy(made[0].endpoint, INPUTS, OUTPUTS, timeout, **options))
+        return made
+
+    yield start
+    for each in reversed(made):
+        each.close()
+
+
+def sums(columns):
+    return {"value": columns["obs"].sum(1)}
+
+
+def test_a_caller_that_acts_row_by_row_asks_in_the_shortest_way_and_gets_its_rows(open_pair):
+    _, policy = open_pair(sums)
+    for number in range(200):
+        assert policy.act({"obs": np.float32([[number, 1]])})["value"][0] == number + 1
+
+
+def test_an_answer_that_takes_its_time_is_waited_for(open_pair):
+    def function(columns):
+        time.sleep(0.02 * float(columns["obs"][0, 0]))
+        return sums(columns)
+
+    _, policy = open_pair(function)
+    for seconds in (0, 0, 0, 1, 3, 0, 1, 0):
+        assert policy.act({"obs": np.float32([[seconds, 1]])})["value"][0] == seconds + 1
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(open_pair):
+    is_slow = threading.Event()
+
+    def function(columns):
+        if is_slow.is_set():
+            time.sleep(0.3)
+        return sums(columns)
+
+    _, policy = open_pair(function, timeout=0.1)
+    for _ in range(3):
+        policy.act({"obs": np.float32([[0, 1]])})
+    is_slow.set()
+    with pytest.raises(MemoireTimeout):
+        policy.act({"obs": np.float32([[1, 1]])})
+    is_slow.clear()
+    deadline = time.monotonic() + 10.0
+    while True:
+        try:
+            assert policy.act({"obs": np.float32([[6, 1]])})["value"][0] == 7
+            return
+        except MemoireTimeout:
+            assert time.monotonic() < deadline
+
+
+def test_an_error_is_the_answer_in_the_shortest_way_too(open_pair):
+    def function(columns):
+        if columns["obs"][0, 0] == 9:
+            raise ValueError("no nines")
+        return sums(columns)
+
+    _, policy = open_pair(function)
+    for _ in range(20):
+        assert policy.act({"obs": np.float32([[2, 1]])})["value"][0] == 3
+        with pytest.raises(Refused, match="no nines"):
+            policy.act({"obs": np.float32([[9, 1]])})
+
+
+def test_a_node_that_has_ended_is_missed_also_by_who_asked_in_the_shortest_way(open_pair):
+    node, policy = open_pair(sums, timeout=0.2)
+    for _ in range(20):
+        policy.act({"obs": np.float32([[2, 1]])})
+    node.close()
+    with pytest.raises(MemoireTimeout):
+        policy.act({"obs": np.float32([[2, 1]])})
+
+
+def test_threads_that_share_a_policy_get_their_own_rows(open_pair):
+    _, policy = open_pair(sums)
+    wrong = []
+
+    def act(own):
+        for number in range(100):
+            found = policy.act({"obs": np.float32([[own, number]])})["value"][0]
+            if found != own + number:
+                wrong.append((own, number, found))
+
+    threads = [threading.Thread(target=act, args=(1000 * own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
