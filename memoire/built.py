@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .errors import NotBuilt
 
-COMPILED = ("_core", "wire/_bytes", "wire/_container", "pool/_draw")
+COMPILED = ("_core", "net/_multipart", "wire/_bytes", "wire/_container", "pool/_draw")
 """Modules that setup.py compiles, by their places in this folder."""
 
 FOLDER = Path(__file__).resolve().parent

@@ -180,7 +180,10 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(open_pair):
 
 
 def test_an_error_is_the_answer_in_the_shortest_way_too(open_pair):
+    asked = []
+
     def function(columns):
+        asked.append(columns["obs"][0, 0])
         if columns["obs"][0, 0] == 9:
             raise ValueError("no nines")
         return sums(columns)
@@ -190,6 +193,7 @@ def test_an_error_is_the_answer_in_the_shortest_way_too(open_pair):
         assert policy.act({"obs": np.float32([[2, 1]])})["value"][0] == 3
         with pytest.raises(Refused, match="no nines"):
             policy.act({"obs": np.float32([[9, 1]])})
+    assert asked == 20 * [2, 9]  # the error was taken when it came: nothing was asked again
 
 
 def test_a_node_that_has_ended_is_missed_also_by_who_asked_in_the_shortest_way(open_pair):
