@@ -1,4 +1,4 @@
-"""memoire: two actors of eight environments each; the learner's server stores episodes, and draws 4 batches at once."""
+"""memoire: two actors of eight environments each; the learner's server stores episodes, draws 10 batches at once."""
 
 import gymnasium as gym
 import numpy as np
@@ -11,9 +11,9 @@ from tasks import MAKERS, DoubleDqn, Run, epsilon_at, q_network, with_newest
 import memoire
 
 ACTORS, ENVS = 2, 8
-BATCHES = 4
-"""Drawn at once, and told their priorities at once."""
-PUBLISH_INTERVAL = 50
+BATCHES = 10
+"""Drawn at once, and told their priorities at once: a whole number of times between two copies of the target."""
+PUBLISH_INTERVAL = 100
 """Updates between two versions of the network."""
 LEAD = 2000
 """Steps that actors may be ahead of the learner, or behind it."""
@@ -85,8 +85,7 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
             observed.begin()
         drawn = drawn.to("cpu")
         columns = drawn.importance, drawn.obs, drawn.action, drawn.reward, drawn.discount, drawn.next_obs
-        batches = zip(*(each.split(BATCH) for each in columns), strict=True)
-        drawn.update_priorities(torch.cat([dqn.update(*batch) for batch in batches]))
+        drawn.update_priorities(dqn.update(*columns))
         if dqn.updates % PUBLISH_INTERVAL < BATCHES:
             memoire.torch.publish(server, "policy", dqn.net)
         if run.is_due:

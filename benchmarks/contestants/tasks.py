@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from games import GAMES
 from settings import (
+    BATCH,
     CAPACITY,
     EPSILON,
     EPSILON_STEPS,
@@ -144,15 +145,16 @@ def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
     return nn.Sequential(*layers[:-1])
 
 
-def double_errors(net, target, obs, action, reward, discount, next_obs):
-    """TD errors [B] of double Q-learning; frames are uint8, discount is 0 behind a terminal state."""
+def double_errors(net, later, obs, action, reward, discount, next_obs):
+    """TD errors [B] of double Q-learning. Frames are uint8, discount is 0 behind a terminal state; `later` [B, A] is
+    what the target makes of the next states.
+    """
     import torch
 
-    obs, next_obs = obs.float(), next_obs.float()
-    q = net(obs).gather(1, action[:, None])[:, 0]
+    q = net(obs.float()).gather(1, action[:, None])[:, 0]
     with torch.no_grad():
-        best = net(next_obs).argmax(1, keepdim=True)
-        goal = reward + discount * target(next_obs).gather(1, best)[:, 0]
+        best = net(next_obs.float()).argmax(1, keepdim=True)
+        goal = reward + discount * later.gather(1, best)[:, 0]
     return goal - q
 
 
@@ -170,19 +172,30 @@ class DoubleDqn:
         self.optimizer = torch.optim.Adam(self.net.parameters(), RATE, fused=True)
         self.updates = 0
 
-    def update(self, importance, *columns):
-        """One step; the TD errors [B]. After so many the target is the network."""
+    def update(self, *columns):
+        """As many steps as there are whole batches in these columns, importance first and next states last; the TD
+        errors of all their rows. The target sees all next states at once: it stays the same from `update` to `update`.
+        """
+        import torch
+
+        with torch.no_grad():
+            later = self.target(columns[-1].float())
+        batches = zip(*(each.split(BATCH) for each in (later, *columns)), strict=True)
+        errors = torch.cat([self._step(*batch) for batch in batches])
+        if self.updates % (TARGET_INTERVAL // UPDATE_INTERVAL) == 0:
+            self.target.load_state_dict(self.net.state_dict())
+        return errors
+
+    def _step(self, later, importance, *columns):
         from torch import nn
 
-        errors = double_errors(self.net, self.target, *columns)
+        errors = double_errors(self.net, later, *columns)
         loss = (importance * nn.functional.huber_loss(errors, errors.new_zeros(len(errors)), reduction="none")).mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.updates += 1
-        if self.updates % (TARGET_INTERVAL // UPDATE_INTERVAL) == 0:
-            self.target.load_state_dict(self.net.state_dict())
         return errors.detach()
 
 

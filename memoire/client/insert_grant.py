@@ -62,8 +62,12 @@ class InsertGrant:
         was_asked, self.is_short = self.is_short or self.waiting > 0, False
         self._granted, self.reason = granted, reason
         in_vain = was_asked and not is_more and self.left <= 0
-        self.pause = min(2 * self.pause, self._longest_pause) if in_vain else MIN_PAUSE
+        self.pause = min(max(2 * self.pause, MIN_PAUSE), self._longest_pause) if in_vain else MIN_PAUSE
         self._size = self.left if is_more or was_free else self._size
+
+    def expect(self) -> None:
+        """The home has told of what gives room: whoever waits asks it at once."""
+        self.pause = 0.0
 
     def record(self, entries: int) -> None:
         """A writer recorded so many: passed steps, until it is decided that they are inserts."""

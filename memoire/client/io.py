@@ -351,6 +351,9 @@ class Connection:
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
             self.topics.noticed(message.body, message.payload, message.header.home)
+            with self._waiting.changed:
+                if self._session.told.storage == "rollouts":  # a model may give the room back of what was taken
+                    self._session.inserts.expect()
 
 
 def figures_of(connection: Connection, session: Session) -> dict[str, Any]:

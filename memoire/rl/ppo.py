@@ -25,6 +25,8 @@ from memoire.replay import advantages
 from memoire.replay.rollouts import Rollouts
 from memoire.suggestions import checked_names, one_of
 
+from .batches import FUSED
+
 CORRECTIONS: Final = ("vtrace", "decoupled", "none")
 KL_MARGIN: Final = 1.5
 """An epoch is the update's last if its divergence is above so many times `target_kl`."""
@@ -103,7 +105,7 @@ class PPO:
         self.epochs, self.minibatch, self.clip = epochs, minibatch, clip
         self.value_coef, self.entropy_coef, self.gamma, self.lam = value_coef, entropy_coef, gamma, lam
         self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
-        self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5, fused=self.device.type in FUSED)
         self.random = np.random.default_rng(seed)
 
     @property
@@ -134,14 +136,14 @@ class PPO:
         """
         lag = self._lag(rollouts)
         batch = self.prepared(rollouts)
-        rows: list[tuple[float, ...]] = []
+        rows: list[torch.Tensor] = []
         for _ in range(self.epochs):
             epoch = [self._step(batch, index) for index in self.minibatches(rollouts)]
             rows += epoch
             if self.target_kl is not None and self._divergence(epoch) > KL_MARGIN * self.target_kl:
                 break
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-        figures = {name: float(value) for name, value in zip(names, np.mean(rows, 0), strict=True)}
+        figures = dict(zip(names, torch.stack(rows).cpu().double().mean(0).tolist(), strict=True))
         return figures | {
             "explained_variance": batch.explained, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())
         }  # fmt: skip
@@ -160,9 +162,10 @@ class PPO:
         distribution, values = self.net(rows_of(batch.obs, torch.from_numpy(index).to(self.device)))
         return distribution, values
 
-    def _divergence(self, epoch: list[tuple[float, ...]]) -> float:
+    def _divergence(self, epoch: list[torch.Tensor]) -> float:
         """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
-        found = torch.tensor([float(np.mean([row[3] for row in epoch])), 1.0], dtype=torch.float64)  # on the CPU: gloo
+        mean = float(torch.stack(epoch)[:, 3].cpu().double().mean())
+        found = torch.tensor([mean, 1.0], dtype=torch.float64)  # on the CPU: gloo
         if self._plain is not self.net:
             torch.distributed.all_reduce(found)
         return float(found[0] / found[1])
@@ -217,8 +220,8 @@ class PPO:
         found = np.where(rollouts.has_final, final, last)
         return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
 
-    def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[float, ...]:
-        """One gradient step; the figures of `update`, in the order of its names."""
+    def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> torch.Tensor:
+        """One gradient step; the figures of `update` [6], in the order of its names, where the network lies."""
         action, old, weight, advantage, returns = batch.rows(index)
         distribution, values = self.forward(batch, index)
         log_ratio = distribution.log_prob(action) - old
@@ -236,7 +239,7 @@ class PPO:
         with torch.no_grad():
             kl = ((ratio - 1.0) - log_ratio).mean()
             outside = ((ratio - 1.0).abs() > self.clip).float().mean()
-        return tuple(float(each.detach()) for each in (policy_loss, value_loss, entropy, kl, outside, norm))
+            return torch.stack((policy_loss, value_loss, entropy, kl, outside, norm))
 
 
 def final_of(rollouts: Rollouts) -> Any:

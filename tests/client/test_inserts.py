@@ -82,6 +82,24 @@ def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
     assert pauses == [2, 4, 5, 5, 1, 2, 4, 1, 1]
 
 
+def test_a_home_that_has_told_of_room_is_asked_at_once_and_then_as_before():
+    outbox, window, inserts = (
+        LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100),
+        PushWindow(1000),
+        InsertGrant(RunCounts(), 60.0),
+    )
+    schedule = UpdateSchedule(60.0, random.Random(1))
+    inserts.waiting = 1
+    for _ in range(3):
+        inserts.grant(0, "wait")
+    schedule.begin(5.0)
+    assert schedule.due(outbox, window, inserts) == 5.0 + 8 * MIN_PAUSE
+    inserts.expect()
+    assert schedule.due(outbox, window, inserts) == 5.0
+    inserts.grant(0, "wait")  # in vain: it never asks without a pause
+    assert schedule.due(outbox, window, inserts) == 5.0 + MIN_PAUSE
+
+
 def test_a_client_that_leaves_something_out_reports_as_soon_as_one_that_waits():
     outbox, window, inserts = (
         LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100),

@@ -161,6 +161,20 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
         assert sum(counts) > 0
 
 
+def test_an_actor_without_room_goes_on_as_soon_as_it_hears_of_the_next_model(cluster, ends, monkeypatch):
+    """It asks ever more rarely while it waits, and would find the room a third of an update too late."""
+    server = cluster.server(schema=None, tables=rollout_table(capacity=8, max_model_lag=0), limits=QUICK)
+    server.publish("policy", b"1")
+    client = cluster.client(server, limits=replace(QUICK, update_every=3600.0))
+    client.model("policy").wait(20.0)
+    ends.append(Actor(client))
+    assert len(server.table("rollouts").take(8, timeout=20.0, release="publish")) == 8
+    monkeypatch.setattr("memoire.client.insert_grant.MIN_PAUSE", 3600.0)
+    until(lambda: client._session.inserts.pause >= 3600.0)  # it has asked in vain, and asks again in an hour
+    server.publish("policy", b"2")
+    assert set(server.table("rollouts").take(8, timeout=20.0).model_version.tolist()) == {2}
+
+
 def test_a_learner_gets_what_a_dead_actor_leaves_unrecorded(cluster, ends):
     """Room that was granted to a client that died is recorded by the others, once a learner has waited for it."""
     server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)

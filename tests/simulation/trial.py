@@ -288,7 +288,9 @@ class Trial:
                     if process.is_alive:
                         self.world.kill(process)
                 digest = self.world.digest
-                self.world.end()
+                (nowhere := self.folder / "nowhere").mkdir()
+                with chdir(nowhere):  # a killed process tidies nothing up, and here nobody's files are
+                    self.world.end()
         violations = [
             *self.errors,
             *(f"spins: {name} polls for what it never takes" for name in sorted(self.world.spinning)),
