@@ -14,6 +14,11 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define MEMOIRE_XXH3_X86 1
 #include <immintrin.h>
+#if defined(__clang__)
+#define MEMOIRE_UNROLLED _Pragma("unroll")
+#else
+#define MEMOIRE_UNROLLED _Pragma("GCC unroll 16")
+#endif
 #elif defined(__aarch64__) && !defined(__AARCH64EB__)
 #define MEMOIRE_XXH3_NEON 1
 #include <arm_neon.h>
@@ -238,6 +243,36 @@ __attribute__((target("avx2"))) static void memoire_stripes_avx2(
     }
     for (half = 0; half < 2; half++) _mm256_storeu_si256((__m256i *)sums + half, sum[half]);
 }
+
+/* Whole blocks with their keys in registers. A store past the cache fills a line at once, if the target begins one. */
+__attribute__((target("avx512f"))) static void memoire_stripes_avx512(
+    uint64_t *sums, const uint8_t *from, size_t stripes, const uint8_t *secret, uint8_t *target, int copy) {
+    const __m512i prime = _mm512_set1_epi64((long long)MEMOIRE_P32_1), scramble = _mm512_loadu_si512(secret + 128);
+    __m512i sum = _mm512_loadu_si512(sums), key[MEMOIRE_XXH3_BLOCK];
+    int i;
+    if (copy == MEMOIRE_STREAM && (uintptr_t)target % 64) {
+        memoire_stripes_avx2(sums, from, stripes, secret, target, copy);
+        return;
+    }
+    for (i = 0; i < MEMOIRE_XXH3_BLOCK; i++) key[i] = _mm512_loadu_si512(secret + 8 * i);
+    for (; stripes >= MEMOIRE_XXH3_BLOCK; stripes -= MEMOIRE_XXH3_BLOCK) {
+        MEMOIRE_UNROLLED
+        for (i = 0; i < MEMOIRE_XXH3_BLOCK; i++, from += 64) {
+            __m512i word = _mm512_loadu_si512(from), keyed = _mm512_xor_si512(word, key[i]);
+            __m512i product = _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
+            __m512i swapped = _mm512_shuffle_epi32(word, (_MM_PERM_ENUM)_MM_SHUFFLE(1, 0, 3, 2));
+            if (copy == MEMOIRE_STREAM) _mm512_stream_si512((__m512i *)(target + 64 * i), word);
+            else if (copy) _mm512_storeu_si512(target + 64 * i, word);
+            sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+        }
+        sum = _mm512_xor_si512(_mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)), scramble);
+        sum = _mm512_add_epi64(
+            _mm512_mul_epu32(sum, prime), _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(sum, 32), prime), 32));
+        if (copy) target += 64 * MEMOIRE_XXH3_BLOCK;
+    }
+    _mm512_storeu_si512(sums, sum);
+    memoire_stripes_plain(sums, from, stripes, secret, target, copy);
+}
 #endif
 
 #if MEMOIRE_XXH3_NEON
@@ -272,10 +307,12 @@ static void memoire_stripes_neon(
 
 /* Every way in which this processor can take stripes, the fastest first; NULL after the last. */
 static inline memoire_stripes memoire_xxh3_way(int number) {
-    memoire_stripes ways[4] = {NULL, NULL, NULL, NULL};
+    memoire_stripes ways[5] = {NULL, NULL, NULL, NULL, NULL};
     int found = 0;
 #if MEMOIRE_XXH3_X86
     __builtin_cpu_init();
+    /* Processors with AVX-512 that are older than this part of it run slower while they use it. */
+    if (__builtin_cpu_supports("avx512vbmi2")) ways[found++] = memoire_stripes_avx512;
     if (__builtin_cpu_supports("avx2")) ways[found++] = memoire_stripes_avx2;
     ways[found++] = memoire_stripes_sse2;
 #elif MEMOIRE_XXH3_NEON

@@ -92,6 +92,15 @@ def test_every_way_of_this_processor_gives_the_same(size: int) -> None:
     assert set(found) == {slow(data, SEED)}
 
 
+@pytest.mark.parametrize("size", [0, 17, 241, 1024, 1025, 2111, 1 << 17, (1 << 17) + 63, (1 << 17) + 1087])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_each_way_copies_what_it_sums_up(size: int, skip: int) -> None:
+    data = (SUMMED * (1 + (size + skip) // len(SUMMED)))[skip : skip + size]
+    for total, copy in _bytes.copies(data):
+        assert total == _bytes.checksum(data)
+        assert copy == data
+
+
 @pytest.mark.parametrize("bad", [1, "text", None, np.zeros((4, 4), np.uint8)[:, 1]])
 def test_what_has_no_contiguous_bytes_is_refused(bad: object) -> None:
     with pytest.raises((TypeError, BufferError, ValueError)):
