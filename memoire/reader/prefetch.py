@@ -4,8 +4,9 @@ Pure: no lock, no socket, no clock.
     a call finds none ready ──▶ twice as many ahead, half of them in one round       the round trip is shared by more
     enough are ready        ──▶ half as many after a while                           batches are no older than they must
 
-A round trip costs about as much for eight small batches as for one. A learner that computes for longer than a round
-trip takes never waits, and has only as many ahead as its reader was given.
+A round trip costs about as much for eight small batches as for one, and for two large ones less than twice as much.
+A learner that computes for longer than a round trip takes never waits, and has only as many ahead as its reader was
+given.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from memoire.pool.draw import PooledBatch
 
 MAX_AHEAD = 16
 """Batches ahead for a learner that waits, at most."""
-MAX_AHEAD_BYTES = 4 * MiB
-"""Bytes of them, at most: large batches have their time in copies, which more of them at once would not save."""
+MAX_AHEAD_BYTES = 64 * MiB
+"""Bytes of them, at most: two rounds of two batches of 256 Atari stacks. Larger rounds are in no processor's cache when
+they are copied."""
 CALM_TAKES = 64
 """Batches that are taken while more are ready, before there are fewer ahead."""
 
@@ -29,9 +31,10 @@ class BatchQueue:
     Args:
         ahead: Batches that are drawn before they are asked for, at least 1.
         may_grow: Whether there are more for a learner that waits.
+        most_bytes: Bytes of them, at most, if there are more. A round, half of them, is one reply of a server.
     """
 
-    def __init__(self, ahead: int, *, may_grow: bool = True) -> None:
+    def __init__(self, ahead: int, *, may_grow: bool = True, most_bytes: int = MAX_AHEAD_BYTES) -> None:
         self.batch_size = 0
         """Samples of the batches that are drawn ahead; 0 draws none."""
         self.samples = 0
@@ -41,6 +44,7 @@ class BatchQueue:
         self.depth = ahead
         """Batches that are to be ready or on their way."""
         self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
+        self._most_bytes = min(most_bytes, MAX_AHEAD_BYTES)
         self._is_starved = False  # a call found none ready since the newest round began
         self._batch_bytes = 0  # of a batch of this size; 0 before there was one
         self._ready: deque[PooledBatch] = deque()
@@ -75,7 +79,7 @@ class BatchQueue:
         Where a call waits although there is plenty, the next rounds are larger.
         """
         if self._is_starved and available >= 2 * self.round * self.batch_size:
-            most = max(self._ahead, min(self._most, MAX_AHEAD_BYTES // self._batch_bytes))
+            most = max(self._ahead, min(self._most, self._most_bytes // self._batch_bytes))
             self.depth = min(2 * self.depth, most)
         self._is_starved = False
         return max(1, min(self.round, available // self.batch_size))

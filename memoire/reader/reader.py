@@ -75,8 +75,8 @@ class Reader(Node, ClusterOrders):
         name: What people see in place of its id, as in `connect`.
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
-        ahead: Batches that are drawn before they are asked for. None: 3, and up to 16 and 4 MiB for a learner that
-            waits for small batches, which come several at once then.
+        ahead: Batches that are drawn before they are asked for. None: 3, and up to 16 and 64 MiB for a learner that
+            waits, whose batches come several at once then.
         partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
             as if there were no others, and importance corrects for those alone. None draws from all clients; learners
             that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
@@ -128,7 +128,9 @@ class Reader(Node, ClusterOrders):
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
         self._handed_out = DeliveredBatches()
-        self._prefetch = BatchQueue(ahead or BATCHES_AHEAD, may_grow=ahead is None)
+        self._prefetch = BatchQueue(
+            ahead or BATCHES_AHEAD, may_grow=ahead is None, most_bytes=self._limits.message_bytes
+        )
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
         self._thread = ReaderThread(

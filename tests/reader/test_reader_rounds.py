@@ -437,17 +437,28 @@ def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
     assert all(array.flags.c_contiguous for drawn in several for array in drawn.gathered.prev.values())
 
 
-def test_large_batches_come_one_at_a_time_however_long_a_learner_waits():
+@pytest.mark.parametrize(
+    ("size", "most", "depth", "rounds"),
+    [
+        (MAX_AHEAD_BYTES + 1, MAX_AHEAD_BYTES, 3, 1),
+        (MAX_AHEAD_BYTES // 4 - 4096, MAX_AHEAD_BYTES, 4, 2),
+        (MAX_AHEAD_BYTES // 4 - 4096, MAX_AHEAD_BYTES // 2, 3, 1),
+        (MAX_AHEAD_BYTES // 4 - 4096, 4 * MAX_AHEAD_BYTES, 4, 2),
+    ],
+)
+def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, depth, rounds):
     world = plenty(batch_size=8)
-    found = waiting(world)
-    queue = BatchQueue(1)
+    one = next(found for found in waiting(world) if found)[0]
+    big = replace(one, gathered=copy(one.gathered))
+    big.gathered.weight = np.zeros(size, np.int8)
+    queue = BatchQueue(3, most_bytes=most)
     queue.resize(8)
-    big = replace(found[0][0], gathered=copy(found[0][0].gathered)) if found[0] else replace(found[2][0])
-    big.gathered.weight = np.zeros(MAX_AHEAD_BYTES, np.float32)
-    queue.put(big)
-    queue.take()
-    queue.starve()
-    assert queue.begin(1 << 20) == 1 and queue.depth == 1
+    for _ in range(4):
+        queue.put(big)
+        queue.take()
+        queue.starve()
+        queue.begin(1 << 20)
+    assert (queue.depth, queue.round) == (depth, rounds)
 
 
 def test_a_round_asks_for_no_more_than_there_is():
