@@ -101,12 +101,12 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
 
 
 def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):
-    server = cluster.server(schema=SCHEMA)
-    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: [(0, 17)])
+    server, drawn = cluster.server(schema=SCHEMA), [(0, 17)]
+    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: drawn)
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
     assert "what was drawn is not what was pushed" in said
-    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: [])
+    drawn.clear()
     status, said = examine(server.endpoint)
     assert "it was not drawn within 100 s" in said
 
