@@ -28,9 +28,10 @@ import wire
 
 LEAST = 0.02
 """Share of a function that is named."""
+MODULES = ("_core", "_bytes", "_container", "_draw", "_multipart")
 PARTS = (
     ("the system: copies between sockets and memory, wake-ups", ("[kernel", "[vdso")),
-    ("memoire's compiled modules", tuple(f"{name}.abi3" for name in ("_core", "_bytes", "_container", "_draw"))),
+    ("memoire's compiled modules", tuple(f"{name}.abi3" for name in MODULES)),
     ("the C library, mostly copies", ("libc.so", "libm.so", "ld-linux")),
     ("ZeroMQ", ("libzmq", "_zmq.")),
     ("the interpreter, with msgspec and NumPy", ("",)),
@@ -97,12 +98,13 @@ def sections(quick: bool) -> Iterator[str]:
     """Everything that is looked at."""
     for workload, count in ((w1(), 8000), (w2(), 200)):
         count //= 20 if quick else 1
-        ingest = wire.Ingest(workload)
-        ingest.take(count // 4)
-        what = f"A server that takes in caches of {ingest.message_bytes} bytes, {workload.name}"
-        yield from tables(what, profiled(os.getpid(), lambda: ingest.take(count)))  # noqa: B023
+        for storage in ("episodes", "caches"):
+            ingest = wire.Ingest(workload, storage)
+            ingest.take(count // 4)
+            what = f"A server that takes in {storage} of {ingest.message_bytes} bytes, {workload.name}"
+            yield from tables(what, profiled(os.getpid(), lambda: ingest.take(count)))  # noqa: B023
+            ingest.close()
         raw = wire.Raw(ingest.message_bytes)
-        ingest.close()
         raw.take(count // 4)
         what = f"The baseline: a PULL socket that takes in messages of as many bytes, {workload.name}"
         yield from tables(what, profiled(int(raw.receiver.process.pid or 0), lambda: raw.take(count)))  # noqa: B023

@@ -338,7 +338,8 @@ def ingests(workload: Workload, count: int, rounds: int, wanted: Callable[[str],
         settings["per_message"] = size = stored.message_bytes
         plain = Raw(size)
         what = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {name}"
-        yield compare(what, stored, plain, baseline="PULL socket, 1 sender", **half, **settings)
+        aims = {"aim": "ingest-episodes-W1-raw"} if name == "W1" else {}
+        yield compare(what, stored, plain, baseline="PULL socket, 1 sender", **half, **settings, **aims)
         stored.close()
         plain.close()
 
