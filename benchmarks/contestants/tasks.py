@@ -123,12 +123,11 @@ def q_network(shape: tuple[int, ...], actions: int):
 
     channels, size, _ = shape
     if size == 10:
-        filters, width = [nn.Conv2d(channels, 16, 3), nn.ReLU()], 1024
+        filters, width, units = [nn.Conv2d(channels, 16, 3), nn.ReLU()], 1024, 128
     else:
         layers = nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
         layers[0].weight.data /= 255.0  # of what comes as bytes
-        filters, width = [module for layer in layers for module in (layer, nn.ReLU())], 3136
-    units = 128 if size == 10 else 512
+        filters, width, units = [module for layer in layers for module in (layer, nn.ReLU())], 3136, 512
     return nn.Sequential(*filters, nn.Flatten(), nn.Linear(width, units), nn.ReLU(), nn.Linear(units, actions))
 
 
@@ -249,8 +248,8 @@ class Run:
             self.written = now
             if GAMES[self.game].score is None:
                 self._keep("curve.json", {f"{now:.3f}": [now, steps, updates]})
-                return now < self.seconds
-            save(Path(self.folder), now, steps, [np.asarray(each.detach().numpy()) for each in parameters()])
+            else:
+                save(Path(self.folder), now, steps, [np.asarray(each.detach().numpy()) for each in parameters()])
         return now < self.seconds
 
     def report(self, **facts: object) -> None:

@@ -351,8 +351,8 @@ class Connection:
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
             self.topics.noticed(message.body, message.payload, message.header.home)
-            with self._waiting.changed:
-                if self._session.told.storage == "rollouts":  # a model may give the room back of what was taken
+            if self._session.told.storage == "rollouts":  # a model may give the room back of what was taken
+                with self._waiting.changed:
                     self._session.inserts.expect()
 
 

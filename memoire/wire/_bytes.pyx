@@ -85,7 +85,7 @@ def copies(data):
     Half of the copies begin with a cache line, where bytes may be stored past the cache.
     """
     cdef Py_buffer view
-    cdef uint8_t* room
+    cdef uint8_t* room = NULL
     cdef uint8_t* target
     cdef uint64_t total
     cdef int number = 0, shift
@@ -101,9 +101,9 @@ def copies(data):
                 total = _xxh3(_way(number), <const uint8_t*>view.buf, view.len, 0, target)
                 found.append((total, (<const char*>target)[:view.len]))
             number += 1
-        free(room)
         return found
     finally:
+        free(room)
         PyBuffer_Release(&view)
 
 

@@ -21,6 +21,13 @@ def recorded(inserts, counts, entries):
     inserts.record(entries)
 
 
+def slow_client():
+    """What is granted and when to report, of a client that reports once a minute; and what says when it is due."""
+    outbox, window = LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100), PushWindow(1000)
+    inserts, schedule = InsertGrant(RunCounts(), 60.0), UpdateSchedule(60.0, random.Random(1))
+    return inserts, schedule, lambda: schedule.due(outbox, window, inserts)
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
 def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     counts = RunCounts()
@@ -83,35 +90,25 @@ def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
 
 
 def test_a_home_that_has_told_of_room_is_asked_at_once_and_then_as_before():
-    outbox, window, inserts = (
-        LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100),
-        PushWindow(1000),
-        InsertGrant(RunCounts(), 60.0),
-    )
-    schedule = UpdateSchedule(60.0, random.Random(1))
+    inserts, schedule, due = slow_client()
     inserts.waiting = 1
     for _ in range(3):
         inserts.grant(0, "wait")
     schedule.begin(5.0)
-    assert schedule.due(outbox, window, inserts) == 5.0 + 8 * MIN_PAUSE
+    assert due() == 5.0 + 8 * MIN_PAUSE
     inserts.expect()
-    assert schedule.due(outbox, window, inserts) == 5.0
+    assert due() == 5.0
     inserts.grant(0, "wait")  # in vain: it never asks without a pause
-    assert schedule.due(outbox, window, inserts) == 5.0 + MIN_PAUSE
+    assert due() == 5.0 + MIN_PAUSE
 
 
 def test_a_client_that_leaves_something_out_reports_as_soon_as_one_that_waits():
-    outbox, window, inserts = (
-        LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100),
-        PushWindow(1000),
-        InsertGrant(RunCounts(), 60.0),
-    )
-    schedule = UpdateSchedule(60.0, random.Random(1))
+    inserts, schedule, due = slow_client()
     schedule.begin(5.0)
     schedule.is_dirty = True
-    assert schedule.due(outbox, window, inserts) == 65.0
+    assert due() == 65.0
     inserts.is_short = True
-    assert schedule.due(outbox, window, inserts) == 5.0 + MIN_PAUSE
+    assert due() == 5.0 + MIN_PAUSE
 
 
 def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
