@@ -58,6 +58,8 @@ class Side:
     """A program that is run once before."""
     algorithm: str = ""
     """The only one that it learns by; "" is any for which there is a program."""
+    on_gpu: bool = True
+    """Whether it can learn on a GPU."""
 
 
 SIDES = {
@@ -65,7 +67,7 @@ SIDES = {
     "sb3": Side("contest-sb3", "stable-baselines3"),
     "torchrl": Side("contest-torchrl", "torchrl", prepare="torchrl_extension.py"),
     "rllib": Side("contest-rllib", "ray"),
-    "plain": Side("contest-plain"),
+    "plain": Side("contest-plain", on_gpu=False),
     "uniform": Side("contest-memoire", "", "memoire", {"sampler": "uniform"}, algorithm="dqn"),
     "inference": Side("contest-memoire", "", "memoire", {"policy": "remote"}, algorithm="ppo"),
 }
@@ -76,6 +78,7 @@ def sides_of(game: str, wanted: str) -> list[str]:
     algorithm = GAMES[game].algorithm
     there = [key for key, side in SIDES.items() if (PROGRAMS / f"{algorithm}_{side.program or key}.py").exists()]
     there = [key for key in there if SIDES[key].algorithm in ("", algorithm)]
+    there = [key for key in there if SIDES[key].on_gpu or not GAMES[game].on_gpu]
     if GAMES[game].score is None:  # how well it learns is not looked at
         there = [key for key in there if not SIDES[key].options]
     if unknown := set(filter(None, wanted.split(","))) - set(there):
@@ -98,11 +101,11 @@ def packages_of(environment: str) -> list[Path]:
     return list(environment_of(environment)[0].glob("lib/python*/site-packages")) if environment else []
 
 
-def versions(python: Path, names: list[str]) -> dict[str, str]:
-    """Of distributions in an environment."""
+def versions(python: Path, names: list[str], paths: dict[str, str]) -> dict[str, str]:
+    """Of distributions in an environment, and where the environment variables `paths` say."""
     asked = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    found = subprocess.run([python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    return dict(zip(names, found, strict=True))
+    done = subprocess.run([python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True, env=paths)
+    return dict(zip(names, done.stdout.split(), strict=True))
 
 
 def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -> Record:
@@ -114,6 +117,8 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
     told: dict[str, Any] = {"game": game, "seed": seed, "seconds": seconds, "folder": str(folder)}
     programs = os.pathsep.join(map(str, [PROGRAMS, *packages_of(task.packages)]))
     paths, sizes = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": programs}, [0]
+    if task.on_gpu:
+        del paths["CUDA_VISIBLE_DEVICES"]
     look = (lambda process: sizes.append(memory_of(process))) if task.score is None else None
     with (folder / "log.txt").open("wb") as log:
         status = ended([python, PROGRAMS / side.prepare], GRACE * 5, log, paths) if side.prepare else 0
@@ -127,13 +132,14 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
         raise PeerUnavailable(key, "\n".join([f"it ended with status {status}; its last lines:", *said]))
     path = folder / "facts.json"
     facts = json.loads(path.read_text()) if path.exists() else {}
-    names = [*SHARED, *filter(None, [side.distribution])]
-    found = versions(python, names)
+    beside = [each.partition("==")[0] for each in described(task.packages)[1]["packages"]] if task.packages else []
+    found = versions(python, [*SHARED, *beside, *filter(None, [side.distribution])], paths)
     facts |= {"machine": re.sub(r", load [\d.]+", "", machine()), "version": found.get(side.distribution, "")}
     facts |= {"memory": max(sizes)} if look else {}
-    if task.packages:
-        facts["packages"] = ", ".join(each.replace("==", " ") for each in described(task.packages)[1]["packages"])
     facts["shared"] = ", ".join(f"{name} {found[name]}" for name in SHARED)
+    if beside:
+        named = [f"{name} {found[name]}" for name in beside]
+        facts["packages"] = ", ".join([*named, facts["shared"], facts.pop("gpu")] if "gpu" in facts else named)
     curve = sorted(json.loads((folder / "curve.json").read_text()).values())
     return Record.of({"game": game, "side": key, "seed": seed, "limit": seconds, "curve": curve, "facts": facts})
 

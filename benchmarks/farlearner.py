@@ -5,6 +5,7 @@ record step by step, as fast as they may, and push caches of 256 or episodes of 
 turn lasts some seconds. Between turns the actors rest, and the learner draws what is left.
 
 * near: the server is in the learner's process, and everything else is the same.
+* one of each: one server and one reader, where there are several; as many actors.
 * plain ZeroMQ: PUSH to a process that hands on to PULL, messages of as many distinct bytes as a cache has; nobody draws
   and nobody looks.
 * Reverb: a server in a process of its own, actors that write step by step, a data set in the learner's process; each
@@ -14,6 +15,7 @@ turn lasts some seconds. Between turns the actors rest, and the learner draws wh
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,7 @@ MAX_REMOTE_ACTORS = 4
 BATCHES_PER_SECOND = {"W1": 40, "W2": 20}
 """About as many as a peer draws, so that its turns last as long as the others'."""
 NEAR = "the server in the learner's process"
+ONE = "one server and one reader"
 RAW = "plain ZeroMQ, as many bytes through one process"
 
 
@@ -79,6 +82,7 @@ class Cell:
         """By the baseline the row of aims.toml that it answers, where there is one."""
         ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines if name != RAW}
         keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
+        keys |= {ONE: f"far-{self.task}-{self.servers}x{self.readers}"}
         return {name: key for name, key in keys.items() if key in read()}
 
 
@@ -88,8 +92,9 @@ def cells(whole: bool) -> Iterator[Cell]:
         for actors in (1, 4, 16) if whole else (1, 4):
             yield Cell(task, actors)
         base, many = Cell(task, 4), Cell(task, 16)
+        yield replace(many, readers=4, servers=4)
         if whole or task == "W1":
-            yield from (replace(many, readers=4, servers=4), replace(base, proxy=True), replace(base, keys=True))
+            yield from (replace(base, proxy=True), replace(base, keys=True))
         if whole:
             yield from (replace(base, storage="episodes", actors=actors) for actors in (1, 4))
             yield from (replace(base, servers=2), replace(base, servers=4), replace(many, readers=4))
@@ -382,6 +387,8 @@ def compare(
     """The rows of a cell; returns what it costs."""
     sides: dict[str, Turns] = {"far": Cluster(cell, keys, near=False)}
     try:
+        if cell.servers > 1 and cell.readers > 1:
+            sides[ONE] = Cluster(replace(cell, servers=1, readers=1), keys, near=False)
         sides[NEAR] = Cluster(replace(cell, readers=1), keys, near=True)
         sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
         if cell.is_plain and cell.actors <= MAX_REMOTE_ACTORS:
@@ -434,7 +441,7 @@ def main() -> None:
     chosen = arguments(__doc__, whole=whole, peers=True)
     company, report = Company(chosen.peers), Report(__doc__)
     report.heading()
-    wanted = [cell for cell in cells(chosen.whole) if chosen.only in str(cell)]
+    wanted = [cell for cell in cells(chosen.whole) if re.search(chosen.only, str(cell))]
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         keys = key_folder(folder) if any(cell.keys for cell in wanted) else None

@@ -81,21 +81,27 @@ class Report:
     def heading(self) -> None:
         print(f"{self.question}\n{machine()}\n\n{HEAD}\n{RULE}", flush=True)
 
-    def finish(self, folder: str | None, name: str) -> None:
-        """Say what is below its floor; write `name`.md, .svg and .json, and what follows for the aims."""
+    def finish(self, place: str | None, script: str) -> None:
+        """Say what is below its floor; write a page, a plot and figures, and what follows for the aims.
+
+        Args:
+            place: A folder, or a page in it, whose name the plot and the figures have, too. None: write nothing.
+            script: Whose report this is, and what its page is called in a folder.
+        """
         below = [result.what for result in self.results if result.is_below]
         print("\nbelow the floor: " + ", ".join(below) if below else "\nall at or above their floors")
         print(f"took {time.monotonic() - self.began:.0f} s")
-        if folder and self.results:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        if place and self.results:
+            path = Path(place) if place.endswith(".md") else Path(place, f"{script}.md")
+            path.parent.mkdir(parents=True, exist_ok=True)
             rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)
-            page = PAGE.format(
-                name=name, question=self.question, machine=machine(), rows=rows, facts=facts, better=self.better
-            )
-            Path(folder, f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
-            draw(self.results, Path(folder, f"{name}.svg"), f"memoire is {self.better} by this factor")
-            record(folder, name, {each.aim: each.ratio for each in self.results if each.aim}, self.results)
-            print(f"written to {folder}/{name}.md")
+            told = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
+            page = PAGE.format(script=script, name=path.stem, better=self.better, **told)
+            path.write_text(page.rstrip() + "\n", encoding="utf-8")
+            draw(self.results, path.with_suffix(".svg"), f"memoire is {self.better} by this factor")
+            aims = {each.aim: each.ratio for each in self.results if each.aim}
+            record(str(path.parent), path.stem, aims, self.results)
+            print(f"written to {path}")
 
 
 def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence[Result] = ()) -> None:
@@ -120,7 +126,7 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
 
 HEAD = "| what | memoire | baseline | ratio (quartiles) | floor | aim | baseline is |"
 RULE = "| --- | ---: | ---: | --- | ---: | ---: | --- |"
-PAGE = f"""# benchmarks/{{name}}.py
+PAGE = f"""# benchmarks/{{script}}.py
 
 {{question}}
 
@@ -320,7 +326,7 @@ def results(
 def arguments(description: str, *, peers: bool = False, whole: str = "") -> argparse.Namespace:
     """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there")
+    parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there, or as FOLDER/PAGE.md")
     parser.add_argument("--only", default="", metavar="WORD", help="only the rows with this word in their name")
     parser.add_argument("--quick", action="store_true", help="small memories and few rounds: to see that it runs")
     if whole:

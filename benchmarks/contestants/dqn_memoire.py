@@ -1,22 +1,21 @@
-"""memoire: two actors of eight environments each; the learner's server stores episodes, draws 10 batches at once."""
+"""memoire: actors of eight environments each, two or, beside a GPU, eight; the learner draws 10 batches at once."""
 
 import gymnasium as gym
 import numpy as np
 import torch
-from games import GAMES
 from memoire_side import Actors, Observed
 from settings import ALPHA, BATCH, BETA, GAMMA, MULTI_STEP, UPDATE_INTERVAL
 from tasks import MAKERS, DoubleDqn, Run, epsilon_at, q_network, with_newest
 
 import memoire
 
-ACTORS, ENVS = 2, 8
+ENVS = 8
 BATCHES = 10
 """Drawn at once, and told their priorities at once: a whole number of times between two copies of the target."""
 PUBLISH_INTERVAL = 100
 """Updates between two versions of the network."""
-LEAD = 2000
-"""Steps that actors may be ahead of the learner, or behind it."""
+LEAD = 1000
+"""Steps that each actor may be ahead of the learner, or behind it."""
 LONGEST = 25
 """Steps after which an actor sends what it has of an episode of Pong, which has a thousand."""
 
@@ -24,7 +23,7 @@ LONGEST = 25
 def act(url: str, number: int, run: Run) -> None:
     """An actor: plays with the newest network until the run is over."""
     torch.set_num_threads(1)
-    same_step, stack = gym.vector.AutoresetMode.SAME_STEP, GAMES[run.game].stack
+    same_step, stack = gym.vector.AutoresetMode.SAME_STEP, run.task.stack
     envs = gym.vector.SyncVectorEnv([MAKERS[run.game][1]] * ENVS, autoreset_mode=same_step)
     rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
     net, steps, version = q_network(run.make().observation_space.shape, actions), 0, 0
@@ -40,7 +39,7 @@ def act(url: str, number: int, run: Run) -> None:
                 version = memoire.torch.load(policy.newest(), net)
             with torch.no_grad():
                 q = net(torch.from_numpy(seen).float()).numpy()
-            is_random = rng.random(ENVS) < epsilon_at(ACTORS * steps)
+            is_random = rng.random(ENVS) < epsilon_at(run.task.players * steps)
             action = np.where(is_random, rng.integers(actions, size=ENVS), q.argmax(1))
             next_obs, reward, terminated, truncated, info = envs.step(action)
             value = q.max(1)
@@ -69,10 +68,10 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
         sampler=sampler_of(run),
         multi_step=MULTI_STEP,
         discount=GAMMA,
-        frame_stack=GAMES[run.game].stack,
+        frame_stack=run.task.stack,
         min_size=run.first_update,
         samples_per_insert=ratio,
-        samples_per_insert_tolerance=LEAD * ratio,
+        samples_per_insert_tolerance=LEAD * run.task.players * ratio,
     )
 
 
@@ -83,7 +82,7 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
     for drawn in server.batches(BATCHES * BATCH, 60.0, ahead=1):
         if not observed.has_begun:
             observed.begin()
-        drawn = drawn.to("cpu")
+        drawn = drawn.to(run.task.device)
         columns = drawn.importance, drawn.obs, drawn.action, drawn.reward, drawn.discount, drawn.next_obs
         drawn.update_priorities(dqn.update(*columns))
         if dqn.updates % PUBLISH_INTERVAL < BATCHES:
@@ -98,7 +97,7 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
 def main() -> None:
     run = Run.from_environment()
     torch.set_num_threads(1)
-    actors, dqn = Actors(act, ACTORS, run), DoubleDqn(run.make(), run.seed)
+    actors, dqn = Actors(act, run.task.players, run), DoubleDqn(run.make(), run.seed, run.task.device)
     tables = {"replay": table_of(MAKERS[run.game][1](), run)}
     with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
         actors.begin(server)

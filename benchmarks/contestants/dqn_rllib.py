@@ -1,4 +1,4 @@
-"""RLlib: its DQN with its prioritized buffer of episodes; an environment runner beside the learner's process."""
+"""RLlib: its DQN with its prioritized buffer of episodes; an environment runner beside the learner, or eight."""
 
 import ray
 import settings
@@ -11,7 +11,7 @@ from ray.rllib.utils.schedules.scheduler import Scheduler
 from rllib_side import ENVIRONMENT, begin, learner_of
 from tasks import Run, q_network
 
-RUNNERS, ENVS, STEPS = 1, 8, 8
+ENVS, STEPS = 8, 8
 
 
 class Encoder(torch.nn.Module):
@@ -39,10 +39,11 @@ class Module(DefaultDQNTorchRLModule):
 def main() -> None:
     run = Run.from_environment()
     begin(run)
+    runners = 8 if run.task.on_gpu else 1
     config = (
         DQNConfig()
         .environment(ENVIRONMENT)
-        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=ENVS, rollout_fragment_length=STEPS)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=ENVS, rollout_fragment_length=STEPS)
         .rl_module(
             rl_module_spec=RLModuleSpec(
                 module_class=Module, model_config={"epsilon": [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]}
@@ -56,7 +57,7 @@ def main() -> None:
             dueling=False,
             train_batch_size_per_learner=settings.BATCH,
             # RLlib counts one runner more than there are
-            training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * RUNNERS / (RUNNERS + 1),
+            training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * runners / (runners + 1),
             target_network_update_freq=settings.TARGET_INTERVAL,
             num_steps_sampled_before_learning_starts=run.first_update,
             grad_clip=settings.MAX_GRAD_NORM,
@@ -68,6 +69,7 @@ def main() -> None:
                 "beta": settings.BETA,
             },
         )
+        .learners(num_gpus_per_learner=int(run.task.on_gpu))
         .reporting(min_sample_timesteps_per_iteration=200)
         .debugging(seed=run.seed, log_level="ERROR")
     )
@@ -85,7 +87,7 @@ def main() -> None:
         updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.BATCH
     run.report(updates=updates)
     rounds, updates = calculate_rr_weights(algorithm.config)
-    assert updates * settings.UPDATE_INTERVAL == rounds * RUNNERS * ENVS * STEPS, (rounds, updates)
+    assert updates * settings.UPDATE_INTERVAL == rounds * runners * ENVS * STEPS, (rounds, updates)
     ray.shutdown()
 
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from sb3_watch import FUSED, Watch
 from stable_baselines3 import DQN
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from tasks import Run, q_network
 from torch.nn import functional
 
@@ -47,9 +47,9 @@ class DoubleDQN(DQN):
 
 def main() -> None:
     run = Run.from_environment()
-    torch.set_num_threads(int(run.options.get("threads", 1)))
-    count = int(run.options.get("envs", 8))
-    envs = DummyVecEnv([run.make] * count)
+    torch.set_num_threads(1)
+    count, kind = (16, SubprocVecEnv) if run.task.on_gpu else (8, DummyVecEnv)
+    envs = kind([run.make] * count)
     model = DoubleDQN(
         "CnnPolicy",
         envs,
@@ -68,7 +68,7 @@ def main() -> None:
         max_grad_norm=settings.MAX_GRAD_NORM,
         policy_kwargs={"features_extractor_class": Features, "net_arch": [], "normalize_images": False} | FUSED,
         seed=run.seed,
-        device="cpu",
+        device=run.task.device,
     )
     model.learn(STEPS, Watch(run, model.q_net.parameters, lambda: model._n_updates))
     run.report(updates=model._n_updates)

@@ -1,5 +1,6 @@
-"""TorchRL: an asynchronous collector of two processes, eight environments each, and its prioritized buffer."""
+"""TorchRL: an asynchronous collector of as many processes as memoire has actors, and its prioritized buffer."""
 
+import copy
 from functools import partial
 
 import settings
@@ -13,7 +14,7 @@ from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
 
-WORKERS, ENVS = 2, 8
+ENVS = 8
 STEPS = 32
 """Of each environment in what a process hands over."""
 
@@ -40,10 +41,12 @@ def main() -> None:
     env = environment(run.game)
     net = torch.nn.Sequential(Floats(), q_network(env.observation_spec["observation"].shape, int(env.action_spec.n)))
     actor = QValueActor(net, in_keys=["observation"], spec=env.action_spec, action_space="categorical")
+    player = copy.deepcopy(actor) if run.task.on_gpu else actor
+    actor.to(run.task.device)
     exploration = EGreedyModule(
         env.action_spec, eps_init=1.0, eps_end=settings.EPSILON, annealing_num_steps=settings.EPSILON_STEPS
     )
-    storage = LazyTensorStorage(run.capacity)
+    storage = LazyTensorStorage(run.capacity, device=run.task.device)
     replay = TensorDictPrioritizedReplayBuffer(
         alpha=settings.ALPHA, beta=settings.BETA, storage=storage, batch_size=settings.BATCH
     )
@@ -52,8 +55,8 @@ def main() -> None:
     updater = HardUpdate(loss, value_network_update_interval=settings.TARGET_INTERVAL // settings.UPDATE_INTERVAL)
     optimizer = torch.optim.Adam(loss.parameters(), settings.RATE, fused=True)
     collector = MultiAsyncCollector(
-        [partial(environments, run.game)] * WORKERS,
-        TensorDictSequential(actor, exploration),
+        [partial(environments, run.game)] * run.task.players,
+        TensorDictSequential(player, exploration),
         frames_per_batch=ENVS * STEPS,
         total_frames=-1,
         device="cpu",
@@ -76,6 +79,8 @@ def main() -> None:
             replay.update_tensordict_priority(batch)
             updates += 1
             run.goes_on(steps, net.parameters, updates)
+        if player is not actor:
+            player.load_state_dict(actor.state_dict())
         collector.update_policy_weights_()
         if not run.goes_on(steps, net.parameters, updates):
             break

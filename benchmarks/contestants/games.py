@@ -21,6 +21,18 @@ class Game:
     """Frames in an observation."""
     packages: str = ""
     """An environment of peers/versions.toml whose packages all sides find besides."""
+    on_gpu: bool = False
+    """Whether networks learn on a GPU, beside which there are many cores."""
+
+    @property
+    def players(self) -> int:
+        """Processes that play, of a side that has some: so many as keep the cores of the machine busy."""
+        return 8 if self.on_gpu else 2
+
+    @property
+    def device(self) -> str:
+        """Where networks learn, as torch calls it."""
+        return "cuda" if self.on_gpu else "cpu"
 
 
 GAMES = {
@@ -30,4 +42,5 @@ GAMES = {
     "hopper": Game("B", "sac", "Hopper-v5, steps of 2 ms, 2 % of them 200 ms", 230.0, 150.0),
     "lander": Game("C", "ppo", "LunarLander-v3", 200.0, 150.0),
     "pong": Game("D", "dqn", "Pong", None, 60.0, stack=4, packages="contest-ale"),
+    "pong_gpu": Game("D", "dqn", "Pong with a GPU", None, 60.0, stack=4, packages="contest-ale", on_gpu=True),
 }

@@ -1,4 +1,4 @@
-"""What RLlib's sides share: Ray with two cores, and Adam as the other sides have it."""
+"""What RLlib's sides share: Ray with its cores, and Adam as the other sides have it."""
 
 import ray
 import torch
@@ -14,7 +14,7 @@ ENVIRONMENT = "contest"
 def begin(run: Run) -> None:
     """Start Ray, in which the run's environment has its name."""
     torch.set_num_threads(1)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=run.task.players + run.task.on_gpu, include_dashboard=False, log_to_driver=False)
     register_env(ENVIRONMENT, lambda config: run.make())
 
 

@@ -39,12 +39,19 @@ def double_dqn(network: str, first: int, capacity: int) -> str:
     )
 
 
+PONG = (
+    double_dqn("32 filters of 8 x 8, 64 of 4 x 4, 64 of 3 x 3 and 512 units", PONG_FIRST_UPDATE, PONG_CAPACITY)
+    + " A step is four of the emulator's frames, the brighter of the last two, 84 x 84 bytes; an observation has the "
+    "newest four."
+)
 SAID = {
     "dqn": double_dqn("16 filters of 3 x 3 and 128 units", FIRST_UPDATE, CAPACITY),
-    "pong": double_dqn("32 filters of 8 x 8, 64 of 4 x 4, 64 of 3 x 3 and 512 units", PONG_FIRST_UPDATE, PONG_CAPACITY)
+    "pong": PONG,
+    "pong_gpu": PONG
     + (
-        " A step is four of the emulator's frames, the brighter of the last two, 84 x 84 bytes; an observation has "
-        "the newest four."
+        " Networks learn on the GPU. With memoire and TorchRL eight processes of eight environments play on cores, with "
+        "Stable-Baselines3 16 processes of one environment whose actions are chosen on the GPU; TorchRL's buffer is "
+        "there, too."
     ),
     "sac": (
         f"SAC: layers of {SAC_HIDDEN[0]} and {SAC_HIDDEN[1]}, discount {GAMMA}, Adam at {SAC_RATE:g}, batches of "

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from games import GAMES
+from games import GAMES, Game
 from settings import (
     BATCH,
     CAPACITY,
@@ -100,6 +100,7 @@ MAKERS: dict[str, tuple[Callable[[], gym.Env], Callable[[], gym.Env]]] = {
     "hopper": (partial(heavy_tailed, "Hopper-v5"), partial(gym.make, "Hopper-v5")),
     "lander": (partial(gym.make, "LunarLander-v3"),) * 2,
     "pong": (partial(pong, GAMES["pong"].stack), partial(pong, 1)),
+    "pong_gpu": (partial(pong, GAMES["pong_gpu"].stack), partial(pong, 1)),
 }
 """By the game: an environment to learn from, and one to be evaluated in; of Pong, one of single frames."""
 
@@ -160,13 +161,13 @@ def double_errors(net, later, obs, action, reward, discount, next_obs):
 class DoubleDqn:
     """Network, target and optimiser of a side that brings no algorithm of its own."""
 
-    def __init__(self, env: gym.Env, seed: int) -> None:
+    def __init__(self, env: gym.Env, seed: int, device: str = "cpu") -> None:
         import copy
 
         import torch
 
         torch.manual_seed(seed)
-        self.net = q_network(env.observation_space.shape, int(env.action_space.n))
+        self.net = q_network(env.observation_space.shape, int(env.action_space.n)).to(device)
         self.target = copy.deepcopy(self.net)
         self.optimizer = torch.optim.Adam(self.net.parameters(), RATE, fused=True)
         self.updates = 0
@@ -221,14 +222,18 @@ class Run:
         return MAKERS[self.game][0]
 
     @property
+    def task(self) -> Game:
+        return GAMES[self.game]
+
+    @property
     def capacity(self) -> int:
         """Steps for which a replay memory has room."""
-        return PONG_CAPACITY if self.game == "pong" else CAPACITY
+        return PONG_CAPACITY if self.task.stack > 1 else CAPACITY
 
     @property
     def first_update(self) -> int:
         """Steps before the first update."""
-        return PONG_FIRST_UPDATE if self.game == "pong" else FIRST_UPDATE
+        return PONG_FIRST_UPDATE if self.task.stack > 1 else FIRST_UPDATE
 
     @property
     def elapsed(self) -> float:
@@ -246,7 +251,7 @@ class Run:
         now = self.elapsed
         if self.is_due:
             self.written = now
-            if GAMES[self.game].score is None:
+            if self.task.score is None:
                 self._keep("curve.json", {f"{now:.3f}": [now, steps, updates]})
             else:
                 save(Path(self.folder), now, steps, [np.asarray(each.detach().numpy()) for each in parameters()])
@@ -254,6 +259,10 @@ class Run:
 
     def report(self, **facts: object) -> None:
         """Say more about this run, for the page."""
+        if self.task.on_gpu:
+            import torch
+
+            facts["gpu"] = torch.cuda.get_device_name()
         self._keep("facts.json", facts)
 
     def _keep(self, name: str, facts: dict[str, object]) -> None:

@@ -276,7 +276,10 @@ def _stopped(signs: VerdictInputs) -> list[Verdict]:
 
 
 def _held_back(signs: VerdictInputs) -> list[Verdict]:
-    if not signs.inserts_wait:
+    """Actors wait for the learner. Where rollouts are taken in turns, each side waits while the other works: there the
+    learner's share says who limits the run, and not that a look came while it learned.
+    """
+    if not signs.inserts_wait or (signs.only_rollouts and _waits_much(signs)):
         return []
     knob = "capacity" if signs.only_rollouts else "samples_per_insert_tolerance"
     text = (
@@ -288,7 +291,7 @@ def _held_back(signs: VerdictInputs) -> list[Verdict]:
 
 def _for_inference(signs: VerdictInputs) -> list[Verdict]:
     """The learner waits for its actors, and these wait for inference."""
-    if signs.waiting_share is None or signs.waiting_share <= MUCH_WAITING:
+    if not _waits_much(signs):
         return []
     busy = max(signs.inference, key=lambda each: each.busy or 0.0, default=None)
     slow = max(signs.inference, key=lambda each: each.p99 or 0.0, default=None)
@@ -318,8 +321,12 @@ def _limited(signs: VerdictInputs) -> list[Verdict]:
     return [Verdict("notice", "draws_limited", text, "samples_per_insert")]
 
 
+def _waits_much(signs: VerdictInputs) -> bool:
+    return (signs.waiting_share or 0.0) > MUCH_WAITING
+
+
 def _waiting(signs: VerdictInputs) -> list[Verdict]:
-    if signs.waiting_share is not None and signs.waiting_share > MUCH_WAITING:
+    if _waits_much(signs):
         waits = f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors limit the run."
         if signs.only_rollouts:
             text = f"{waits} More actors, or more environments for each (num_envs), make it faster."

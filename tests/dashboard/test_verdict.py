@@ -103,7 +103,7 @@ def plain(s):
     order = [
         ("no_inserts", "bad", s.is_still and not held and s.active - s.idle > 0),
         ("no_caches", "bad", s.nothing_arrives),
-        ("inserts_limited", "notice", held),
+        ("inserts_limited", "notice", held and not (s.only_rollouts and (s.waiting_share or 0.0) > 0.3)),
         ("waits_for_inference", "notice", (s.waiting_share or 0.0) > 0.3 and len(slow) > 0),
         ("draws_limited", "notice", len(s.draws_wait) > 0 and s.waiting_share not in (None, 0.0)),
         ("learner_waits", "notice", s.waiting_share is not None and s.waiting_share > 0.3),

@@ -215,6 +215,7 @@ def test_every_side_has_its_programs_and_its_environment(modules):
         assert sides[:4] == ["memoire", "sb3", "torchrl", "rllib"], game
         assert {contest.GAMES[game].packages, *(contest.SIDES[side].environment for side in sides)} <= known
     assert contest.sides_of("pong", "") == ["memoire", "sb3", "torchrl", "rllib", "plain"]
+    assert "plain" not in contest.sides_of("pong_gpu", "")  # which learns nowhere else
     assert contest.sides_of("breakout", "plain,memoire") == ["memoire", "plain"]
     with pytest.raises(
         SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"
@@ -247,7 +248,7 @@ def fake(modules, tmp_path):
     (programs / "evaluate.py").write_text(PLAYER)
     contest.PROGRAMS, contest.GRACE = programs, 0.2
     contest.python_of = lambda environment: Path(sys.executable)
-    contest.versions = lambda python, names: dict.fromkeys(names, "1")
+    contest.versions = lambda python, names, paths: dict.fromkeys(names, "1")
     yield contest, programs, tmp_path / "runs"
     del sys.modules[found.name]
 
@@ -270,7 +271,7 @@ def test_what_is_compared_by_rates_alone_is_not_evaluated(fake):
     contest.LOOK, contest.packages_of = 0.1, lambda name: [Path("/of", name)]
     found = contest.run("pong", "sb3", 4, 60.0, folder)
     assert found.curve == ((1.0, 10, 5),) and found.facts["memory"] > 1 << 20
-    assert "ale-py" in found.facts["packages"]
+    assert found.facts["packages"] == "ale-py 1, opencv-python-headless 1"
     assert (folder / "pong" / "sb3-4" / "log.txt").read_text().strip() == f"{programs}:/of/contest-ale"
 
 
