@@ -154,7 +154,9 @@ class EntryStore:
         init_w: NDArray[np.float32],
         numbers: NDArray[np.int64],
         model_version: int,
+        is_checked: bool = False,
     ) -> int: ...
+    def _tell(self, lane: int, model_version: NDArray[np.int64], age: NDArray[np.float32]) -> None: ...
     def _sums(self, with_least: bool = True) -> tuple[float, int, float]: ...
     def _draw(
         self, count: int, fractions: NDArray[np.float64] | None, weights: NDArray[np.float64] | None = None

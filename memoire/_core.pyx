@@ -1686,8 +1686,9 @@ cdef class EntryStore:
         finally:
             self._release()
 
-    def _extend(self, int64_t lane, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version):
-        """Several entries for one lane, all or none. Exact arrays [T, ...]. Returns status."""
+    def _extend(self, int64_t lane, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version, bint is_checked=False):
+        """Several entries for one lane, all or none. Exact arrays [T, ...], looked at unless they are known to be finite. Returns
+        status."""
         cdef int64_t status, count = cnp.PyArray_SIZE(init_w)
         cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
@@ -1700,18 +1701,39 @@ cdef class EntryStore:
                 return TOO_LONG
             self._find_sources(arrays, count)
             with nogil:
-                status = self._place_all(&lane, 0, count, weight, number, model_version)
+                status = self._place_all(&lane, 0, count, weight, number, model_version, is_checked)
             return status
         finally:
             self._release()
 
+    def _tell(self, int64_t lane, cnp.ndarray model_version, cnp.ndarray age):
+        """The entries of a lane's open episode were recorded by these models, int64 [T], and were so old when they were added: seconds,
+        float32 [T]."""
+        cdef const int64_t* model = <const int64_t*>cnp.PyArray_DATA(model_version)
+        cdef const float* seconds = <const float*>cnp.PyArray_DATA(age)
+        cdef int64_t i, row, count = self._open_length(lane)
+        assert cnp.PyArray_TYPE(model_version) == cnp.NPY_INT64 and cnp.PyArray_ISCARRAY_RO(model_version)
+        assert cnp.PyArray_TYPE(age) == cnp.NPY_FLOAT32 and cnp.PyArray_ISCARRAY_RO(age)
+        assert cnp.PyArray_SIZE(model_version) == cnp.PyArray_SIZE(age) == count > 0
+        self._hold()
+        try:
+            row = self.episodes[self.lanes[lane].episode].first_row
+            for i in range(count):
+                self.meta[row].model_version = model[i]
+                self.meta[row].born -= seconds[i]
+                self.newest_model_ = max(self.newest_model_, model[i])
+                if i + 1 < count:
+                    row = self._after(row)
+        finally:
+            self._release()
+
     cdef int64_t _place_all(self, const int64_t* lane, int stride, int64_t count, const float* init_w, int64_t* numbers,
-                            int64_t model_version) noexcept nogil:
+                            int64_t model_version, bint is_checked=False) noexcept nogil:
         """Add `count` entries from `sources` on, for which there is room: to a lane each (stride 1), or all to one (stride 0). 0, or
         what is wrong."""
         cdef int64_t i, row
         cdef double now
-        if not are_finite(self.finite, self.finite_count, self.sources, self.lengths, count):
+        if not is_checked and not are_finite(self.finite, self.finite_count, self.sources, self.lengths, count):
             return NOT_FINITE
         if not self._fit_values(count):
             return TOO_MANY_BYTES

@@ -98,11 +98,12 @@ class EpisodeMemory:
         Raises:
             ProtocolError: the memory has become too small for it meanwhile.
         """
-        memory = self.now.memory
+        memory, episode = self.now.memory, checked.episode
+        values = [episode.columns[name] for name in self.room.schema.entry_names]
         with memory.held():
             episodes, entries = memory.num_episodes, memory.num_entries
             try:
-                dataset.put(memory, checked.episode, age=checked.age)
+                memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
             except MemoireError as error:
                 raise ProtocolError("too_large", str(error)) from error
             return episodes + 1 - memory.num_episodes, entries + checked.samples - memory.num_entries

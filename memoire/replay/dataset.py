@@ -68,9 +68,16 @@ class Episode:
         return len(self.init_w)
 
     @property
-    def is_as_recorded(self) -> bool:
-        """Whether a memory makes all that is known of its entries when it closes it: it was in none so far."""
-        return self.priority is None and self.born is None and self.drawn is None and not self.learned.any()
+    def end(self) -> dict[str, Any]:
+        """How it ended, as `Memory.close` takes it."""
+        return {
+            "multiplier": self.multiplier,
+            "update_value": self.update_value,
+            "update_weight": self.update_weight,
+            "final_state": self.final_state,
+            "terminated": self.terminated,
+            "bootstrap_value": self.bootstrap_value,
+        }
 
 
 class KeptEpisode(NamedTuple):
@@ -108,12 +115,11 @@ def walk(memory: Memory) -> Iterator[tuple[int, Episode]]:
         del episode
 
 
-def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | None = None) -> NDArray[np.int64]:
+def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
     """Add an episode to a memory of the same schema, with all that is known of its entries; returns their new numbers,
     int64 [T].
 
-    What is open in this lane is cleared; the oldest episodes leave where there is no room. With `age`, seconds [T], an
-    entry was added so long before its `born`.
+    What is open in this lane is cleared; the oldest episodes leave where there is no room.
 
     Raises:
         EntryError: a column does not fit.
@@ -132,35 +138,15 @@ def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | 
         except MemoireError:
             memory.open(lane)
             raise
-        memory.close(
-            lane,
-            multiplier=episode.multiplier,
-            update_value=episode.update_value,
-            update_weight=episode.update_weight,
-            final_state=episode.final_state,
-            terminated=episode.terminated,
-            bootstrap_value=episode.bootstrap_value,
-        )
-        if age is not None and episode.is_as_recorded:
-            _make_older(memory, numbers, age)
-            return numbers
+        memory.close(lane, **episode.end)
         drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
         # Field by field, since NumPy copies whole records slowly.
         meta, places = memory.contents()["meta"], numbers % memory.capacity
         priority = meta["priority"][places] if episode.priority is None else episode.priority
         born = meta["born"][places] if episode.born is None else episode.born
-        facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age, drawn)
+        facts = (priority, episode.learned.view(np.uint8), born, drawn)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))
     return numbers
-
-
-def _make_older(memory: Memory, numbers: NDArray[np.int64], age: NDArray[Any]) -> None:
-    """Entries [T] that were added now were recorded `age` seconds [T] ago; all else of them is as it was made."""
-    born, places = memory.contents()["meta"]["born"], numbers % memory.capacity
-    if len(places) and (np.diff(places) == 1).all():
-        born[places[0] : places[-1] + 1] -= age  # side by side, as nearly all are
-    else:
-        born[places] -= age
 
 
 def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -213,6 +213,34 @@ class Memory(_core.EntryStore, StrictAttributes):
             refuse(self, self.schema, lane, status, arrays, self._ragged_limit)
         return numbers
 
+    def insert(
+        self,
+        values: list[Any],
+        init_w: NDArray[np.float32],
+        model_version: Int64s,
+        age: NDArray[np.float32],
+        **end: Any,
+    ) -> None:
+        """Add a whole episode of T entries, recorded elsewhere, in lane 0, and close it as `close(**end)` does.
+
+        Args:
+            values: For each column but the return column exact arrays [T, *F] whose values are known to fit.
+            init_w: [T] Finite, and at least 0.
+            model_version: [T]
+            age: [T] Seconds since each entry was recorded.
+
+        Raises:
+            EpisodeTooLong: There is no room. Nothing was added.
+        """
+        with self.held():
+            self._open(0)
+            numbers = np.empty(len(init_w), np.int64)
+            status = self._extend(0, values, init_w, numbers, int(model_version[0]), is_checked=True)
+            if status < 0:
+                refuse(self, self.schema, 0, status, values, self._ragged_limit)
+            self._tell(0, model_version, age)
+            self.close(**end)
+
     def close(
         self,
         lane: int = 0,

@@ -18,6 +18,7 @@ from .layout import ContainerLayout, layout_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part
 
 _DEFAULTS: Final = Limits()
+_OF_ENTRIES: Final = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
 
 
 class EpisodeRows(NamedTuple):
@@ -34,9 +35,9 @@ class EpisodeRows(NamedTuple):
 
 def read_episode(held: _container.HeldCache, layout: ContainerLayout) -> EpisodeRows:
     """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
-    facts = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
-    told = [_rows(held, layout, layout.bookkeeping(part), FACTS[part].dtype, ()) for part in facts]
-    columns, final = read_columns(held, layout)
+    rows = _Rows(held, layout)
+    told = [rows.array(layout.bookkeeping(part), FACTS[part].dtype, ()) for part in _OF_ENTRIES]
+    columns, final = rows.columns()
     return EpisodeRows(columns, final or None, *told)
 
 
@@ -44,30 +45,45 @@ def read_columns(held: _container.HeldCache, layout: ContainerLayout) -> tuple[d
     """Each column [n, *F] of a container of kind EPISODE or ROWS that `check` found fit `layout`, a ragged one as
     `Ragged`; and each column of the final state [*F]. The arrays may lie in the payload.
     """
-    columns: dict[str, Any] = {}
-    final: dict[str, NDArray[Any]] = {}
-    for block, part, name in layout.columns:
-        column = layout.schema[name]
-        if part in LENGTHS:
-            continue
-        array = _rows(held, layout, block, column.dtype, column.element)
-        if part is Part.FINAL:
-            final[name] = array if column.is_ragged else array[0]
-        elif column.is_ragged:
-            columns[name] = Ragged(array, _rows(held, layout, layout.ragged[block], LENGTH, ()))
-        else:
-            columns[name] = array
-    return columns, final
+    return _Rows(held, layout).columns()
 
 
-def _rows(
-    held: _container.HeldCache, layout: ContainerLayout, block: int, dtype: DTypeLike, shape: tuple[int, ...]
-) -> NDArray[Any]:
-    row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
-    data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
-    count = row.raw // layout.blocks[block].row_bytes if block in layout.ragged else row.rows
-    array = np.frombuffer(data, dtype).reshape(count, *shape) if row.raw else np.zeros((count, *shape), dtype)
-    return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
+class _Rows:
+    """A checked container whose blocks are read as arrays."""
+
+    def __init__(self, held: _container.HeldCache, layout: ContainerLayout) -> None:
+        self._held, self._layout, self._payload = held, layout, held.payload
+        self._table = list(ROW.iter_unpack(self._payload[HEAD.size : HEAD.size + ROW.size * len(layout.blocks)]))
+
+    def columns(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """See `read_columns`."""
+        columns: dict[str, Any] = {}
+        final: dict[str, NDArray[Any]] = {}
+        for block, part, name in self._layout.columns:
+            column = self._layout.schema[name]
+            if part in LENGTHS:
+                continue
+            array = self.array(block, column.dtype, column.element)
+            if part is Part.FINAL:
+                final[name] = array if column.is_ragged else array[0]
+            elif column.is_ragged:
+                columns[name] = Ragged(array, self.array(self._layout.ragged[block], LENGTH, ()))
+            else:
+                columns[name] = array
+        return columns, final
+
+    def array(self, block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The values of a block: [n, *shape]."""
+        _, _, codec, count, offset, stored, raw = self._table[block]
+        if block in self._layout.ragged:
+            count = raw // self._layout.blocks[block].row_bytes
+        if not raw:
+            return np.zeros((count, *shape), dtype)
+        data = self._held.block(block) if codec else self._payload[offset : offset + stored]
+        array = np.frombuffer(data, dtype)
+        if shape:
+            array = array.reshape(count, *shape)
+        return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
 
 
 def check(
