@@ -54,7 +54,7 @@ help:
 	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
-	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong; installs them"
+	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong, pong_gpu; installs them"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"

@@ -1,5 +1,6 @@
 """Episodes out of a memory and back: nothing changes on the way, and a file that is damaged is refused."""
 
+import dataclasses
 import io
 import random
 import zipfile
@@ -38,6 +39,43 @@ def alike(one, other):
     assert (one.final_state is None) == (other.final_state is None)
     for name, state in (one.final_state or {}).items():
         np.testing.assert_array_equal(state, other.final_state[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12 if _core.CHECKED else 6))
+def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
+    """Whatever its columns, models and end, also where older episodes leave; its entries are as old as they are said."""
+    source, rng = walked(seed), np.random.default_rng(seed)
+    names = source.schema.entry_names
+    longest = max((len(each) for each in dataset.episodes(source)), default=1)
+    whole, recorded = (Memory(source.schema, 2 * longest, source.parameters, seed=1) for _ in range(2))
+    for each in (whole, recorded):
+        each.set_clock(5000.0)
+    for episode in dataset.episodes(source):
+        model, age = rng.integers(0, 4, len(episode)), rng.integers(0, 9, len(episode)).astype(np.float32)
+        values = [episode.columns[name] for name in names]
+        whole.insert(values, episode.init_w, model, age, **episode.end)
+        recorded.open()
+        for step in range(len(episode)):
+            row = [value[step : step + 1] for value in values]
+            recorded.extend(0, row, episode.init_w[step : step + 1], int(model[step]))
+        recorded.close(**episode.end)
+        newest, other = [list(dataset.episodes(each))[-1] for each in (whole, recorded)]
+        np.testing.assert_array_equal(newest.born, 5000.0 - age)
+        np.testing.assert_array_equal(newest.model_version, model)
+        alike(newest, dataclasses.replace(other, born=newest.born))
+        assert whole.newest_model == recorded.newest_model and whole.sums() == recorded.sums()
+        whole.check_invariants()
+
+
+def test_an_episode_without_room_is_refused_and_nothing_of_it_stays():
+    memory = Memory(Schema({"obs": np.float32, "reward": np.float32}), 4)
+    ones = np.ones(5, np.float32)
+    with pytest.raises(EpisodeTooLong):
+        memory.insert([ones, ones], ones, np.zeros(5, np.int64), ones)
+    memory.insert([ones[:4], ones[:4]], ones[:4], np.zeros(4, np.int64), ones[:4], terminated=True)
+    assert (memory.num_episodes, memory.num_entries) == (1, 4)
+    memory.check_invariants()
 
 
 @pytest.mark.slow

@@ -44,6 +44,20 @@ def test_ratios_are_taken_in_each_round(modules):
     assert [each.aim for each in found] == ["draw-W1-cpprb", ""]
 
 
+@pytest.mark.parametrize(("place", "page"), [("", "core"), ("core-16-cores.md", "core-16-cores")])
+def test_a_report_goes_to_a_folder_or_to_a_page_that_says_of_which_machine_it_is(modules, tmp_path, place, page):
+    _, measure, _ = modules
+    one = measure.Spread(0.9, 1.0, 1.1)
+    report = measure.Report("How fast?", ["A fact."])
+    report.add(measure.Result("draw", "/s", one, one, one, "NumPy", aim="draw-W1-numpy"))
+    report.finish(str(tmp_path / place) if place else str(tmp_path), "core")
+    text = (tmp_path / f"{page}.md").read_text()
+    assert text.startswith("# benchmarks/core.py\n\nHow fast?") and f"![ratios]({page}.svg)" in text
+    assert json.loads((tmp_path / f"{page}.json").read_text())["aims"] == {"draw-W1-numpy": [0.9, 1.0, 1.1]}
+    made = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"README.md"}  # the table of all aims
+    assert {each.name for each in tmp_path.iterdir()} == made
+
+
 def test_the_page_of_aims_is_what_the_figures_make_of_it(modules):
     aims, *_ = modules
     assert (PAGES / "README.md").read_text(encoding="utf-8") == aims.render(), "run: python benchmarks/aims.py"
