@@ -27,8 +27,8 @@ TITLES = {
 """What a reader calls a side, in the order of the tables."""
 MUCH_WAITING = 0.3
 """Share of its time that a learner waits, above which the dashboard says so first."""
-HEAD = """| side | runs that reach it | seconds, median (quartiles) | steps | updates a second | seconds, by memoire's |
-| --- | ---: | ---: | ---: | ---: | ---: |"""
+HEAD = """| side | reach it | seconds, median (quartiles) | steps | return later | updates a second | by memoire's |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
 WAITING = """| seed | the learner waited | the dashboard showed | its verdict | they agree |
 | ---: | ---: | ---: | --- | --- |"""
 PAGE = """# benchmarks/contest.py
@@ -40,8 +40,8 @@ torch ({versions}). All have the same network, optimiser, ratio of updates to st
 exploration: `benchmarks/contestants/settings.py` has the numbers. A program of that folder is all of a side. Seconds
 count from the start of a program, imports and processes included. Every three seconds a side writes its network. When
 its run is over, one evaluator plays 20 greedy episodes with each network, the same ones for everybody. A run that never
-reaches the score counts its limit and all of its steps. "By memoire's" is the ratio in each seed: above 1, memoire
-is faster.
+reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run. "By
+memoire's" is the ratio in each seed: above 1, memoire is faster.
 
 {sections}
 {sides}
@@ -124,6 +124,7 @@ def table(records: Sequence[Record], name: str, game: Game) -> str:
             f"{reached} of {len(theirs)}",
             cell([seconds for seconds, _ in counted]),
             cell([steps for _, steps in counted]),
+            cell([each.later_return() for each in theirs], ",.1f" if game.score < 100.0 else ",.0f"),
             f"{np.median(updates):,.0f}" if updates and game.algorithm != "ppo" else "",
             cell(ratio, ".2f") if ratio and side != "memoire" else "",
         ]

@@ -39,6 +39,11 @@ class Record:
         """The same; a run that never gets there counts its limit, and all of its steps."""
         return self.reached(score) or (self.limit, self.curve[-1][1] if self.curve else 0)
 
+    def later_return(self) -> float:
+        """Mean of the returns in the second half of the run: how well it plays when it has learned for a while."""
+        later = [returned for seconds, _, returned in self.curve if seconds >= self.limit / 2]
+        return sum(later) / len(later) if later else float("nan")
+
     def rates(self) -> tuple[float, float]:
         """Steps and updates a second in the second half of the run, of a game without a score."""
         later = [point for point in self.curve if point[0] >= self.limit / 2]

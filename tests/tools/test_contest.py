@@ -100,8 +100,8 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
     facts = {"machine": "a machine", "updates": 100, "shared": "torch 9"}
     waits = {"waited": 0.04, "shown": [0.03, 0.05], "verdicts": {"balanced": 4}}
     runs = [
-        made(records, "memoire", 0, [(2.0, 100, 60.0)], **facts, **waits),
-        made(records, "memoire", 1, [(4.0, 300, 60.0)], **facts, **waits),
+        made(records, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, **waits),
+        made(records, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, **waits),
         made(records, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
         made(records, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
     ]
@@ -113,9 +113,10 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
 
     page.write(tmp_path, runs, keep)
     text = (tmp_path / "contest.md").read_text()
-    assert "| memoire | 2 of 2 | 3 (2 to 4) | 200 (150 to 250) | 10 |  |" in text
+    assert "| memoire | 2 of 2 | 3 (2 to 4) | 200 (150 to 250) | 60.0 (60.0 to 60.0) | 10 |  |" in text
     assert (
-        "| Stable-Baselines3 3.1 | 1 of 2 | 8 (7 to 9) | 160 (155 to 165) | 10 | 2.75 (2.62 to 2.88) |" in text
+        "| 1 of 2 | 8 (7 to 9) | 160 (155 to 165) | 32.8 (16.6 to 48.9) | 10 | 2.75 (2.62 to 2.88) |" in text
+        and "| Stable-Baselines3 3.1 |" in text
         and "torch 9" in text
     )
     assert "| 0 | 4.0% | 3.0% to 5.0% | `balanced` | yes |" in text
@@ -123,6 +124,12 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
     assert (tmp_path / "contest-breakout.svg").exists()
     assert page.read(tmp_path) == sorted(runs, key=lambda each: each.key)
     assert page.read(tmp_path / "nowhere") == []
+
+
+def test_the_return_later_is_the_mean_of_the_second_half_of_a_run(modules):
+    _, records, _ = modules
+    assert made(records).later_return() == 6.0  # of 7 at 6 s, and 5 at 9 s
+    assert made(records, curve=()).later_return() != made(records, curve=()).later_return()  # not a number
 
 
 def test_rates_are_of_the_second_half_of_a_run(modules):
