@@ -92,7 +92,8 @@ stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its row
 
 Each was built and timed beside what is there, and was no faster, or slower: streaming stores where batches are gathered
 and where caches below 1 MiB are copied (above, they stay); gathering what was drawn in the order of its rows; larger
-socket buffers than the system makes by itself; a single arena of the C library; choosing a tree's child by halves. Past
+socket buffers than the system makes by itself; a single arena of the C library; choosing a tree's child by halves; a
+rest of 0.2 ms for the thread that takes caches in, so that it is woken once for several of them. Past
 the processor's caches, what is gathered, summed up and copied goes at the speed of memory. A second thread for a large
 batch was not built: a learner's batches come ahead on a thread of their own ([waiting](waiting.md)), and in a server it
 would take the core of those who bring the next ones."""
