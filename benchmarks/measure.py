@@ -95,8 +95,10 @@ class Report:
             path = Path(place) if place.endswith(".md") else Path(place, f"{script}.md")
             path.parent.mkdir(parents=True, exist_ok=True)
             rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)
+            where = path.stem.removeprefix(script).replace("-", " ").strip()
             told = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
-            page = PAGE.format(script=script, name=path.stem, better=self.better, **told)
+            told["title"] = f"benchmarks/{script}.py" + (f", {where}" if where else "")
+            page = PAGE.format(name=path.stem, better=self.better, **told)
             path.write_text(page.rstrip() + "\n", encoding="utf-8")
             draw(self.results, path.with_suffix(".svg"), f"memoire is {self.better} by this factor")
             aims = {each.aim: each.ratio for each in self.results if each.aim}
@@ -126,7 +128,7 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
 
 HEAD = "| what | memoire | baseline | ratio (quartiles) | floor | aim | baseline is |"
 RULE = "| --- | ---: | ---: | --- | ---: | ---: | --- |"
-PAGE = f"""# benchmarks/{{script}}.py
+PAGE = f"""# {{title}}
 
 {{question}}
 
