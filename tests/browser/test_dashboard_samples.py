@@ -135,8 +135,8 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
         until(lambda: shown.inner_text() == "28")
         assert page.get_by_text("none yet").is_visible()
         name = scene[0].table("episodes")
-        batch = name.get_batch(64, timeout=100.0)
-        name.update_priorities(batch.ids, np.full(64, -0.25, np.float32))
+        batch = name.get_batch(4096, timeout=100.0)  # so many that each entry is among them
+        name.update_priorities(batch.ids, np.full(4096, -0.25, np.float32))
         page.get_by_role("button", name="Earlier").click()
         until(lambda: step() == 28)
         page.get_by_text("0.25", exact=True).wait_for()
