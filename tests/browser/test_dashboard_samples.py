@@ -176,6 +176,20 @@ def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browse
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
+def test_a_sample_of_the_table_before_that_comes_late_is_not_shown(browser, scene):
+    with window(browser, scene[2].url) as page:
+        held_back = []
+        page.route("**/api/sample?table=frames*", lambda route: held_back.append(route))
+        open_page(page, scene[2].url, "memory?table=frames")
+        until(lambda: page.evaluate("1") and held_back)
+        page.get_by_label("Table", exact=True).select_option("episodes")
+        page.get_by_text("kept by home").wait_for()
+        with page.expect_request_finished(lambda asked: "/api/episodes?" in asked.url):  # asked when the sample is here
+            held_back[0].continue_()
+        page.evaluate("fetch('api/overview').then((answer) => answer.text())")  # a later answer is here, too
+        assert page.get_by_text("kept by home").is_visible()
+
+
 def test_columns_of_the_actors_are_chosen_and_kept_in_the_address(browser, scene):
     with window(browser, scene[2].url) as page:
         open_page(page, scene[2].url, "actors?columns=label.steps.generated_bytes")

@@ -11,7 +11,7 @@ import {address} from "../router.js";
 export function makeSample(signal) {
   const place = h("div", h("p.quiet", "Loading …"));
   const where = h("output.quiet");
-  let [wanted, shown] = ["", null];
+  let [wanted, shown, asked] = ["", null, 0];
   const step = (name, text, title) => h("button", {type: "button", title, disabled: true, click: () => go(shown[name])}, text);
   const earlier = step("earlier", "← Earlier", "The entry before (←)");
   const later = step("later", "Later →", "The entry after (→)");
@@ -22,22 +22,26 @@ export function makeSample(signal) {
   };
   const element = h("section.block", {keydown: keys}, h("div.bar", h("h2", "One sample"), again,
     h("span.steps", earlier, where, later), h("span.quiet", "Drawn as a learner draws. Looking takes nothing away.")), place);
+  const put = ({sample, episode, error}, nothing) => {
+    if (error) {
+      if (error.name !== "AbortError") fill(place, problem(error));
+      return;
+    }
+    if (sample || !shown) fill(place, sample ? drawn(sample, episode) : empty(nothing));
+    shown = sample ?? shown;
+    say(where, sample ? placeOf(sample) : shown ? nothing : ""); // what is below says it already
+  };
   const look = async (ask, nothing) => {
+    const number = (asked += 1);
     const focused = document.activeElement;
     for (const button of [again, earlier, later]) button.disabled = true;
-    try {
-      const sample = await ask();
-      if (sample || !shown) fill(place, sample ? drawn(sample, await episodeOf(sample, signal)) : empty(nothing));
-      shown = sample ?? shown;
-      say(where, sample ? placeOf(sample) : shown ? nothing : ""); // what is below says it already
-    } catch (error) {
-      if (error.name !== "AbortError") fill(place, problem(error));
-    } finally {
-      again.disabled = false;
-      earlier.disabled = !Number.isInteger(shown?.earlier);
-      later.disabled = !Number.isInteger(shown?.later);
-      if ([again, earlier, later].includes(focused)) (focused.disabled ? again : focused).focus();
-    }
+    const answer = await answerTo(ask, signal);
+    if (number !== asked) return; // another table was chosen meanwhile: its sample may be here already
+    put(answer, nothing);
+    again.disabled = false;
+    earlier.disabled = !Number.isInteger(shown?.earlier);
+    later.disabled = !Number.isInteger(shown?.later);
+    if ([again, earlier, later].includes(focused)) (focused.disabled ? again : focused).focus();
   };
   const show = (name) => {
     [wanted, shown] = [name, null];
@@ -56,6 +60,16 @@ const placeOf = ({step, episode, number, earlier, later}) => (step !== null ? `s
 
 const NOTHING = "Nothing is held at this moment, or a sample is larger than 4 MiB. Learners may take samples as quickly as they come: try another one.";
 const TRIES = 4;
+
+/** {sample, episode}, both null where nothing is held, or {error}. */
+async function answerTo(ask, signal) {
+  try {
+    const sample = await ask();
+    return {sample, episode: sample && await episodeOf(sample, signal)};
+  } catch (error) {
+    return {error};
+  }
+}
 
 /** A sample, or null where none was held whenever it was looked. */
 async function heldOne(name, signal) {
