@@ -116,9 +116,8 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
     python, player = python_of(side.environment), python_of("contest-plain")
     told: dict[str, Any] = {"game": game, "seed": seed, "seconds": seconds, "folder": str(folder)}
     programs = os.pathsep.join(map(str, [PROGRAMS, *packages_of(task.packages)]))
-    paths, sizes = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": programs}, [0]
-    if task.on_gpu:
-        del paths["CUDA_VISIBLE_DEVICES"]
+    quiet = {name: value for name, value in QUIET.items() if name != "CUDA_VISIBLE_DEVICES" or not task.on_gpu}
+    paths, sizes = os.environ | quiet | {"OMP_NUM_THREADS": "1", "PYTHONPATH": programs}, [0]
     look = (lambda process: sizes.append(memory_of(process))) if task.score is None else None
     with (folder / "log.txt").open("wb") as log:
         status = ended([python, PROGRAMS / side.prepare], GRACE * 5, log, paths) if side.prepare else 0

@@ -12,6 +12,7 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
 
     Batch, MixedBatch, Ragged           what a draw returns (docs/guide.md)
     Rollouts                            what a take returns (docs/on-policy.md)
+    prefetch                            what is made of batches, ahead of time, on a thread (docs/guide.md)
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
     Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
     Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from memoire.replay.memory import Memory as Memory
     from memoire.replay.mixing import MixedBatch as MixedBatch
     from memoire.replay.parameters import Parameters as Parameters
+    from memoire.replay.prefetch import prefetch as prefetch
     from memoire.replay.ragged import Ragged as Ragged
     from memoire.replay.rollouts import Rollouts as Rollouts
     from memoire.replay.sampling import Greedy as Greedy
@@ -98,6 +100,7 @@ _HOMES = {
     "Memory": "memoire.replay.memory",
     "MixedBatch": "memoire.replay.mixing",
     "Parameters": "memoire.replay.parameters",
+    "prefetch": "memoire.replay.prefetch",
     "Ragged": "memoire.replay.ragged",
     "Rollouts": "memoire.replay.rollouts",
     "Greedy": "memoire.replay.sampling",

@@ -1,4 +1,6 @@
-"""memoire: actors of eight environments each, two or, beside a GPU, eight; the learner draws 10 batches at once."""
+"""memoire: actors of eight environments each, two or, beside a GPU, eight; the learner draws 10 batches at once, whose
+next states the target values ahead of time.
+"""
 
 import gymnasium as gym
 import numpy as np
@@ -79,12 +81,16 @@ def learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) 
     """The learner, until the time is up."""
     memoire.torch.publish(server, "policy", dqn.net)
     steps = 0
-    for drawn in server.batches(BATCHES * BATCH, 60.0, ahead=1):
+
+    def prepared(batch):
+        batch = batch.to(run.task.device)
+        return batch, dqn.later(batch.next_obs)
+
+    for drawn, known in memoire.prefetch(map(prepared, server.batches(BATCHES * BATCH, 60.0))):
         if not observed.has_begun:
             observed.begin()
-        drawn = drawn.to(run.task.device)
         columns = drawn.importance, drawn.obs, drawn.action, drawn.reward, drawn.discount, drawn.next_obs
-        drawn.update_priorities(dqn.update(*columns))
+        drawn.update_priorities(dqn.update(*columns, known=known))
         if dqn.updates % PUBLISH_INTERVAL < BATCHES:
             memoire.torch.publish(server, "policy", dqn.net)
         if run.is_due:

@@ -5,6 +5,7 @@ network that acts, with the time and its steps: evaluate.py plays with these net
 nobody's time goes to evaluation.
 """
 
+import copy
 import itertools
 import json
 import math
@@ -158,32 +159,57 @@ def double_errors(net, later, obs, action, reward, discount, next_obs):
     return goal - q
 
 
+def as_one(net):
+    """One parameter [N] in which all of a network's lie behind each other, and their gradients likewise: an optimiser
+    steps once in place of once for each.
+    """
+    import torch
+
+    parameters = list(net.parameters())
+    one = torch.nn.Parameter(torch.cat([each.detach().flatten() for each in parameters]))
+    one.grad = torch.zeros_like(one)
+    sizes = [each.numel() for each in parameters]
+    for each, values, gradient in zip(parameters, one.detach().split(sizes), one.grad.split(sizes), strict=True):
+        each.data, each.grad = values.view_as(each), gradient.view_as(each)
+    return one
+
+
 class DoubleDqn:
     """Network, target and optimiser of a side that brings no algorithm of its own."""
 
     def __init__(self, env: gym.Env, seed: int, device: str = "cpu") -> None:
-        import copy
-
         import torch
 
         torch.manual_seed(seed)
         self.net = q_network(env.observation_space.shape, int(env.action_space.n)).to(device)
         self.target = copy.deepcopy(self.net)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), RATE, fused=True)
+        self.weights = as_one(self.net)
+        self.optimizer = torch.optim.Adam([self.weights], RATE, fused=True)
         self.updates = 0
 
-    def update(self, *columns):
+    def later(self, next_obs):
+        """The target, and what it makes of next states [N, ...]: [N, A]. Other threads may ask while one updates."""
+        import torch
+
+        target = self.target
+        with torch.no_grad():
+            return target, target(next_obs.float())
+
+    def update(self, *columns, known=(None, None)):
         """As many steps as there are whole batches in these columns, importance first and next states last; the TD
-        errors of all their rows. The target sees all next states at once: it stays the same from `update` to `update`.
+        errors of all their rows.
+
+        Args:
+            known: What `later` made of these next states, if that was asked before: the target may have become another
+                one since.
         """
         import torch
 
-        with torch.no_grad():
-            later = self.target(columns[-1].float())
+        _, later = known if known[0] is self.target else self.later(columns[-1])
         batches = zip(*(each.split(BATCH) for each in (later, *columns)), strict=True)
         errors = torch.cat([self._step(*batch) for batch in batches])
         if self.updates % (TARGET_INTERVAL // UPDATE_INTERVAL) == 0:
-            self.target.load_state_dict(self.net.state_dict())
+            self.target = copy.deepcopy(self.net)
         return errors
 
     def _step(self, later, importance, *columns):
@@ -191,9 +217,9 @@ class DoubleDqn:
 
         errors = double_errors(self.net, later, *columns)
         loss = (importance * nn.functional.huber_loss(errors, errors.new_zeros(len(errors)), reduction="none")).mean()
-        self.optimizer.zero_grad()
+        self.weights.grad.zero_()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRAD_NORM)
+        nn.utils.clip_grad_norm_([self.weights], MAX_GRAD_NORM)
         self.optimizer.step()
         self.updates += 1
         return errors.detach()

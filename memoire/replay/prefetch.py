@@ -3,7 +3,8 @@
     thread   draw ▶ [batch] [batch] ▶ waits for room          learner   takes one ▶ trains ▶ takes one
 
 Samples are copied without the GIL, so that a learner that waits for a GPU, or computes in NumPy or torch, loses no time
-by it. `batches_until_over` is the loop below it: one batch after the other, until the run ends.
+by it. `prefetch` does the same for whatever is made of batches. `batches_until_over` is the loop below it: one batch
+after the other, until the run ends.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from memoire.arguments import seconds
@@ -22,6 +23,28 @@ IsOver = Callable[[], bool]
 MAX_PREFETCH = 1024
 WAIT_INTERVAL = 0.25
 """Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
+
+
+def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
+    """What an iterator gives, computed on a thread of its own, up to `ahead` values before they are asked for.
+
+    A learner has its next batch moved, augmented, or valued by its target network while it computes:
+
+        def prepared(batch):
+            return batch, target_values(batch.next_obs)
+
+        for batch, values in memoire.prefetch(map(prepared, server.batches(256))):
+
+    The thread begins when the first value is asked for. What the iterator raises is raised in its turn. Whoever stops
+    early loses what was taken for him; the thread ends with the next value, or when the iterator ends.
+
+    Args:
+        ahead: How many; 0 takes each one when it is asked for, in the caller's thread. At most 1,024.
+
+    Raises:
+        ParameterError: `ahead` is out of its range; at once.
+    """
+    return drawn_ahead(lambda is_over: iter(values), lambda: False, ahead)
 
 
 def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> Iterator[T]:

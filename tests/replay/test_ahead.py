@@ -91,10 +91,35 @@ def test_an_error_comes_in_its_turn() -> None:
     assert list(drawn) == []
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_whatever_is_made_of_values_is_made_ahead_of_the_calls(ahead: int) -> None:
+    numbers, threads = Numbers(10), set[int]()
+
+    def squared(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number * number
+
+    made = memoire.prefetch(map(squared, numbers.make(lambda: False)), ahead)
+    assert numbers.taken == 0
+    assert next(made) == 0
+    until(lambda: numbers.taken == 1 + ahead)
+    assert (threading.get_ident() in threads) == (ahead == 0)
+    assert list(made) == [number * number for number in range(1, 10)]
+
+
+def test_what_cannot_be_made_fails_in_its_turn() -> None:
+    made = memoire.prefetch((1 / (3 - number) for number in range(5)), ahead=4)
+    assert [next(made) for _ in range(3)] == [1 / 3, 1 / 2, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(made)
+
+
 @pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
 def test_a_number_that_is_none_is_refused_at_once(ahead: object) -> None:
     with memoire.Server(None, SCHEMA) as server, pytest.raises(ParameterError, match="ahead"):
         server.batches(4, ahead=ahead)  # type: ignore[call-overload]
+    with pytest.raises(ParameterError, match="ahead"):
+        memoire.prefetch([1], ahead)  # type: ignore[arg-type]
 
 
 def entry(number: int) -> tuple[Any, ...]:

@@ -46,6 +46,8 @@ def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
     told = {client: (numbers.tolist(), errors.tolist()) for client, numbers, errors in found}
     assert told == {ME: ([1, 3], [2.0, 4.0]), YOU: ([0, 2], [1.0, 3.0])}
     assert by_client(ids_of(), []) == []
+    [(client, numbers, errors)] = by_client(ids_of(ME, ME, ME), [3.0, 1.0, 2.0])  # of one client, as they came
+    assert (client, numbers.tolist(), errors.tolist()) == (ME, [0, 1, 2], [3.0, 1.0, 2.0])
     for wrong in ([1.0], [1.0, np.nan]):
         with pytest.raises(ParameterError):
             by_client(ids_of(ME, YOU), wrong)

@@ -24,17 +24,18 @@ export function openLogs({root, parameters, stream, signal}) {
 class Logs {
   #older = "";
   #newer = "";
+  #asked = new AbortController(); // aborted when something else is searched for: an answer to this would come too late
 
   constructor(root, state, stream, signal) {
     this.state = {text: "", label: "", age: "", server: "", line: "", ...state};
     this.stream = stream;
-    this.signal = signal;
+    signal.addEventListener("abort", () => this.#asked.abort());
     this.isFollowing = !this.state.line;
     this.list = h("ol.lines", {tabindex: "0", "aria-label": "Log lines, the newest below",
       scroll: () => this.#scrolled()});
     this.message = h("span.quiet", {role: "status"});
     this.follow = h("button", {type: "button", click: () => this.#setFollowing(!this.isFollowing)}, "Follow");
-    this.more = h("button", {type: "button", click: () => this.#back()}, "Older lines");
+    this.more = h("button", {type: "button", click: () => this.#back().catch((error) => error.name !== "AbortError" && say(this.message, error.message))}, "Older lines");
     fill(root, this.#bar(), this.list);
     this.#search();
     every(1, signal, stream, () => this.isFollowing && this.#newer && this.#tail());
@@ -65,6 +66,8 @@ class Logs {
   }
 
   async #search() {
+    this.#asked.abort();
+    this.#asked = new AbortController();
     this.follow.setAttribute("aria-pressed", String(this.isFollowing));
     try {
       if (this.state.line) await this.#around(this.state.line);
@@ -75,7 +78,7 @@ class Logs {
   }
 
   async #newest() {
-    const page = await get("logs", this.#filters(), this.signal);
+    const page = await get("logs", this.#filters(), this.#asked.signal);
     this.#older = page.older;
     this.#newer = page.newer;
     fill(this.list, page.rows.toReversed().map((row) => this.#line(row)));
@@ -96,7 +99,7 @@ class Logs {
     const [index, server] = [Number.parseInt(line, 10), line.slice(line.indexOf("@") + 1)];
     const ask = (from, direction) => {
       const cursor = `${from}@${encodeURIComponent(server)}`;
-      return get("logs", {server, cursor, direction, limit: 50}, this.signal);
+      return get("logs", {server, cursor, direction, limit: 50}, this.#asked.signal);
     };
     const [before, after] = await Promise.all([ask(index + 1, "older"), ask(index, "newer")]);
     this.#older = before.older;
@@ -109,7 +112,7 @@ class Logs {
   }
 
   async #tail() {
-    const page = await get("logs", {...this.#filters(), since: null, cursor: this.#newer, direction: "newer"}, this.signal);
+    const page = await get("logs", {...this.#filters(), since: null, cursor: this.#newer, direction: "newer"}, this.#asked.signal);
     this.#newer = page.newer;
     if (!page.rows.length || !this.isFollowing) return;
     this.list.querySelector(".empty")?.parentElement.remove();
@@ -122,7 +125,7 @@ class Logs {
   async #back() {
     const {list} = this;
     const server = this.state.line ? this.state.server : "";
-    const page = await get("logs", {...this.#filters(), server, cursor: this.#older, direction: "older"}, this.signal);
+    const page = await get("logs", {...this.#filters(), server, cursor: this.#older, direction: "older"}, this.#asked.signal);
     this.#older = page.older;
     this.#setFollowing(false);
     const height = list.scrollHeight;
