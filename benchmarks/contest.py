@@ -4,8 +4,8 @@
     python benchmarks/contest.py --game breakout --sides memoire,sb3 --seeds 1 --minutes 8
 
 Sides take turns: all of them with seed 0, then all with seed 1 in the other order. Each run leaves a record in
-build/contest, and what has one is not run again: a contest that was cut off goes on. Torch is looked for where
-MEMOIRE_TORCH says.
+build/contest, and what has one is not run again: a contest that was cut off goes on. If `--seconds` are more than
+before, only runs that did not reach the score are run again. Torch is looked for where MEMOIRE_TORCH says.
 """
 
 import argparse
@@ -192,7 +192,11 @@ def main() -> int:
         sys.exit(f"{given.game} is of part {game.part}, not {given.part}")
     seconds, until = given.seconds or game.seconds, time.monotonic() + 60.0 * given.minutes
     failed: set[str] = set()
-    for seed, side in records.missing(given.game, sides_of(given.game, given.sides), given.seeds):
+
+    def is_enough(found: Record) -> bool:
+        return found.limit >= seconds or (game.score is not None and found.reached(game.score) is not None)
+
+    for seed, side in records.missing(given.game, sides_of(given.game, given.sides), given.seeds, is_enough):
         if side in failed or time.monotonic() + seconds > until:
             continue
         try:

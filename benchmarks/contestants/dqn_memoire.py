@@ -1,6 +1,4 @@
-"""memoire: actors of eight environments each, two or, beside a GPU, eight; the learner draws 10 batches at once, whose
-next states the target values ahead of time.
-"""
+"""memoire: actors of eight environments each, two or, beside a GPU, eight; 10 batches at once, the target asked ahead."""
 
 import gymnasium as gym
 import numpy as np

@@ -36,7 +36,7 @@ class Game:
 
 
 GAMES = {
-    "breakout": Game("A", "dqn", "MinAtar Breakout", 8.0, 120.0),
+    "breakout": Game("A", "dqn", "MinAtar Breakout", 8.0, 180.0),
     "space_invaders": Game("A", "dqn", "MinAtar SpaceInvaders", 48.0, 150.0),
     "pendulum": Game("B", "sac", "InvertedPendulum-v5, steps of 2 ms, 2 % of them 200 ms", 900.0, 150.0),
     "hopper": Game("B", "sac", "Hopper-v5, steps of 2 ms, 2 % of them 200 ms", 230.0, 150.0),

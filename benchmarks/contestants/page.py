@@ -55,12 +55,15 @@ SIDES = """## What each side is
 
 Where a side may choose, it has what is fastest for it here: eight environments in one process for Stable-Baselines3 and
 the plain loop, whose acting is then a small part of their time; one thread for torch, since two wait for each other.
+Of double DQN, memoire and the plain loop have the same update, whose weights are one array. memoire's learner has what
+the target makes of next states computed on a thread of its own (`memoire.prefetch`), while it learns from the batches
+before.
 """
 RATES_HEAD = """| side | steps a second | updates a second | by memoire's | memory, MiB | steps in it |
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 RATES = """## {title}: rates
 
-{machine}, {versions}. Each run has {limit:g} s, and rates are of its second half.
+{machine}, {versions}. Each run has {limit}, and rates are of its second half.
 
 {settings}
 
@@ -77,7 +80,7 @@ are drawn. The first three steps of a piece are not drawn: they lack a whole sta
 """
 SECTION = """## {title}: a score of {score:g}
 
-{machine}. Each run has {limit:g} s.
+{machine}. Each run has {limit}.
 
 {settings}
 
@@ -185,6 +188,12 @@ def aims(records: Sequence[Record]) -> dict[str, Spread]:
     return found
 
 
+def limits(runs: Sequence[Record]) -> str:
+    """The seconds that runs of a game have, in words."""
+    most, *less = sorted({each.limit for each in runs}, reverse=True)
+    return f"{most:g} s" + "".join(f", or {each:g} s if it reached the score by then" for each in less)
+
+
 def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
     """Return over seconds, or steps, where there is no score: the median over seeds as a line, quartiles as a band."""
     import matplotlib
@@ -198,7 +207,7 @@ def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
         runs = [each for each in of(records, name, side) if each.curve]
         if not runs:
             continue
-        grid = np.arange(0.0, max(each.limit for each in runs) + 0.5, 3.0)
+        grid = np.arange(0.0, min(each.limit for each in runs) + 0.5, 3.0)
         rows = np.array([held(each, grid, 1 if game.score is None else 2) for each in runs])
         low, middle, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
         axes.plot(grid, middle, color=f"C{place}", label=title, linewidth=1.4)
@@ -227,7 +236,7 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
         runs = [each for each in records if each.game == name]
         if runs:
             draw(records, name, game, folder / f"contest-{name}.svg")
-            facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": max(each.limit for each in runs)}
+            facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": limits(runs)}
             facts |= {"settings": SAID.get(name, SAID[game.algorithm]), "versions": runs[0].facts.get("packages", "")}
             found = rates_table(records, name) if game.score is None else table(records, name, game)
             parts = {"table": found, "waiting": waiting(of(records, name, "memoire"))}

@@ -1,7 +1,7 @@
 """What a run of a contest leaves: its curve, and when it reached a score. Reads nothing but records."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,6 @@ class Records:
     def path(self, game: str, side: str, seed: int) -> Path:
         return self.folder / game / f"{side}-{seed}.json"
 
-    def has(self, game: str, side: str, seed: int) -> bool:
-        return self.path(game, side, seed).exists()
-
     def keep(self, record: Record) -> None:
         """Write one, which is there as a whole or not at all."""
         path = self.path(*record.key)
@@ -78,12 +75,15 @@ class Records:
     def all(self) -> list[Record]:
         return [Record.of(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*/*-*.json"))]
 
-    def missing(self, game: str, sides: Sequence[str], seeds: int) -> list[tuple[int, str]]:
-        """Seeds and sides that have no record, in the order of their turns: every other seed the other way round, so
-        that nobody is always first.
+    def missing(
+        self, game: str, sides: Sequence[str], seeds: int, is_enough: Callable[[Record], bool] = lambda _: True
+    ) -> list[tuple[int, str]]:
+        """Seeds and sides that have no record, or one that is not enough, in the order of their turns: every other seed
+        the other way round, so that nobody is always first.
         """
         turns = [(seed, side) for seed in range(seeds) for side in sides[:: -1 if seed % 2 else 1]]
-        return [(seed, side) for seed, side in turns if not self.has(game, side, seed)]
+        known = {each.key for each in self.all() if is_enough(each)}
+        return [(seed, side) for seed, side in turns if (game, side, seed) not in known]
 
 
 def merged(known: Iterable[Record], new: Iterable[Record]) -> list[Record]:

@@ -35,8 +35,7 @@ def double_dqn(network: str, first: int, capacity: int) -> str:
         f"Adam at {RATE:g}, batches of {BATCH}, an update each {UPDATE_INTERVAL} steps from step "
         f"{first:,} on. The target is copied each {TARGET_INTERVAL:,} steps. There is room for {capacity:,} "
         f"steps. Actions are random with a chance that goes from 1 to {EPSILON} in {EPSILON_STEPS:,} steps. Priorities "
-        f"are to the power of {ALPHA}, corrected by {BETA}. With memoire, a thread beside the learner's asks the target; "
-        "there and in the plain loop all weights are one array."
+        f"are to the power of {ALPHA}, corrected by {BETA}."
     )
 
 

@@ -264,6 +264,21 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         page.get_by_text("one more, live").wait_for()
 
 
+def test_lines_of_a_search_that_was_replaced_are_not_shown(browser, board):
+    with window(browser, board.url) as page:
+        held_back = []
+        page.route("**/api/logs?text=line*", lambda route: held_back.append(route))
+        open_page(page, board.url, "logs?text=line")
+        until(lambda: page.evaluate("1") and held_back)
+        page.get_by_label("Search all lines").fill("of 2")
+        until(lambda: page.locator(".lines li").count() == 1)
+        for route in held_back:
+            with contextlib.suppress(sync_api.Error):  # the page asks no more
+                route.continue_()
+        page.evaluate("fetch('api/overview').then((answer) => answer.text())")  # a later answer is here, too
+        assert page.locator(".lines li").count() == 1
+
+
 def test_whatever_actors_call_themselves_stays_text(browser):
     """Hosts, software and scalars come from actors, and so may say anything."""
     with memoire.Server("tcp://127.0.0.1:0", SMALL, name="home", run="r-1") as server:

@@ -50,6 +50,7 @@ def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
     (tmp_path / "breakout" / "memoire-0.part").write_text("cut off")
     assert records.Records(tmp_path).missing("breakout", sides, 2) == [(0, "memoire"), (1, "sb3")]
     assert kept.missing("lander", ["sb3"], 1) == [(0, "sb3")]
+    assert kept.missing("breakout", ["sb3"], 2, lambda found: found.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
 
 
 def test_a_record_is_read_as_it_was_written(modules, tmp_path):

@@ -35,7 +35,7 @@ class Logs {
       scroll: () => this.#scrolled()});
     this.message = h("span.quiet", {role: "status"});
     this.follow = h("button", {type: "button", click: () => this.#setFollowing(!this.isFollowing)}, "Follow");
-    this.more = h("button", {type: "button", click: () => this.#back().catch((error) => error.name !== "AbortError" && say(this.message, error.message))}, "Older lines");
+    this.more = h("button", {type: "button", click: () => this.#showOlder()}, "Older lines");
     fill(root, this.#bar(), this.list);
     this.#search();
     every(1, signal, stream, () => this.isFollowing && this.#newer && this.#tail());
@@ -120,6 +120,14 @@ class Logs {
     while (this.list.childElementCount > MOST) this.list.firstElementChild.remove();
     this.list.scrollTop = this.list.scrollHeight;
     this.#tell(page);
+  }
+
+  async #showOlder() {
+    try {
+      await this.#back();
+    } catch (error) {
+      if (error.name !== "AbortError") say(this.message, error.message);
+    }
   }
 
   async #back() {
