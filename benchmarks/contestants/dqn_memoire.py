@@ -1,4 +1,4 @@
-"""memoire: actors of eight environments each, two or, beside a GPU, eight; 10 batches at once, the target asked ahead."""
+"""memoire: actors of eight environments, two or, beside a GPU, eight; 10 batches at once, the target asked ahead."""
 
 import gymnasium as gym
 import numpy as np

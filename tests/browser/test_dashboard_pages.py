@@ -16,7 +16,7 @@ from memoire.nodes.http import NodePages
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import until
-from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
+from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, sync_api, tiles, watch, window
 
 pages = pytest.importorskip("memoire.dashboard.web.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
