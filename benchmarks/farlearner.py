@@ -82,6 +82,7 @@ class Cell:
         """By the baseline the row of aims.toml that it answers, where there is one."""
         ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines if name != RAW}
         keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
+        keys |= {ONE: f"far-{self.task}-{self.servers}x{self.readers}"} if ONE in baselines else {}
         return {name: key for name, key in keys.items() if key in read()}
 
 
