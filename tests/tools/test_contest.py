@@ -53,6 +53,13 @@ def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
     assert kept.missing("breakout", ["sb3"], 2, lambda found: found.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
 
 
+def test_the_page_says_which_limits_runs_had(modules):
+    _, records, page = modules
+    runs = [made(records), records.Record("breakout", "sb3", 0, 20.0, (), {})]
+    assert page.limits(runs[:1]) == "10 s"
+    assert page.limits(runs) == "20 s, or 10 s if it reached the score by then"
+
+
 def test_a_record_is_read_as_it_was_written(modules, tmp_path):
     _, records, _ = modules
     kept = records.Records(tmp_path)

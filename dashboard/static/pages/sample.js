@@ -22,12 +22,12 @@ export function makeSample(signal) {
   };
   const element = h("section.block", {keydown: keys}, h("div.bar", h("h2", "One sample"), again,
     h("span.steps", earlier, where, later), h("span.quiet", "Drawn as a learner draws. Looking takes nothing away.")), place);
-  const put = ({sample, episode, error}, nothing) => {
+  const put = ({sample, content, error}, nothing) => {
     if (error) {
       if (error.name !== "AbortError") fill(place, problem(error));
       return;
     }
-    if (sample || !shown) fill(place, sample ? drawn(sample, episode) : empty(nothing));
+    if (sample || !shown) fill(place, content ?? empty(nothing));
     shown = sample ?? shown;
     say(where, sample ? placeOf(sample) : shown ? nothing : ""); // what is below says it already
   };
@@ -61,11 +61,11 @@ const placeOf = ({step, episode, number, earlier, later}) => (step !== null ? `s
 const NOTHING = "Nothing is held at this moment, or a sample is larger than 4 MiB. Learners may take samples as quickly as they come: try another one.";
 const TRIES = 4;
 
-/** {sample, episode}, both null where nothing is held, or {error}. */
+/** {sample, content}, both null where nothing is held, or {error}. */
 async function answerTo(ask, signal) {
   try {
     const sample = await ask();
-    return {sample, episode: sample && await episodeOf(sample, signal)};
+    return {sample, content: sample && drawn(sample, await episodeOf(sample, signal))};
   } catch (error) {
     return {error};
   }

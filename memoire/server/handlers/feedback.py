@@ -8,7 +8,6 @@ client 7    UPDATE ──▶ fetch(through=2)       pieces 3 and 4, which stay u
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -55,15 +54,13 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
     """
     ids = np.asarray(ids)
     errors = td_errors_for(ids, td_errors)
-    if len(ids) and (ids["client"] == ids["client"][0]).all():  # of a table that keeps its episodes itself, always
-        return [(ids["client"][0].astype("<u8").tobytes(), ids["number"].astype(np.int64), errors)]
-    clients, group = np.unique(ids["client"], axis=0, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    bounds = np.searchsorted(group.ravel()[order], np.arange(len(clients) + 1))
-    stretches = [order[start:end] for start, end in itertools.pairwise(bounds)]
+    owner = ids["client"]
+    order = np.lexsort(owner.T[::-1])  # stable: those of one client stay as they came
+    changes = np.flatnonzero((owner[order[1:]] != owner[order[:-1]]).any(axis=1)) + 1
     return [
-        (client.astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
-        for client, rows in zip(clients, stretches, strict=True)
+        (owner[rows[0]].astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
+        for rows in np.split(order, changes)
+        if len(rows)
     ]
 
 
