@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire.replay.batch import grouped_by_client
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 
@@ -299,9 +300,11 @@ def samples_of(payload: Payload) -> int:
 def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
     """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
     layout = layout_of(schema, _DEFAULTS, ContainerKind.FEEDBACK)
-    owners, owner = np.unique(ids["client"], axis=0, return_inverse=True)
+    order, begins = grouped_by_client(ids)
+    owners, owner = ids["client"][order[begins]], np.empty(len(ids), np.int64)
+    owner[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids)))
     made = Container(layout, ContainerHead(made_at=now), len(ids), owners=len(owners))
-    facts = {Part.NUMBER: ids["number"], Part.OWNER: owner.reshape(-1), Part.OWNERS: owners, Part.TD_ERROR: td_errors}
+    facts = {Part.NUMBER: ids["number"], Part.OWNER: owner, Part.OWNERS: owners, Part.TD_ERROR: td_errors}
     for part, values in facts.items():
         made.fill(part, np.asarray(values, FACTS[part].dtype))
     return made.payload

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from memoire.accounting.account import Account
 from memoire.accounting.runs import Run
 from memoire.pool.tables import OpenTable
-from memoire.replay.batch import ID, PriorityUpdate, td_errors_for
+from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
@@ -54,12 +54,10 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
     """
     ids = np.asarray(ids)
     errors = td_errors_for(ids, td_errors)
-    owner = ids["client"]
-    order = np.lexsort(owner.T[::-1])  # stable: those of one client stay as they came
-    changes = np.flatnonzero((owner[order[1:]] != owner[order[:-1]]).any(axis=1)) + 1
+    order, begins = grouped_by_client(ids)
     return [
-        (owner[rows[0]].astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
-        for rows in np.split(order, changes)
+        (ids["client"][rows[0]].astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
+        for rows in np.split(order, begins[1:])
         if len(rows)
     ]
 
