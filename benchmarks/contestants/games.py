@@ -37,7 +37,7 @@ class Game:
 
 GAMES = {
     "breakout": Game("A", "dqn", "MinAtar Breakout", 8.0, 180.0),
-    "space_invaders": Game("A", "dqn", "MinAtar SpaceInvaders", 48.0, 150.0),
+    "space_invaders": Game("A", "dqn", "MinAtar SpaceInvaders", 40.0, 200.0),
     "pendulum": Game("B", "sac", "InvertedPendulum-v5, steps of 2 ms, 2 % of them 200 ms", 900.0, 150.0),
     "hopper": Game("B", "sac", "Hopper-v5, steps of 2 ms, 2 % of them 200 ms", 230.0, 150.0),
     "lander": Game("C", "ppo", "LunarLander-v3", 200.0, 150.0),
