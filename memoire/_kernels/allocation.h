@@ -22,12 +22,15 @@ static inline void memoire_advise(void *block, size_t size) {
 
 #if defined(__GLIBC__)
 #include <malloc.h>
-/* Up to 32 MiB, the most that there is, from an arena, which is left at most 128 MiB; where nobody else has said anything. */
+/* Up to 32 MiB, the most that there is, from an arena, which is left at most 128 MiB; where nobody else has said anything. The
+ * arena of a thread is made of heaps of 64 MiB, which hold two messages of 23 MiB each. One that has become empty goes back to
+ * the system whatever those bounds are, unless less than M_TOP_PAD is free in the one before it. */
 static int memoire_keep_freed(void) {
     const char *tunables = getenv("GLIBC_TUNABLES");
-    if (getenv("MALLOC_MMAP_THRESHOLD_") || getenv("MALLOC_TRIM_THRESHOLD_") || (tunables && strstr(tunables, "glibc.malloc")))
+    if (getenv("MALLOC_MMAP_THRESHOLD_") || getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_TOP_PAD_") ||
+        (tunables && strstr(tunables, "glibc.malloc")))
         return 0;
-    return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, 128 << 20);
+    return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, 128 << 20) && mallopt(M_TOP_PAD, 48 << 20);
 }
 #else
 static int memoire_keep_freed(void) { return 0; }

@@ -1,5 +1,7 @@
 """What memoire changes in the process that it runs in: each case in a process of its own."""
 
+import os
+import platform
 import subprocess
 import sys
 
@@ -78,6 +80,43 @@ def effects(source):
 def test_a_node_tunes_its_process_unless_it_is_told_not_to(node, found):
     assert effects(node.replace("{option}", "")) == found
     assert effects(node.replace("{option}", OFF)) == ["-", "-", "-"]
+
+
+BLOCKS = """
+import ctypes, threading
+from memoire import _core
+
+SIZE, libc = 23 << 20, ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def is_mapped(address):
+    with open("/proc/self/maps") as file:
+        ranges = [line.split()[0].split("-") for line in file]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+def look():  # in the arena of a thread, where two such blocks fill a heap
+    first, second, third = (libc.malloc(SIZE) for _ in range(3))
+    libc.free(third)
+    print("mapped" if is_mapped(third + SIZE // 2) else "unmapped")
+
+print("kept" if _core.keep_freed_memory() else "left")
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what was freed")
+@pytest.mark.parametrize(
+    ("told", "found"), [({}, ["kept", "mapped"]), ({"MALLOC_TOP_PAD_": "0"}, ["left", "unmapped"])]
+)
+def test_three_large_messages_at_a_time_find_the_memory_of_earlier_ones(told, found):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS], check=True, stdout=subprocess.PIPE, text=True, timeout=100,
+        env=environment | told,
+    )  # fmt: skip
+    assert done.stdout.split() == found
 
 
 def test_a_buffer_and_a_client_leave_their_process_as_it_is(endpoint):
