@@ -2,7 +2,8 @@
 
 Actors, servers, proxies and readers are processes of their own, as in a cluster, and share this machine's cores. Actors
 record step by step, as fast as they may, and push caches of 256 or episodes of 1000; readers draw batches of 256. Each
-turn lasts some seconds. Between turns the actors rest, and the learner draws what is left.
+turn lasts some seconds. Between turns the actors rest, and the learner draws what is left. The memories of actors are
+full before the first turn.
 
 * near: the server is in the learner's process, and everything else is the same.
 * one of each: one server and one reader, where there are several; as many actors.
@@ -111,13 +112,19 @@ def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None)
     place, info = 0, {}  # type: int, dict[str, Any]
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=TIMEOUT, keys=keys) as one:
         writer = one.writer(check=False)
+
+        def record(steps: int) -> None:
+            nonlocal place
+            for _ in range(steps):
+                obs, action, reward, following = rows[place]
+                place = (place + 1) % EPISODE
+                writer.step(obs, action, reward, place == 0, False, following, info)
+
+        record(task.ring)
         pipe.send("ready")
         while pipe.recv() is not None:
             while not pipe.poll():
-                for _ in range(BLOCK):
-                    obs, action, reward, following = rows[place]
-                    place = (place + 1) % EPISODE
-                    writer.step(obs, action, reward, place == 0, False, following, info)
+                record(BLOCK)
             pipe.recv()
             pipe.send(None)
 

@@ -383,8 +383,7 @@ class Pool:
             now = self._now()
             rows = self._readers.reserve(reader, samples, elsewhere, part, now)
             self._waiter.tell()  # it may keep fewer than before
-            if 2 * int(rows["reserved"].sum()) < samples:
-                self._demand.was_short(samples, now)
+            self._demand.kept(int(rows["reserved"].sum()), samples, self._readers.idle(reader, now), now)
             return rows
 
     def draw_counts(

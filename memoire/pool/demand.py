@@ -46,8 +46,20 @@ class Demand:
             self._count, self._counted_at = 0, now
 
     def was_short(self, samples: int, now: float) -> None:
-        """A draw of so many samples found too few, or so many are to be kept for a reader and are not there."""
+        """A draw of so many samples found too few."""
         self._short_at, self._largest = now, max(samples, self._largest)
+
+    def kept(self, samples: int, asked: int, idle: float, now: float) -> None:
+        """So many samples are kept for a reader that asked for more. They are too few if neither half of that is there
+        nor two draws, or if it has drawn nothing for a while.
+
+        A reader of several servers asks each of them for all that it may need, and draws a part of it.
+
+        Args:
+            idle: Seconds since the reader drew; infinity before it did.
+        """
+        if 2 * samples < asked and (samples < 2 * self._largest or idle >= SHORTAGE_TIMEOUT):
+            self._short_at = now
 
     def room(self, unused: int, stock: int, most: int, cache_size: int, clients: int, now: float) -> int | None:
         """Samples that a client may bring now; None where nothing holds it back.

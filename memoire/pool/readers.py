@@ -8,6 +8,7 @@ What is kept for a reader is free again when it has been silent.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,7 @@ class Readers:
         self.present = Presence(timeout, now)
         """When each was heard; it says when to `expire` again."""
         self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
+        self._took_at: dict[bytes, float] = {}
 
     def expire(self, now: float) -> bool:
         """Forget silent readers; returns whether there were any, so that what was kept for them is free."""
@@ -53,7 +55,12 @@ class Readers:
         for reader in silent:
             self._queues.held.reserve(reader, 0)
             self._elsewhere.pop(reader, None)
+            self._took_at.pop(reader, None)
         return bool(silent)
+
+    def idle(self, reader: bytes, now: float) -> float:
+        """Seconds since a reader took samples; infinity before it did."""
+        return now - self._took_at.get(reader, -math.inf)
 
     def _hear(self, reader: bytes, now: float) -> None:
         """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
@@ -93,6 +100,7 @@ class Readers:
             ProtocolError: there are too many readers.
         """
         self._hear(reader, now)
+        self._took_at[reader] = now
         queues, names = self._queues, counts["client"].tobytes()
         wanted = [
             (client, int(count))

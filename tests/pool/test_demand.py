@@ -127,11 +127,30 @@ def test_a_pool_wants_everything_that_a_waiting_draw_is_short_of():
     with pytest.raises(RuntimeError):
         pool.get(10_000)
     assert pool.room(CLIENT, 1) is None
-    pool, _ = pool_of()
+
+
+def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_much_as_it_wants_now():
+    pool, clock = pool_of()
     pushed(pool, 20)
     draw_far(pool)
     pool.reserve(READER, 1 << 20)
+    assert pool.room(CLIENT, 1) == 0, "it may have drawn the rest elsewhere"
+    clock.now += SHORTAGE_TIMEOUT
+    pool.reserve(READER, 1 << 20)
     assert pool.room(CLIENT, 1) is None
+
+
+def test_a_pool_that_has_two_draws_for_a_reader_of_several_servers_is_not_short():
+    demand = drawing(100)
+    demand.kept(200, 1280, 0.0, 10.0)
+    assert room(demand, 10**6) == 0
+    demand.kept(640, 1280, math.inf, 10.0)
+    assert room(demand, 10**6) == 0, "half of what it asked for"
+    demand.kept(199, 1280, 0.0, 10.0)
+    assert room(demand, 10**6) is None
+    demand = drawing(100)
+    demand.kept(639, 1280, SHORTAGE_TIMEOUT, 10.0)
+    assert room(demand, 10**6) is None, "it waits"
 
 
 def test_held_samples_that_are_drawn_again_and_again_are_replaced_by_newer_ones():
