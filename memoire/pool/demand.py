@@ -17,7 +17,9 @@ import math
 DRAWING_TIMEOUT = 2.0
 """Seconds after a draw for which learners count as drawing."""
 SHORTAGE_TIMEOUT = 0.5
-"""Seconds after a draw that found too little for which everything is wanted."""
+"""Seconds after a draw that found too little for which everything is wanted; also those after which a reader that draws
+nothing is taken to wait.
+"""
 MIN_CACHES = 2
 """Caches that a client has in stock at least: one is drawn from, one is ready."""
 STOCK_TIME = 0.5

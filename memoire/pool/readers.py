@@ -47,7 +47,7 @@ class Readers:
         self.present = Presence(timeout, now)
         """When each was heard; it says when to `expire` again."""
         self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
-        self._took_at: dict[bytes, float] = {}
+        self._took_at: dict[bytes, float] = {}  # when each asked for samples last
 
     def expire(self, now: float) -> bool:
         """Forget silent readers; returns whether there were any, so that what was kept for them is free."""
@@ -59,7 +59,7 @@ class Readers:
         return bool(silent)
 
     def idle(self, reader: bytes, now: float) -> float:
-        """Seconds since a reader took samples; infinity before it did."""
+        """Seconds since a reader asked for samples; infinity before it did."""
         return now - self._took_at.get(reader, -math.inf)
 
     def _hear(self, reader: bytes, now: float) -> None:
