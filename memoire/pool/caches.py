@@ -220,8 +220,9 @@ class Pool:
         return now
 
     def _expire(self, now: float) -> int:
-        if self._readers.expire(now):
-            self._waiter.tell()  # what was kept for them is free
+        for reader in self._readers.expire(now):
+            self._demand.forget(reader)
+            self._waiter.tell()  # what was kept for it is free
         return self._queues.expire(now - self._client_timeout)
 
     def configure(self, parameters: Parameters) -> int:
@@ -364,7 +365,7 @@ class Pool:
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
-        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int = 0
     ) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader; returns what it may draw: rows [C] of `rows.CLIENT_SUMS`.
 
@@ -373,17 +374,21 @@ class Pool:
         cannot serve.
 
         Args:
-            samples: How many; of each client its part by weight or by unused samples, whichever is more.
+            samples: How many; of each client its part by weight or by unused samples, whichever is more. Fewer are kept
+                where several readers draw from the same clients, as long as it finds what it wants.
             elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all of
                 them, so these count between two caches of a client as well.
             part: (i, n): only of every n-th client in the order in which they came, beginning with the i-th from 0, as
                 if there were no others.
+            wanted: Samples of a batch for which the reader waits; 0 while it finds what it wants.
         """
         with self._waiter.lock:
             now = self._now()
-            rows = self._readers.reserve(reader, samples, elsewhere, part, now)
+            is_shared = len(self._readers.present) > part[1]
+            keep = self._demand.most_kept(reader, samples) if is_shared and not wanted else samples
+            rows = self._readers.reserve(reader, keep, elsewhere, part, now)
             self._waiter.tell()  # it may keep fewer than before
-            self._demand.kept(int(rows["reserved"].sum()), samples, self._readers.idle(reader, now), now)
+            self._demand.kept(reader, int(rows["reserved"].sum()), len(rows), samples, wanted > 0, now)
             return rows
 
     def draw_counts(
@@ -405,7 +410,7 @@ class Pool:
             self._waiter.check_open()
             now_here = self._clock()
             picks = self._readers.take(reader, counts, now_here)
-            self._demand.drew(picks.size, now_here)
+            self._demand.drew(picks.size, now_here, reader)
             layout, drawn = self.layout, self._queues.drawn_layout
         if not picks.size:
             return None

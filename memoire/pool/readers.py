@@ -8,7 +8,6 @@ What is kept for a reader is free again when it has been silent.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -47,20 +46,14 @@ class Readers:
         self.present = Presence(timeout, now)
         """When each was heard; it says when to `expire` again."""
         self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
-        self._took_at: dict[bytes, float] = {}  # when each asked for samples last
 
-    def expire(self, now: float) -> bool:
-        """Forget silent readers; returns whether there were any, so that what was kept for them is free."""
+    def expire(self, now: float) -> list[bytes]:
+        """Forget silent readers, so that what was kept for them is free; returns them."""
         silent = self.present.expire(now)
         for reader in silent:
             self._queues.held.reserve(reader, 0)
             self._elsewhere.pop(reader, None)
-            self._took_at.pop(reader, None)
-        return bool(silent)
-
-    def idle(self, reader: bytes, now: float) -> float:
-        """Seconds since a reader asked for samples; infinity before it did."""
-        return now - self._took_at.get(reader, -math.inf)
+        return silent
 
     def _hear(self, reader: bytes, now: float) -> None:
         """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
@@ -100,7 +93,6 @@ class Readers:
             ProtocolError: there are too many readers.
         """
         self._hear(reader, now)
-        self._took_at[reader] = now
         queues, names = self._queues, counts["client"].tobytes()
         wanted = [
             (client, int(count))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from memoire.pool.caches import Pool
-from memoire.pool.demand import DRAWING_TIMEOUT, RATE_INTERVAL, SHORTAGE_TIMEOUT, STOCK_TIME, Demand
+from memoire.pool.demand import DRAWING_TIMEOUT, SHORTAGE_TIMEOUT, STOCK_TIME, Demand
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import pack, unpack
+from memoire.wire.rows import CLIENT_COUNTS
 from readerkit import PARAMETERS, READER, SCHEMA
 
-CLIENT = b"c" * 16
+CLIENT, OTHER = b"c" * 16, b"o" * 16
 
 
 def room(demand, unused, *, stock=1000, most=10_000, cache_size=64, clients=4, now=10.0):
@@ -22,6 +23,14 @@ def room(demand, unused, *, stock=1000, most=10_000, cache_size=64, clients=4, n
 def drawing(samples=100, now=10.0):
     demand = Demand()
     demand.drew(samples, now)
+    return demand
+
+
+def drawing_fast(rate):
+    """So many samples a second until 2 s, in small draws."""
+    demand, draws = Demand(), 64
+    for draw in range(1, 2 * draws + 1):
+        demand.drew(rate // draws, draw / draws)
     return demand
 
 
@@ -37,9 +46,7 @@ def test_a_client_is_wanted_up_to_its_stock_and_again_once_a_part_of_it_was_draw
     assert room(demand, 0) == 1000 and room(demand, 936) == 64
     assert room(demand, 937) == 0 and room(demand, 5000) == 0
     assert room(demand, 750, cache_size=300) == 250 and room(demand, 751, cache_size=300) == 0, "at most a quarter"
-    fast = Demand()
-    for turn in range(1, 9):
-        fast.drew(int(8000 * RATE_INTERVAL), turn * RATE_INTERVAL)
+    fast = drawing_fast(8000)
     assert room(fast, 800, now=2.0) == 200 and room(fast, 801, now=2.0) == 0, "a tenth of a second"
 
 
@@ -50,9 +57,9 @@ def test_a_draw_that_found_too_little_lifts_the_rule_at_once():
     assert room(demand, 10**6, now=10.0 + SHORTAGE_TIMEOUT) == 0
 
 
-def test_a_stock_has_two_caches_at_least_and_a_part_of_two_large_draws():
+def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     assert room(drawing(), 0, stock=1) == 128
-    assert room(drawing(1000), 0, stock=1) == 500, "two draws, from four clients"
+    assert room(drawing(1000), 0, stock=1) == 1000, "four draws, from four clients"
     demand = drawing(1000)
     for _ in range(1000):
         demand.drew(10, 10.0)
@@ -60,13 +67,12 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_two_large_draws():
 
 
 def test_where_learners_draw_fast_a_stock_lasts_for_a_while_as_far_as_there_is_room():
-    demand = Demand()
-    for turn in range(1, 9):
-        demand.drew(int(40_000 * RATE_INTERVAL), turn * RATE_INTERVAL)
-    now = 8 * RATE_INTERVAL
-    assert room(demand, 0, now=now) == 40_000 * STOCK_TIME / 4
-    assert room(demand, 0, most=3000, clients=1, now=now) == 2 * 10_000, "never less than two draws"
-    assert room(demand, 0, most=3000, clients=100, now=now) == 1000
+    demand = drawing_fast(40_000)
+    assert room(demand, 0, now=2.0) == 40_000 * STOCK_TIME / 4
+    assert room(demand, 0, most=3000, now=2.0) == 3000
+    assert room(demand, 0, most=3000, clients=100, now=2.0) == 1000
+    demand.drew(10_000, 2.0)
+    assert room(demand, 0, most=3000, now=2.0) == 4 * 10_000 / 4, "never less than four draws"
 
 
 # ------------------------------------------------------------------------------------------------- pools
@@ -80,14 +86,14 @@ class Now:
         return self.now
 
 
-def pushed(pool, caches, number=0):
+def pushed(pool, caches, number=0, client=CLIENT):
     memory = Memory(SCHEMA, 50, pool.parameters, seed=1)
     memory.open(0)
     for step in range(50):
         memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
     memory.close(0)
     for place in range(caches):
-        pool.add(CLIENT, number + place + 1, unpack.check(pack.build(memory, 64, now=0.0), pool.layout))
+        pool.add(client, number + place + 1, unpack.check(pack.build(memory, 64, now=0.0), pool.layout))
 
 
 def pool_of(parameters=PARAMETERS):
@@ -99,11 +105,11 @@ def draw_here(pool):
     pool.get(16)
 
 
-def draw_far(pool):
-    rows = pool.reserve(READER, 16)
-    counts = np.zeros(1, [("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
+def draw_far(pool, reader=READER):
+    rows = pool.reserve(reader, 16)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = rows["client"], 16
-    assert pool.draw_counts(READER, counts) is not None
+    assert pool.draw_counts(reader, counts) is not None
 
 
 @pytest.mark.parametrize("draw", [draw_here, draw_far])
@@ -133,24 +139,74 @@ def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_mu
     pool, clock = pool_of()
     pushed(pool, 20)
     draw_far(pool)
-    pool.reserve(READER, 1 << 20)
+    pool.reserve(READER, 1 << 20, wanted=1 << 19)
     assert pool.room(CLIENT, 1) == 0, "it may have drawn the rest elsewhere"
     clock.now += SHORTAGE_TIMEOUT
-    pool.reserve(READER, 1 << 20)
+    pool.reserve(READER, 1 << 20, wanted=1 << 19)
     assert pool.room(CLIENT, 1) is None
 
 
+def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
+    """Readers that each have drawn so much from so many clients of theirs."""
+    demand = Demand()
+    for reader in readers:
+        demand.drew(draw, now, reader)
+        demand.kept(reader, 10**6, clients, 0, False, now)
+    return demand
+
+
 def test_a_pool_that_has_two_draws_for_a_reader_of_several_servers_is_not_short():
-    demand = drawing(100)
-    demand.kept(200, 1280, 0.0, 10.0)
+    demand = reading(100)
+    demand.kept(READER, 200, 4, 1280, True, 10.0)
     assert room(demand, 10**6) == 0
-    demand.kept(640, 1280, math.inf, 10.0)
-    assert room(demand, 10**6) == 0, "half of what it asked for"
-    demand.kept(199, 1280, 0.0, 10.0)
+    demand.kept(b"another", 640, 4, 1280, True, 10.0)
+    assert room(demand, 10**6) == 0, "half of what it asked for, though it has never drawn"
+    demand.kept(READER, 199, 4, 1280, False, 10.0)
     assert room(demand, 10**6) is None
-    demand = drawing(100)
-    demand.kept(639, 1280, SHORTAGE_TIMEOUT, 10.0)
-    assert room(demand, 10**6) is None, "it waits"
+
+
+def test_a_reader_that_draws_seldom_does_not_wait_unless_it_says_so():
+    demand, later = reading(100), 10.0 + SHORTAGE_TIMEOUT
+    demand.kept(READER, 639, 4, 1280, False, later)
+    assert room(demand, 10**6, now=later) == 0
+    demand.kept(READER, 639, 4, 1280, True, later)
+    assert room(demand, 10**6, now=later) is None
+
+
+def test_a_reader_to_whom_no_client_belongs_wants_nothing_of_the_others():
+    demand = drawing()
+    demand.kept(READER, 0, 0, 1280, True, 10.0)
+    assert room(demand, 10**6) == 0
+
+
+def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the_one_that_has_a_client_for_itself():
+    four = [bytes([number]) * 16 for number in range(4)]
+    assert room(reading(1000), 0, stock=1) == 1000
+    assert room(reading(1000, readers=four), 0, stock=1) == 4 * 1000, "all of them draw from each client"
+    assert room(reading(1000, clients=1, readers=four), 0, stock=1) == 4000, "one of them draws from each client"
+    assert room(reading(1000, clients=2), 0, stock=1) == 2000, "the other parts' readers are not there"
+    demand = reading(1000, readers=four)
+    demand.forget(four[0])
+    assert room(demand, 0, stock=1) == 3 * 1000
+
+
+def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unless_it_waits():
+    pool, _ = pool_of()
+    pushed(pool, 20)
+
+    def kept(reader, **more):
+        return int(pool.reserve(reader, 1000, **more)["reserved"].sum())
+
+    draw_far(pool)
+    assert kept(READER) >= 1000, "it is alone"
+    pool.reserve(READER, 0)
+    draw_far(pool, OTHER)
+    assert 48 <= kept(READER) <= 49 and 48 <= kept(OTHER) <= 49, "three draws each"
+    assert kept(READER, part=(0, 2)) >= 1000, "they divide the clients"
+    assert kept(READER) <= 49
+    assert kept(OTHER, wanted=500) >= 1000
+    pool.reserve(OTHER, 0)
+    assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
 
 
 def test_held_samples_that_are_drawn_again_and_again_are_replaced_by_newer_ones():
@@ -177,3 +233,37 @@ def test_a_free_actor_and_a_slow_learner_keep_each_others_pace(ratio):
         number, brought = number + coming, brought + coming
         assert pool.stats().unused >= 64
     assert 190 <= brought <= 200 + 40 and pool.stats().unused < 20 * 64
+
+
+@pytest.mark.parametrize("is_parted", [False, True])
+def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large_batches(is_parted):
+    """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask
+    for many more, since they cannot know which server they will draw from.
+    """
+    pool, clock = pool_of()
+    readers, clients = (READER, OTHER), [bytes([number]) * 16 for number in range(4)]
+    numbers = dict.fromkeys(clients, 0)
+
+    def bring(caches):
+        for client in clients:
+            wanted = pool.room(client, 1)
+            coming = caches if wanted is None else min(caches, wanted // 64)
+            pushed(pool, coming, numbers[client], client)
+            numbers[client] += coming
+
+    def draw(place):
+        part = (place, 2) if is_parted else (0, 1)
+        rows = pool.reserve(readers[place], 8192, part=part)
+        counts = np.zeros(len(rows), CLIENT_COUNTS)
+        counts["client"], counts["count"] = rows["client"], np.minimum(rows["reserved"], 1024 // len(rows))
+        pool.draw_counts(readers[place], counts)
+        pool.reserve(readers[place], 8192, part=part)
+        return counts["count"].sum()
+
+    bring(20)
+    for turn in range(60):
+        clock.now += 0.75
+        assert draw(turn % 2) == 1024 or turn < 8, "none waits once it is known what each draws"
+        for _ in range(5):
+            bring(4)
+    assert pool.stats().unused <= 2 * 4 * 1024 + 4 * 64

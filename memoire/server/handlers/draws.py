@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from memoire.pool.tables import OpenTable
 from memoire.replay.limiter import ClusterSurplus
@@ -32,7 +34,7 @@ class DrawsHandler:
     def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
         """Reserve samples for a reader, and tell it what there is of each client."""
         table = self._table_of(header)
-        rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        rows = _reserve(table, header.client, body)
         return Reply(
             messages.Summed(
                 epoch=self._state.epoch,
@@ -49,7 +51,7 @@ class DrawsHandler:
         payload = table.pool.draw_counts(
             reader, counts, now=now, compression=self._compression(table, reader, body.packed)
         )
-        rows = table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of))
+        rows = _reserve(table, reader, body)
         if payload is not None:
             table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
         drawn = messages.Drawn(
@@ -74,6 +76,11 @@ class DrawsHandler:
         if header.fingerprint:
             table.check_fingerprint(header.fingerprint)
         return table
+
+
+def _reserve(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
+    """Keep for a reader what it asks for: see `Pool.reserve`."""
+    return table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 
 def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
