@@ -35,8 +35,6 @@ PART_TIME = 0.1
 """Seconds of drawing after which one that waits may go on, at most a quarter of its stock and at least a cache."""
 RATE_INTERVAL = 0.25
 """Seconds over which the rate of draws is taken."""
-
-
 HERE = b""
 """Who draws in the pool's own process. Readers have names."""
 
