@@ -365,7 +365,12 @@ class Pool:
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
-        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int = 0
+        self,
+        reader: bytes,
+        samples: int,
+        elsewhere: int = 0,
+        part: tuple[int, int] = (0, 1),
+        wanted: int | None = None,
     ) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader; returns what it may draw: rows [C] of `rows.CLIENT_SUMS`.
 
@@ -374,21 +379,22 @@ class Pool:
         cannot serve.
 
         Args:
-            samples: How many; of each client its part by weight or by unused samples, whichever is more. Fewer are kept
-                where several readers draw from the same clients, as long as it finds what it wants.
+            samples: How many; of each client its part by weight or by unused samples, whichever is more. Where several
+                readers draw from the same clients, at most three draws are kept for one that has enough (`wanted` 0).
             elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all of
                 them, so these count between two caches of a client as well.
             part: (i, n): only of every n-th client in the order in which they came, beginning with the i-th from 0, as
                 if there were no others.
-            wanted: Samples of a batch for which the reader waits; 0 while it finds what it wants.
+            wanted: Samples of a batch for which the reader waits; 0 while it finds what it wants. None says nothing of
+                that, and all that is asked for is kept.
         """
         with self._waiter.lock:
             now = self._now()
-            is_shared = len(self._readers.present) > part[1]
-            keep = self._demand.most_kept(reader, samples) if is_shared and not wanted else samples
+            is_shared = len(self._readers.present) > part[1]  # more readers than parts of the clients
+            keep = self._demand.most_kept(reader, samples) if is_shared and wanted == 0 else samples
             rows = self._readers.reserve(reader, keep, elsewhere, part, now)
             self._waiter.tell()  # it may keep fewer than before
-            self._demand.kept(reader, int(rows["reserved"].sum()), len(rows), samples, wanted > 0, now)
+            self._demand.kept(reader, int(rows["reserved"].sum()), len(rows), samples, bool(wanted), now)
             return rows
 
     def draw_counts(

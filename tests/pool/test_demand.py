@@ -194,8 +194,8 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
     pool, _ = pool_of()
     pushed(pool, 20)
 
-    def kept(reader, **more):
-        return int(pool.reserve(reader, 1000, **more)["reserved"].sum())
+    def kept(reader, wanted=0, **more):
+        return int(pool.reserve(reader, 1000, wanted=wanted, **more)["reserved"].sum())
 
     draw_far(pool)
     assert kept(READER) >= 1000, "it is alone"
@@ -253,11 +253,11 @@ def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large
 
     def draw(place):
         part = (place, 2) if is_parted else (0, 1)
-        rows = pool.reserve(readers[place], 8192, part=part)
+        rows = pool.reserve(readers[place], 8192, part=part, wanted=0)
         counts = np.zeros(len(rows), CLIENT_COUNTS)
         counts["client"], counts["count"] = rows["client"], np.minimum(rows["reserved"], 1024 // len(rows))
         pool.draw_counts(readers[place], counts)
-        pool.reserve(readers[place], 8192, part=part)
+        pool.reserve(readers[place], 8192, part=part, wanted=0)
         return counts["count"].sum()
 
     bring(20)

@@ -84,7 +84,7 @@ class PoolServer:
         payload = None
         if isinstance(body, messages.Draw):
             payload = self.pool.draw_counts(READER, unpack_counts(body.counts))
-        table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of))
+        table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
         made = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed
         return message(made(**facts), payload=payload)
