@@ -37,12 +37,7 @@ class BatchlessPool(LastingPool):
         raise ParameterError("storage", self.STORAGE, f"'caches' or 'episodes' for a batch; here use {self.INSTEAD}")
 
     def reserve(
-        self,
-        reader: bytes,
-        samples: int,
-        elsewhere: int = 0,
-        part: tuple[int, int] = (0, 1),
-        wanted: int | None = None,
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
         """[0] rows of `rows.CLIENT_SUMS`: a batch cannot be drawn here."""
         return np.empty(0, CLIENT_SUMS)

@@ -365,12 +365,7 @@ class Pool:
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
-        self,
-        reader: bytes,
-        samples: int,
-        elsewhere: int = 0,
-        part: tuple[int, int] = (0, 1),
-        wanted: int | None = None,
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader; returns what it may draw: rows [C] of `rows.CLIENT_SUMS`.
 
@@ -390,8 +385,8 @@ class Pool:
         """
         with self._waiter.lock:
             now = self._now()
-            is_shared = len(self._readers.present) > part[1]  # more readers than parts of the clients
-            keep = self._demand.most_kept(reader, samples) if is_shared and wanted == 0 else samples
+            has_enough = wanted == 0 and len(self._readers.present) > part[1]  # and others share its clients
+            keep = self._demand.most_kept(reader, samples) if has_enough else samples
             rows = self._readers.reserve(reader, keep, elsewhere, part, now)
             self._waiter.tell()  # it may keep fewer than before
             self._demand.kept(reader, int(rows["reserved"].sum()), len(rows), samples, bool(wanted), now)

@@ -324,12 +324,7 @@ class EpisodePool(LastingPool):
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
-        self,
-        reader: bytes,
-        samples: int,
-        elsewhere: int = 0,
-        part: tuple[int, int] = (0, 1),
-        wanted: int | None = None,
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
         """What a reader may draw: a row of `rows.CLIENT_SUMS` for all episodes, [1]; [0] while nothing can be drawn.
 

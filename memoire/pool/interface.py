@@ -108,12 +108,7 @@ class Drawable(Protocol):
         """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 
     def reserve(
-        self,
-        reader: bytes,
-        samples: int,
-        elsewhere: int = 0,
-        part: tuple[int, int] = (0, 1),
-        wanted: int | None = None,
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
         """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
 
