@@ -370,8 +370,7 @@ class Pool:
         """Keep about `samples` unused samples for a reader; returns what it may draw: rows [C] of `rows.CLIENT_SUMS`.
 
         A reader is named by its client id. What it asks for replaces what it had; when it is silent for
-        `client_timeout`, all of it is free again. One row for each client with a weight; `reserved` 0 says that it
-        cannot serve.
+        `client_timeout`, all is free again. One row for each client with a weight; `reserved` 0: it cannot serve.
 
         Args:
             samples: How many; of each client its part by weight or by unused samples, whichever is more. Where several
@@ -380,8 +379,7 @@ class Pool:
                 them, so these count between two caches of a client as well.
             part: (i, n): only of every n-th client in the order in which they came, beginning with the i-th from 0, as
                 if there were no others.
-            wanted: Samples of a batch for which the reader waits; 0 while it finds what it wants. None says nothing of
-                that, and all that is asked for is kept.
+            wanted: Samples of a batch for which it waits; 0: it has enough. None does not say; all asked for is kept.
         """
         with self._waiter.lock:
             now = self._now()
