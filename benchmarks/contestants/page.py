@@ -216,16 +216,16 @@ def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
     if game.score is not None:
         axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
     shown = "steps" if game.score is None else "mean return of 20 greedy episodes"
-    axes.set(title=f"{game.title}: {shown}", xlabel="seconds")
+    axes.set(title=game.title, xlabel="seconds", ylabel=shown)
     axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
 def held(record: Record, grid: np.ndarray, column: int = 2) -> np.ndarray:
-    """The return of the newest network at each time, or its steps; of the first one before there was one."""
-    seconds = np.array([point[0] for point in record.curve])
-    values = np.array([point[column] for point in record.curve])
+    """The return of the newest network at each time, of the first one before there was one; or steps, from none on."""
+    points = record.curve if column == 2 else [(0.0, 0, 0), *record.curve]
+    seconds, values = (np.array([point[place] for point in points]) for place in (0, column))
     return values[np.maximum(np.searchsorted(seconds, grid, side="right") - 1, 0)]
 
 
