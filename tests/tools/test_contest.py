@@ -217,7 +217,7 @@ def test_a_curve_holds_the_newest_network(modules):
 
     _, records, page = modules
     assert page.held(made(records), np.array([0.0, 3.0, 5.9, 6.0, 30.0])).tolist() == [1.0, 1.0, 1.0, 7.0, 5.0]
-    assert page.held(made(records), np.array([0.0, 6.0]), 1).tolist() == [100, 200]
+    assert page.held(made(records), np.array([0.0, 2.9, 3.0, 6.0]), 1).tolist() == [0, 0, 100, 200]
 
 
 def test_every_side_has_its_programs_and_its_environment(modules):
