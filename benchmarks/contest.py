@@ -11,6 +11,7 @@ before, only runs that did not reach the score are run again. Torch is looked fo
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -215,10 +216,12 @@ def main() -> int:
 def said(found: Record, score: float | None) -> str:
     """A run in a line."""
     if score is None:
-        return "{:.0f} steps and {:.1f} updates a second".format(*found.rates())
-    reached, (seconds, steps, returned) = found.reached(score), found.curve[-1]
+        steps, updates = found.rates()
+        few = "; it has hardly begun to learn: give it more --seconds" if math.isnan(steps) else ""
+        return f"{steps:.0f} steps and {updates:.1f} updates a second{few}"
+    reached, (seconds, count, returned) = found.reached(score), found.curve[-1]
     when = f"{score:g} after {reached[0]:.0f} s and {reached[1]:,} steps" if reached else f"{score:g} not reached"
-    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {steps:,} steps"
+    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {count:,} steps"
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ RATES_HEAD = """| side | steps a second | updates a second | by memoire's | memo
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 RATES = """## {title}: rates
 
-{machine}, {versions}. Each run has {limit}, and rates are of its second half.
+{machine}, {versions}. Each run has {limit}, and rates are of the second half of the time
+in which it made updates.
 
 {settings}
 

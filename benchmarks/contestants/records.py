@@ -45,8 +45,13 @@ class Record:
         return sum(later) / len(later) if later else float("nan")
 
     def rates(self) -> tuple[float, float]:
-        """Steps and updates a second in the second half of the run, of a game without a score."""
-        later = [point for point in self.curve if point[0] >= self.limit / 2]
+        """Steps and updates a second of a game without a score, in the second half of the time from its first updates
+        on; nan for a run that hardly got so far.
+        """
+        learned = [point for point in self.curve if point[2] > 0]
+        later = [point for point in learned if point[0] >= (learned[0][0] + learned[-1][0]) / 2]
+        if len(later) < 2:
+            return float("nan"), float("nan")
         (began, steps, updates), (ended, more_steps, more_updates) = later[0], later[-1]
         return (more_steps - steps) / (ended - began), (more_updates - updates) / (ended - began)
 

@@ -49,9 +49,9 @@ SAID = {
     "pong": PONG,
     "pong_gpu": PONG
     + (
-        " Networks learn on the GPU. With memoire and TorchRL eight processes of eight environments play on cores; "
-        "with Stable-Baselines3 16 processes of one environment, whose actions are chosen on the GPU. TorchRL's buffer "
-        "is there, too."
+        " Networks learn on the GPU. With memoire, TorchRL and RLlib eight processes of eight environments play on "
+        "cores; with Stable-Baselines3 16 processes of one environment, whose actions are chosen on the GPU. TorchRL's "
+        "buffer is there, too."
     ),
     "sac": (
         f"SAC: layers of {SAC_HIDDEN[0]} and {SAC_HIDDEN[1]}, discount {GAMMA}, Adam at {SAC_RATE:g}, batches of "

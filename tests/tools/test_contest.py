@@ -141,18 +141,24 @@ def test_the_return_later_is_the_mean_of_the_second_half_of_a_run(modules):
     assert math.isnan(made(records, curve=()).later_return())
 
 
-def test_rates_are_of_the_second_half_of_a_run(modules):
-    _, records, _ = modules
-    curve = [(1.0, 5000, 0), (5.0, 6000, 10), (7.0, 6200, 60), (10.0, 6600, 130)]
-    assert made(records, curve=curve).rates() == (120.0, 24.0)
+def test_rates_are_of_the_second_half_of_the_time_with_updates(modules):
+    contest, records, _ = modules
+    curve = [(1.0, 4000, 0), (6.0, 5000, 0), (7.0, 6000, 10), (8.0, 6100, 25), (9.0, 6200, 60), (10.0, 6400, 90)]
+    assert made(records, curve=curve).rates() == (200.0, 30.0)  # of 8.5 s on
+    for early in curve[:2], curve[:3], []:
+        assert math.isnan(made(records, curve=early).rates()[1])
+    assert contest.said(made(records, curve=curve), None) == "200 steps and 30.0 updates a second"
+    assert "give it more --seconds" in contest.said(made(records, curve=curve[:2]), None)
 
 
 def test_a_game_without_a_score_has_a_section_of_rates_and_no_aims(modules, tmp_path):
     _, records, page = modules
     facts = {"machine": "a machine", "shared": "torch 9", "packages": "ale-py 7", "memory": 300 << 20}
     runs = [
-        records.Record("pong", "memoire", 0, 10.0, ((5.0, 6000, 10), (10.0, 30_000, 210)), facts),
-        records.Record("pong", "rllib", 0, 10.0, ((5.0, 6000, 10), (10.0, 6500, 110)), facts),
+        records.Record(
+            "pong", "memoire", 0, 10.0, ((2.0, 5000, 4), (5.0, 6000, 10), (7.0, 15_600, 90), (10.0, 30_000, 210)), facts
+        ),
+        records.Record("pong", "rllib", 0, 10.0, ((2.0, 5000, 1), (6.0, 6100, 30), (10.0, 6500, 110)), facts),
     ]
     assert page.aims(runs) == {}
     (tmp_path / "contest.json").write_text("{}")
