@@ -2,7 +2,7 @@
 
 Double DQN with the usual network and four frames of 84 x 84 in an observation, prioritized where a side knows that:
 memoire beside Stable-Baselines3, TorchRL and RLlib, each in an environment of its own, one after the other, for a
-minute each. Nobody learns Pong in that time on a few cores: rates are of the second half of each run.
+minute each. Nobody learns Pong in that time on a few cores: rates are of the second half of the time with updates.
 docs/benchmarks/contest.md says more of each side. What has to hold is that every side makes updates, that memoire makes
 one for four steps as the others do, and that the dashboard's verdict says that the learner waits if, and only if, it
 waited for more than 30 % of its time.
