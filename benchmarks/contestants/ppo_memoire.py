@@ -12,16 +12,9 @@ COLLECTORS = 2
 LENGTH = 256
 
 
-def is_remote(run: Run) -> bool:
-    """Whether the learner computes the actions; else the collectors do, in NumPy."""
-    return run.options.get("policy") == "remote"
-
-
 def collect(url: str, number: int, run: Run) -> None:
     """A collector, until the run is over."""
-    groups = 2 if is_remote(run) else 1  # one steps while the other one's actions are computed
-    size = settings.PPO_ENVS // COLLECTORS // groups
-    envs = [gym.vector.SyncVectorEnv([run.make] * size) for _ in range(groups)]
+    envs = gym.vector.SyncVectorEnv([run.make] * (settings.PPO_ENVS // COLLECTORS))
     with rl.Collector(url, envs, seed=1000 * run.seed + 100 * number) as collector:
         collector.run()
 
@@ -56,7 +49,8 @@ def main() -> None:
     torch.manual_seed(run.seed)
     env, collectors = run.make(), Actors(collect, COLLECTORS, run)
     net = rl.ActorCritic.mlp(env, hidden=settings.PPO_HIDDEN)
-    options = {"policy": "remote" if is_remote(run) else "local", "discount": settings.PPO_GAMMA, "run": "contest"}
+    policy = run.options.get("policy", "local")  # "local": collectors compute the actions; "remote": the learner does
+    options = {"policy": policy, "discount": settings.PPO_GAMMA, "run": "contest"}
     with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options) as learner:
         collectors.begin(learner.server)
         observed = Observed(learner.server)

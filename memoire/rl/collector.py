@@ -131,6 +131,8 @@ class Collector:
         try:
             _check_table(self.client)
             self.policy: Policy = self._usual_policy(seed, keys) if policy is None else policy
+            # Once, since looking takes as long as a small network.
+            self._loads, self._asks = isinstance(self.policy, LoadsModels), isinstance(self.policy, Asks)
             self._model = self.client.model(topic)
             self._extras = [each for each in made_by_policies(self.client.schema) if each not in ("action", MEMORY)]
             seeds = [None if seed is None else seed + 10_000 * i for i in range(len(groups))]
@@ -157,13 +159,13 @@ class Collector:
             MemoireTimeout: no model came in time, or no answer of a policy that was asked.
             Closed: the collector was closed, also from another thread.
         """
-        most = whole("steps", steps, 1) if steps is not None else 1 << 62
+        most = None if steps is None else whole("steps", steps, 1)
         deadline, first = time.monotonic() + checked_seconds(seconds), self.client.stats().steps
         while not self.client.finished and time.monotonic() < deadline:
             for group in self._groups:
                 if self._follow(deadline):
                     self._step(group)
-            if self.client.stats().steps - first >= most:
+            if most is not None and self.client.stats().steps - first >= most:
                 break
         return self.collected()
 
@@ -174,7 +176,7 @@ class Collector:
 
     def _follow(self, deadline: float) -> bool:
         """Have the newest model act; False if the run is over, or the deadline came, before there was one."""
-        if not isinstance(self.policy, LoadsModels):
+        if not self._loads:
             return True
         model, known = self._model, self.version
         if self._is_strict and model.published > known:
@@ -185,7 +187,8 @@ class Collector:
             return False
         if newest.version != known:
             self._begin_version(newest.version)
-            self.policy.load(newest.body, newest.version)
+            policy: Any = self.policy
+            policy.load(newest.body, newest.version)
         return True
 
     def _awaited(self, after: int, deadline: float) -> Any:
@@ -210,7 +213,7 @@ class Collector:
             for group in self._groups:
                 group.writer.cut()
         self.version = version
-        if not isinstance(self.policy, LoadsModels):  # else the client says itself which model it has
+        if not self._loads:  # else the client says itself which model it has
             self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
@@ -232,12 +235,13 @@ class Collector:
             group.obs, action, reward, terminated, truncated, next_obs, info, model_version=version, **extras
         )
         group.go_on(next_obs, columns.get(MEMORY), np.asarray(terminated) | np.asarray(truncated))
-        group.pending = self.policy.ask(next_obs, **group.inputs) if isinstance(self.policy, Asks) else None
+        policy: Any = self.policy
+        group.pending = policy.ask(next_obs, **group.inputs) if self._asks else None
 
     def _actions(self, group: _Group) -> Mapping[str, Any] | None:
         """What the policy returns for a group; None if the run is over before an answer comes."""
         policy: Any = self.policy
-        if not isinstance(policy, Asks):
+        if not self._asks:
             columns: Mapping[str, Any] | None = policy.act(group.obs, **group.inputs)
             return columns
         columns = self._answer(group.pending or policy.ask(group.obs, **group.inputs))

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Categorical
 
 from history.ports import held
 from memoire.errors import DataError, NotEnoughSamples, ParameterError
@@ -20,9 +21,9 @@ from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
 pytestmark = pytest.mark.torch
 
 
-def made(envs, seed=0, hidden=(32, 32), **options):
+def made(envs, seed=0, hidden=(32, 32), kind=ActorCritic, **options):
     torch.manual_seed(seed)
-    return ActorCritic.mlp(envs, hidden, **options)
+    return kind.mlp(envs, hidden, **options)
 
 
 @contextlib.contextmanager
@@ -62,17 +63,28 @@ import sys
 sys.modules["torch"] = None  # any import of it fails
 from memoire.nodes.gym_environments import make_envs
 from memoire.rl import Collector
-with Collector(sys.argv[1], [make_envs("CartPole-v1", 2) for _ in range(2)], seed=1) as collector:
+with Collector(sys.argv[1], [make_envs(sys.argv[2], 2) for _ in range(2)], seed=1) as collector:
     print(collector.run())
 """
 
 
-def test_collectors_without_torch_ask_the_learner():
-    envs = make_envs("CartPole-v1", 1)
-    net = made(envs, normalize_observations=True)
+class Certain(ActorCritic):
+    """Acts otherwise than the perceptrons that it has the parameters of."""
+
+    def forward(self, observations):
+        distribution, values = super().forward(observations)
+        return Categorical(logits=3.0 * distribution.logits), values
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"), [(ActorCritic, "CartPole-v1"), (ActorCritic, "Pendulum-v1"), (Certain, "CartPole-v1")]
+)
+def test_collectors_without_torch_ask_the_learner(kind, env):
+    envs = make_envs(env, 1)
+    net = made(envs, kind=kind, normalize_observations=True)
     with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32, policy="remote") as learner:
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, learner.server.endpoint], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, learner.server.endpoint, env], stdout=subprocess.PIPE, text=True
         )
         ppo = learner.keep(PPO(learner.net, 1e-3, 2, 64))
         for _ in range(4):
