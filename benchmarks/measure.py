@@ -155,15 +155,20 @@ def draw(results: Sequence[Result], path: Path, label: str) -> None:
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(each.baseline.split()[0] for each in results))
-    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(results) + 1.0), layout="constrained")
+    labels = [f"{each.what}: {each.baseline.split(',')[0]}" for each in results]
+    size = (4.0 + 0.075 * max(map(len, labels)), 0.28 * len(results) + 1.0)
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     for place, each in enumerate(results[::-1]):
         ratio, name = each.ratio.middle, each.baseline.split()[0]
         axes.barh(place, ratio - 1.0, left=1.0, color=f"C{names.index(name) % 10}")
         axes.annotate(f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}", (max(1.0, ratio) * 1.08, place), va="center")
-    axes.set_yticks(range(len(results)), [f"{each.what}: {each.baseline.split(',')[0][:24]}" for each in results[::-1]])
+    axes.set_yticks(range(len(results)), labels[::-1])
     axes.axvline(1.0, color="black", linewidth=0.8)
     middles = [each.ratio.middle for each in results]
-    axes.set(xscale="log", xlabel=label, xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
+    axes.set(xscale="log", xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    figure.supxlabel(label, fontsize="medium")
     axes.margins(y=0.01)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
