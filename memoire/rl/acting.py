@@ -19,7 +19,7 @@ from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 
 from .actor_critic import ActorCritic
-from .columns import MEMORY, policy_rows
+from .columns import MEMORY, observations_of, policy_rows
 from .policies import MlpPolicy
 
 
@@ -57,7 +57,7 @@ class ActingNode:
     def _act(self, columns: Mapping[str, Any], acting: MlpPolicy | torch.nn.Module) -> dict[str, Any]:
         """Sampled actions for rows [B], and what else the table stores of a policy."""
         if isinstance(acting, MlpPolicy):
-            found = acting.act(self._observations(columns))
+            found = acting.act(observations_of(self._inputs, columns))
         else:
             found = self._by_torch({name: self._tensor(columns[name]) for name in self._inputs.names}, acting)
         column, action = self._outputs["action"], found["action"]
@@ -65,7 +65,7 @@ class ActingNode:
         return made | {"action": action.astype(column.dtype).reshape(-1, *column.shape)}
 
     def _by_torch(self, columns: Mapping[str, torch.Tensor], net: torch.nn.Module) -> dict[str, Any]:
-        obs = self._observations(columns)
+        obs = observations_of(self._inputs, columns)
         with torch.inference_mode():
             if MEMORY in columns:
                 distribution, _, memory = net(obs, columns[MEMORY])
@@ -75,9 +75,6 @@ class ActingNode:
             action = distribution.sample()
             logp = distribution.log_prob(action)
         return found | {"action": action.cpu().numpy(), "logp": logp.cpu().numpy()}
-
-    def _observations(self, columns: Mapping[str, Any]) -> Any:
-        return self._inputs.nest("obs", {leaf: columns[leaf] for leaf in self._inputs.leaves("obs")})
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """A tensor of an array [B, *F]; of a copy, if it lies in a message that is only to be read."""

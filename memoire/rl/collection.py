@@ -18,7 +18,7 @@ from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 
 from .collector import TOPIC
-from .columns import policy_rows, rollout_schema
+from .columns import observations_of, policy_rows, rollout_schema
 from .pipeline import read_named
 from .policies import MlpPolicy, Policy
 
@@ -63,8 +63,7 @@ class Collection:
             return policy
 
         def act(columns: Mapping[str, Any], policy: Any) -> dict[str, Any]:
-            obs = inputs.nest("obs", {leaf: columns[leaf] for leaf in inputs.leaves("obs")})
-            found = policy.act(obs)
+            found = policy.act(observations_of(inputs, columns))
             return {root: found[root] for root in outputs.roots}
 
         return Inference(endpoint, inputs, outputs, act, load, topic, url, keys=keys)

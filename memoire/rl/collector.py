@@ -131,8 +131,9 @@ class Collector:
         try:
             _check_table(self.client)
             self.policy: Policy = self._usual_policy(seed, keys) if policy is None else policy
-            # Once, since looking takes as long as a small network.
-            self._loads, self._asks = isinstance(self.policy, LoadsModels), isinstance(self.policy, Asks)
+            # Looked at once: isinstance of a protocol takes as long as a small network.
+            self._loads = self.policy if isinstance(self.policy, LoadsModels) else None
+            self._asks = self.policy if isinstance(self.policy, Asks) else None
             self._model = self.client.model(topic)
             self._extras = [each for each in made_by_policies(self.client.schema) if each not in ("action", MEMORY)]
             seeds = [None if seed is None else seed + 10_000 * i for i in range(len(groups))]
@@ -176,7 +177,7 @@ class Collector:
 
     def _follow(self, deadline: float) -> bool:
         """Have the newest model act; False if the run is over, or the deadline came, before there was one."""
-        if not self._loads:
+        if self._loads is None:
             return True
         model, known = self._model, self.version
         if self._is_strict and model.published > known:
@@ -187,8 +188,7 @@ class Collector:
             return False
         if newest.version != known:
             self._begin_version(newest.version)
-            policy: Any = self.policy
-            policy.load(newest.body, newest.version)
+            self._loads.load(newest.body, newest.version)
         return True
 
     def _awaited(self, after: int, deadline: float) -> Any:
@@ -213,7 +213,7 @@ class Collector:
             for group in self._groups:
                 group.writer.cut()
         self.version = version
-        if not self._loads:  # else the client says itself which model it has
+        if self._loads is None:  # else the client says itself which model it has
             self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
@@ -235,19 +235,19 @@ class Collector:
             group.obs, action, reward, terminated, truncated, next_obs, info, model_version=version, **extras
         )
         group.go_on(next_obs, columns.get(MEMORY), np.asarray(terminated) | np.asarray(truncated))
-        policy: Any = self.policy
-        group.pending = policy.ask(next_obs, **group.inputs) if self._asks else None
+        group.pending = None if self._asks is None else self._asks.ask(next_obs, **group.inputs)
 
     def _actions(self, group: _Group) -> Mapping[str, Any] | None:
         """What the policy returns for a group; None if the run is over before an answer comes."""
-        policy: Any = self.policy
-        if not self._asks:
+        asks = self._asks
+        if asks is None:
+            policy: Any = self.policy
             columns: Mapping[str, Any] | None = policy.act(group.obs, **group.inputs)
             return columns
-        columns = self._answer(group.pending or policy.ask(group.obs, **group.inputs))
+        columns = self._answer(group.pending or asks.ask(group.obs, **group.inputs))
         if columns is not None and self._is_strict and columns["version"] < (newest := self._model.published):
             # It was asked before another group waited for the new model: the table takes no step of the former one.
-            columns = self._answer(policy.ask(group.obs, min_version=newest, **group.inputs))
+            columns = self._answer(asks.ask(group.obs, min_version=newest, **group.inputs))
         return columns
 
     def _answer(self, asked: Any) -> Mapping[str, Any] | None:

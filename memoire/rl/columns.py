@@ -42,5 +42,10 @@ def policy_rows(schema: Schema) -> tuple[RowSchema, RowSchema]:
     return _rows(schema, given), _rows(schema, made_by_policies(schema))
 
 
+def observations_of(inputs: RowSchema, columns: Mapping[str, Any]) -> Any:
+    """The observations [B, *F] of rows that a policy is given, nested as the environment has them."""
+    return inputs.nest("obs", {leaf: columns[leaf] for leaf in inputs.leaves("obs")})
+
+
 def _rows(schema: Schema, roots: Sequence[str]) -> RowSchema:
     return RowSchema({root: schema.nest(root, {leaf: schema[leaf] for leaf in schema.leaves(root)}) for root in roots})
