@@ -1,12 +1,12 @@
 """`python -m memoire.rl`: the processes of a run, all at once or one by one.
 
 up FILE              server, trainer and workers of FILE on this machine, until its goal is reached
-serve FILE           its server                    work URL FILE      one of its workers
-train URL FILE       its trainer                   try FILE           test episodes by the newest model, no server
+serve FILE           its server                    work URL... FILE   one of its workers
+train URL... FILE    its trainer                   try FILE           test episodes by the newest model, no server
 
 collect URL FILE     a collector of an on-policy learner
 infer URL FILE       an inference node that acts by the learner's models
-observe URL FILE     an observer of an agent
+observe URL... FILE  an observer of an agent, or of the first that answers of several
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--http", default="127.0.0.1:0", help="address of its pages (a free port)")
     _add_on_policy(verbs)
     for verb, run, text in (("work", _work, "run a worker"), ("train", _train, "run its trainer")):
-        each = _verb(verbs, verb, run, text, with_url=True)
+        each = _verb(verbs, verb, run, text, with_urls=True)
         each.add_argument("--http", help="address of its pages, such as 127.0.0.1:8080 (none)")
         if verb == "work":
             each.add_argument("--rank", type=int, default=0, help="which worker this is: names its files and seed")
@@ -97,7 +97,7 @@ def _add_on_policy(verbs: Any) -> None:
     infer = _verb(verbs, "infer", _infer, "run an inference node that acts by a learner's models", with_url=True)
     infer.add_argument("--endpoint", default="tcp://127.0.0.1:5570", help="its address (tcp://127.0.0.1:5570)")
     infer.add_argument("--http", help="address of its pages, such as 127.0.0.1:8080 (none)")
-    _verb(verbs, "observe", _observe, "run an observer of an agent", with_url=True)
+    _verb(verbs, "observe", _observe, "run an observer of an agent", with_urls=True)
 
 
 def _add_fresh(parser: argparse.ArgumentParser, text: str) -> None:
@@ -105,10 +105,14 @@ def _add_fresh(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def _verb(verbs: Any, name: str, run: Any, text: str, *, with_url: bool = False) -> argparse.ArgumentParser:
+def _verb(
+    verbs: Any, name: str, run: Any, text: str, *, with_url: bool = False, with_urls: bool = False
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if with_url:
         parser.add_argument("url", metavar="URL", help="address of the server")
+    if with_urls:
+        parser.add_argument("urls", metavar="URL", nargs="+", help="address of the server, or several")
     parser.add_argument("file", metavar="FILE", help="Python file that makes the pipeline")
     parser.add_argument("--keys", help="keys folder")
     parser.add_argument("--verbose", action="store_true", help="show what is logged")
@@ -154,7 +158,7 @@ def _work(given: argparse.Namespace) -> int:
         worker = RolloutWorker(
             pipeline.env,
             pipeline.policy,
-            given.url,
+            given.urls,
             table=TABLE,
             keys=keys_of(given.keys, pipeline, "actor"),
             name=os.environ.get("MEMOIRE_NAME") or own,
@@ -206,7 +210,7 @@ def _train(given: argparse.Namespace) -> int:
         if given.fresh:
             begin_fresh([model, checkpoint], is_sure=given.yes)
         trainer = Trainer(
-            pipeline.make_agent(), given.url, pipeline.training, table=TABLE,
+            pipeline.make_agent(), given.urls, pipeline.training, table=TABLE,
             keys=keys_of(given.keys, pipeline, "learner"), name="trainer", model_path=model,
             checkpoint_path=checkpoint, profile_folder=folder / "profiles",
         )  # fmt: skip
@@ -258,7 +262,7 @@ def _infer(given: argparse.Namespace) -> int:
 
 def _observe(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        with Observer(given.url, read_run_episode(given.file), keys=given.keys) as observer:
+        with Observer(given.urls, read_run_episode(given.file), keys=given.keys) as observer:
             line.ready()
             while not (line.stopping or line.finishing):
                 observer.run(timeout=REPORT_INTERVAL)

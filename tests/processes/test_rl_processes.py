@@ -13,6 +13,7 @@ import pytest
 import memoire
 from actor_critic import NumpyActorCritic
 from memoire import rl
+from memoire.rl.__main__ import _parser as command_parser
 from memoire.rl.collection import read_collection
 from memoire.rl.up import Accident, Run
 from netkit import until
@@ -92,16 +93,33 @@ def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() 
                 collector.wait()
 
 
-def test_an_observer_runs_the_episodes_of_its_file() -> None:
+def test_an_observer_runs_the_episodes_of_its_file_and_goes_on_at_another_agent() -> None:
     columns = {"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32}
     given = (
         {"obs": (np.float32, (1,))},
         {"action": np.int64},
         lambda rows: {"action": np.zeros(len(rows["obs"]), np.int64)},
     )
-    with rl.Agent("tcp://127.0.0.1:0", *given, columns) as agent, running("observe", agent.endpoint, str(COLLECTION)):
-        episodes = agent.collect(3, steps=4, timeout=60.0)
-        assert [len(each) for each in episodes] == [4, 4, 4]
+    agents = [rl.Agent("tcp://127.0.0.1:0", *given, columns) for _ in range(2)]
+    try:
+        with running("observe", *(each.endpoint for each in agents), str(COLLECTION)):
+            assert until(lambda: any(each.stats().jobs.observers for each in agents), 60.0)
+            for first in sorted(agents, key=lambda each: -each.stats().jobs.observers):
+                episodes = first.collect(3, steps=4, timeout=60.0)
+                assert [len(each) for each in episodes] == [4, 4, 4]
+                first.close()
+    finally:
+        for each in agents:
+            each.close()
+
+
+@pytest.mark.parametrize("verb", ["observe", "train", "work"])
+def test_commands_take_as_many_addresses_as_the_classes_that_they_run(verb: str) -> None:
+    parse = command_parser().parse_args
+    for urls in (["tcp://a:1"], ["tcp://a:1", "tcp://b:1"]):
+        for options in ([], ["--keys", "keys/actor"]):
+            assert parse([verb, *urls, "run.py", *options]).urls == urls
+            assert parse([verb, *options, *urls, "run.py"]).file == "run.py"
 
 
 def test_a_file_without_a_collection_or_a_function_is_refused() -> None:
