@@ -396,7 +396,7 @@ class TwoThreads(MemoireError, RuntimeError):
 
 
 class ForkedError(MemoireError, RuntimeError):
-    """A client was used in a process forked from its own."""
+    """A client, or a file that is being written, was used in a process forked from its own."""
 
     def __init__(self, what: str, owner: int, here: int) -> None:
         super().__init__(what, owner, here)
@@ -405,7 +405,8 @@ class ForkedError(MemoireError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"{self.what} belongs to process {self.owner} and cannot be used in process {self.here}, forked from it: "
-            f"sockets do not survive a fork. Make it after the fork, or start processes with the 'spawn' method."
+            f"a fork has no threads, sockets or locks of its own. Make it after the fork, or start processes with the "
+            f"'spawn' method."
         )
 
 
@@ -539,7 +540,7 @@ class AuthError(MemoireError, PermissionError):
 
 
 class DataError(MemoireError, ValueError):
-    """A file of episodes that is damaged, or none."""
+    """A file that memoire saves, such as one of episodes, is damaged; or the path has another file."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +14,7 @@ from .columns import Column
 from .dataset import FACTS, HeldEpisodes
 from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM
 from .memory import Memory
+from .replacement import replacing
 
 
 def save(memory: Memory, path: str | Path) -> int:
@@ -25,14 +25,8 @@ def save(memory: Memory, path: str | Path) -> int:
     its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
     episodes are written as far as they have come.
     """
-    path = Path(path)
-    made = path.with_name(path.name + ".new")
-    with made.open("wb") as file:
-        count = write(memory, file)
-        file.flush()
-        os.fsync(file.fileno())
-    made.replace(path)
-    return count
+    with replacing(path) as file:
+        return write(memory, file)
 
 
 def write(memory: Memory, file: IO[bytes]) -> int:

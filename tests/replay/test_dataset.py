@@ -163,8 +163,12 @@ def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path):
     finally:
         dataset_writing._write = original
     assert path.read_bytes() == b"before"
-    buffer.save(path)
-    assert len(Buffer.load(path)) == len(buffer)
+    (tmp_path / "b.npz.new").write_bytes(b"the user's")
+    (tmp_path / "link").symlink_to(path)
+    buffer.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and len(Buffer.load(path)) == len(buffer)
+    assert (tmp_path / "b.npz.new").read_bytes() == b"the user's"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["b.npz", "b.npz.new", "link"]
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -1,0 +1,185 @@
+"""Safe replacement of a file: a draft beside it takes its place when it is whole and on disk.
+
+    with replacing("agent.npz") as file:
+        file.write(content)
+
+The path names the former file until the block ends without an error, and the whole new one from then on. Also after a
+power failure, with a full disk, and if several processes replace the same file at the same time: the last one stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from memoire.errors import ForkedError, ParameterError
+
+Fault = Callable[[str], None]
+"""Called with the name of each step before it: "write", "sync", "replace" and "sync folder". What it raises is as if
+the disk had raised it."""
+_DRAFT_END: Final = re.compile(r"\.[0-9a-f]{32}\.draft")
+_STEM_BYTES: Final = 200  # a name has at most 255
+_BUFFER_BYTES: Final = 1 << 20
+
+
+def no_fault(step: str) -> None:
+    """Let every step happen."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[BinaryIO]:
+    """Open a draft to write bytes to; it takes the place of `path` when the block ends, and is on disk then.
+
+    After an error the former file is as it was, and there is no draft. A draft of a process that was killed goes with
+    the next replacement of its file. Where the path is a link, the file that it leads to is replaced.
+
+    Args:
+        path: The file; its folder is there.
+        mode: Of a file that is new, such as 0o600; by default what the umask leaves. A file that was there before keeps
+            its own.
+        at: Called before each step, so that a test may let it fail.
+
+    Raises:
+        OSError: it cannot be written.
+        ParameterError: the path is a folder, or something else that is no file.
+        ForkedError: a child that was forked within the block has written to the draft; nothing of that is written.
+    """
+    target = Path(os.path.realpath(path))
+    mode = _mode_of(target, mode)
+    remove_abandoned(target)
+    opened, draft = _make_draft(target, mode)
+    raw = _Draft(opened, target, at)
+    file = io.BufferedWriter(raw, _BUFFER_BYTES)
+    try:
+        yield cast("BinaryIO", file)
+        file.flush()
+        raw.step("sync")
+        os.fsync(opened)
+        raw.step("replace")
+        draft.replace(target)
+    except BaseException:
+        if raw.owner == os.getpid():
+            draft.unlink(missing_ok=True)
+        raise
+    finally:
+        with contextlib.suppress(OSError, ForkedError):  # what could not be written cannot be written now
+            file.close()
+        raw.close()
+    at("sync folder")
+    sync_folder(target.parent)
+
+
+def replace_file(path: str | Path, content: Any, *, mode: int | None = None, at: Fault = no_fault) -> None:
+    """Replace a file by these bytes. Arguments and errors are those of `replacing`."""
+    with replacing(path, mode=mode, at=at) as file:
+        file.write(content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Remove drafts of a file whose processes have ended. The drafts that are being written are locked, and stay."""
+    stem = _stem(target)
+    with os.scandir(target.parent) as found:
+        drafts = [each.name for each in found if each.name.startswith(stem)]
+    for name in drafts:
+        if _DRAFT_END.fullmatch(name, len(stem)):
+            _remove_unlocked(target.parent / name)
+
+
+def _remove_unlocked(draft: Path) -> None:
+    with contextlib.suppress(OSError):
+        opened = os.open(draft, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(opened).st_mode):
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.unlink()
+        finally:
+            os.close(opened)
+
+
+def _mode_of(target: Path, mode: int | None) -> int | None:
+    try:
+        facts = target.lstat()
+    except FileNotFoundError:
+        return mode
+    if not stat.S_ISREG(facts.st_mode):
+        what = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file"
+        raise ParameterError("path", str(target), f"the path of a file; this is {what}, and stays as it is")
+    return stat.S_IMODE(facts.st_mode)
+
+
+def _stem(target: Path) -> str:
+    name = target.name
+    while len(os.fsencode(name)) > _STEM_BYTES:
+        name = name[:-1]
+    return f".{name}"
+
+
+def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        draft = target.with_name(f"{_stem(target)}.{secrets.token_hex(16)}.draft")
+        opened = os.open(draft, flags, 0o666 if mode is None else mode & 0o777)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks or modes
+                if mode is not None:
+                    os.fchmod(opened, mode)
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            if os.fstat(opened).st_nlink:
+                return opened, draft
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            os.close(opened)
+            raise
+        os.close(opened)  # another process took it for abandoned before it was locked
+
+
+class _Draft(io.RawIOBase):
+    """The descriptor of a draft. It belongs to one process: a fork would write the same bytes twice."""
+
+    def __init__(self, opened: int, target: Path, at: Fault) -> None:
+        self._opened, self._target, self._at = opened, target, at
+        self.owner = os.getpid()
+
+    def step(self, name: str) -> None:
+        """Begin a step, unless this is another process."""
+        if self.owner != os.getpid():
+            raise ForkedError(f"the draft of {self._target}", self.owner, os.getpid())
+        self._at(name)
+
+    def write(self, data: Any) -> int:
+        self.step("write")
+        return os.write(self._opened, data)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._opened, offset, whence)
+
+    def fileno(self) -> int:
+        return self._opened
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._opened)
