@@ -317,13 +317,10 @@ class Connection:
 
     def _take_parameters(self, given: dict[str, Any], version: int) -> None:
         try:
-            parameters = Parameters.from_wire(given)
-        except MemoireError as error:
+            self._local.configure(Parameters.from_wire(given), version)
+        except MemoireError as error:  # of another version: going on under the former ones would be wrong in silence
             self._session.refuse("parameters")
-            who = self._session.shown
-            _log.warning("client %s: parameters of the server were refused: %s", who, error)
-            return
-        self._local.configure(parameters, version)
+            self._fail(error)
 
     def _apply_feedback(self, payload: Any, through: int) -> None:
         session = self._session

@@ -10,13 +10,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 import numpy as np
 
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, UnknownName
 from memoire.frozen import says_instead
-from memoire.suggestions import checked_fields, one_of, refuse_unknown
+from memoire.suggestions import checked_fields, meant, one_of, refuse_unknown
 
 Start = Literal["skip", "repeat", "zero"]
 Normalize = Literal["batch", "global"]
@@ -27,6 +27,9 @@ STARTS = ("skip", "repeat", "zero")
 NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4", "auto")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
+ADDED: Final = {"added": True}
+"""Metadata of a field that a former version does not know: `field(default=0, metadata=ADDED)`. It is sent and saved
+only if it is set, so that peers of both versions work together until then."""
 MAX_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
 MAX_SAMPLES = 2.0**53
@@ -243,21 +246,46 @@ class Parameters:
 
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
-        fields = ((name, getattr(self, name)) for name in sorted(NAMES))  # the same bytes in every process
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
+        known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
+        values = {field.name: getattr(self, field.name) for field in known}
+        unused = {field.name for field in known if field.metadata == ADDED and values[field.name] == field.default}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if name not in unused
+        }
 
     @classmethod
-    def from_wire(cls, fields: Mapping[str, Any]) -> Parameters:
-        """Parameters from what `to_wire` made: unknown names are left out (a newer peer), missing ones have defaults.
+    def from_wire(cls, fields: Mapping[str, Any]) -> Self:
+        """Parameters from what `to_wire` made, in a file, a snapshot or a message. A setting that a former version did
+        not have (`ADDED`) may be missing, and has its default then; no other one may.
 
         Raises:
-            ParameterError: a field is outside its range.
+            UnknownName: a setting has a name that this version does not know; its value would be a default.
+            ParameterError: a field is missing, or outside its range.
         """
-        return cls(**{name: value for name, value in fields.items() if name in NAMES})
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for name, value in fields.items():
+            if name not in known:
+                raise UnknownName("Parameters", name, meant(name, known), tuple(known), _unknown(name, value, known))
+        for name, field in known.items():
+            if name not in fields and field.metadata != ADDED:
+                expected = (
+                    f"among the settings that were saved or sent (they are {', '.join(sorted(fields)) or 'none'})"
+                )
+                raise ParameterError(name, "nothing", expected)
+        return cls(**fields)
 
 
 NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
 """What the fields are called."""
+
+
+def _unknown(name: str, value: object, known: Iterable[str]) -> str:
+    """What to do about a setting of another version."""
+    alike = " or ".join(map(repr, meant(name, known)))
+    advice = f"This version has {alike}. " if alike else ""
+    return f"Another version of memoire saved or sent it, as {value!r:.80}. {advice}Use the same version at both ends."
 
 
 def reward_size(schema: HasColumns) -> int:

@@ -60,8 +60,9 @@ def recover(state: ServerState, past: SavedState) -> None:
 def _recover_parameters(table: OpenTable, saved: str | None) -> None:
     given = table.settings.parameters.to_wire()
     chosen = _FormerStart(given, given, 1) if saved is None else _chosen(table.key, saved)
-    if chosen.given == given:
-        table.take_parameters(Parameters.from_wire(chosen.now), chosen.version)
+    former = [Parameters.from_wire(fields) for fields in (chosen.given, chosen.now)]  # refuses unknown settings
+    if former[0] == table.settings.parameters:
+        table.take_parameters(former[1], chosen.version)
     else:
         table.take_parameters(table.parameters, chosen.version + 1)
 

@@ -151,11 +151,15 @@ def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
 
 def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
     """Caches hold finished samples: of another form, they fit no batch with new ones."""
-    theirs = Parameters.from_wire(told.parameters)
+    try:
+        theirs = Parameters.from_wire(told.parameters)
+    except ParameterError as error:
+        problem = f"has settings of table {told.name!r} that this version of memoire cannot take: {error}"
+        raise SnapshotMismatch(str(file.path), problem, "Restore it with the version that wrote it.") from error
     if table.storage != "caches" or layout_of(table.schema, theirs) is layout_of(table.schema, table.parameters):
         return
     mine = table.parameters.to_wire()
-    differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine[name] != value]
+    differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine.get(name) != value]
     raise SnapshotMismatch(
         str(file.path),
         f"holds samples of table {told.name!r} that were made under other parameters ({', '.join(differing)})",

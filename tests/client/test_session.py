@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import msgspec
 import pytest
 
 from clientkit import CLIENT, reply
@@ -10,8 +11,9 @@ from memoire.client.home_watch import AWAY_TIMEOUT
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
 from memoire.client.schedule import HEARTBEAT_INTERVAL, PRESSED_INTERVAL
 from memoire.client.session import MOVE_INTERVAL, Session
-from memoire.errors import Closed, Refused, SchemaMismatch
+from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
 from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import update_of
 from memoire.wire.identity import name_hash
@@ -36,7 +38,7 @@ class Home:
     def welcome(self, schema=SCHEMA, **facts):
         body = messages.Welcome(
             schema=schema.to_json(), run_name=self.run, home_name=self.name, epoch=self.epoch, since=self.since,
-            table=self.table, table_name="default", **facts,
+            table=self.table, table_name="default", **{"parameters": Parameters().to_wire()} | facts,
         )  # fmt: skip
         return reply(body, run=name_hash(self.run), home=name_hash(self.name), fingerprint=5)
 
@@ -523,3 +525,16 @@ def test_an_episode_alone_is_left_too(session, home):
     session.counts.acknowledged = dataclasses.replace(session.counts.sums)
     remainder = remainder_of(session, {})
     assert (remainder.steps, remainder.episodes, remainder.lines) == (0, 1, 0)
+
+
+def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_field_is_ignored():
+    home, session = Home(), made()
+    hello = session.hello("host", 1)
+    assert hello is not None
+    settings = Parameters().to_wire()
+    renamed = {"discount" if name == "discount_factor" else name: value for name, value in settings.items()}
+    with pytest.raises(UnknownName, match="takes no 'discount'"):
+        session.welcomed(home.welcome(parameters=renamed), 0.0)
+    encoded = msgspec.to_builtins(home.welcome().body) | {"of_a_later_version": 1}
+    told = msgspec.convert(encoded, messages.Welcome)
+    assert session.welcomed(reply(told), 0.0).parameters == Parameters()

@@ -403,8 +403,12 @@ def router(answer: Callable[[Message], list[Any] | None]) -> Iterator[str]:
         context.term()
 
 
+SETTINGS = memoire.Parameters().to_wire()
+
+
 def welcome(schema: str) -> Callable[[Message], list[Any]]:
-    return lambda asked: reply(asked.header, messages.Welcome(schema=schema, run_name="r", home_name="h"))
+    told = messages.Welcome(schema=schema, parameters=SETTINGS, run_name="r", home_name="h")
+    return lambda asked: reply(asked.header, told)
 
 
 def from_the_future(asked: Message) -> list[Any]:
@@ -455,7 +459,8 @@ def test_a_blocked_port_for_caches_is_found() -> None:
         if isinstance(asked.body, messages.Update):
             return reply(asked.header, messages.Updated())
         ports = messages.Endpoints(push=nobody, publish=nobody)
-        return reply(asked.header, messages.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
+        told = messages.Welcome(schema=SCHEMA.to_json(), parameters=SETTINGS, endpoints=ports)
+        return reply(asked.header, told)
 
     with router(answer) as endpoint:
         status, said = examine(endpoint, 2.0)

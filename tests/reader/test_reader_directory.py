@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.errors import SchemaMismatch
+from memoire.errors import SchemaMismatch, UnknownName
 from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, LEFT_OUT_TIMEOUT, Directory
 from memoire.wire.frames import MessageHeader
 from memoire.wire.identity import name_hash
@@ -157,3 +157,10 @@ def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
     assert made.is_finished
     made.reported(made.servers["b"], False)
     assert made.is_finished
+
+
+def test_a_server_with_a_setting_that_this_version_does_not_know_is_refused_by_name():
+    told = welcome("a")
+    told.parameters["horizon"] = 5
+    with pytest.raises(UnknownName, match="takes no 'horizon'.*as 5"):
+        learn(Directory(["tcp://a"], "reader", 0.0), told)

@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from memoire.errors import ParameterError
-from memoire.replay.parameters import Parameters, reward_size
+from memoire.errors import ParameterError, UnknownName
+from memoire.replay.parameters import ADDED, NAMES, Parameters, reward_size
 
 
 class Columns(dict):
@@ -117,11 +118,36 @@ def test_replace_checks_and_refuses_unknown_names():
         Parameters().replace(gamma=0.9)
 
 
-def test_the_wire_form_survives_json_and_leaves_out_what_it_does_not_know():
+def test_the_wire_form_survives_json():
     made = Parameters(discount_factor=(0.9, 0.8), prev=("state",), start="zero", reuse_cache=True)
-    text = json.dumps(made.to_wire())
-    assert Parameters.from_wire({**json.loads(text), "from_the_future": 1}) == made
-    assert Parameters.from_wire({}) == Parameters()
+    assert Parameters.from_wire(json.loads(json.dumps(made.to_wire()))) == made
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_setting_under_another_name_is_refused_by_name_and_does_not_fall_back_to_its_default(name):
+    fields = Parameters().to_wire()
+    fields[f"{name}_x"] = value = fields.pop(name)
+    with pytest.raises(UnknownName, match=f"takes no '{name}_x'.*saved or sent it, as .*'{name}'") as found:
+        Parameters.from_wire(fields)
+    assert repr(value) in str(found.value)
+    del fields[f"{name}_x"]
+    with pytest.raises(ParameterError, match=f"{name} must be among the settings"):
+        Parameters.from_wire(fields)
+
+
+@dataclass(frozen=True)
+class Newer(Parameters):
+    """Parameters of a later version, which has one more."""
+
+    horizon: int = field(default=0, metadata=ADDED)
+
+
+def test_versions_work_together_until_a_setting_is_used_that_one_of_them_does_not_know():
+    assert Parameters.from_wire(Newer(multi_step=3).to_wire()) == Parameters(multi_step=3)
+    assert Newer.from_wire(Parameters(multi_step=3).to_wire()) == Newer(multi_step=3)
+    with pytest.raises(UnknownName, match="horizon.*as 5"):
+        Parameters.from_wire(Newer(horizon=5).to_wire())
+    assert Newer.from_wire(Newer(horizon=5).to_wire()) == Newer(horizon=5)
 
 
 def test_the_error_survives_pickling():

@@ -6,7 +6,7 @@ import pytest
 
 from fake_store import Disk
 from memoire.accounting.unsaved_changes import RunFacts
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, UnknownName
 from memoire.pool.tables import Table
 from memoire.server.durability import Committer
 from memoire.server.handlers.models import made
@@ -114,6 +114,17 @@ def test_parameters_that_are_none_are_refused(disk, saved):
     disk.texts["parameters"] = saved
     with pytest.raises(ParameterError, match="what a server saves of a table"):
         begin(disk)
+
+
+@pytest.mark.parametrize("which", ["given", "now"])
+def test_a_saved_setting_of_another_name_is_refused_by_name(disk, which):
+    begin(disk)
+    saved = json.loads(disk.texts["parameters"])
+    saved[which]["size_of_caches"] = saved[which].pop("cache_size")
+    disk.texts["parameters"] = text = json.dumps(saved)
+    with pytest.raises(UnknownName, match="size_of_caches"):
+        begin(disk)
+    assert disk.texts["parameters"] == text
 
 
 def test_parameters_of_a_schema_that_has_changed_are_refused(disk):

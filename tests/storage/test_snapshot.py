@@ -403,6 +403,14 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
         load([tmp_path / "a"], table(again), table(stacked, "demo"))
     with pytest.raises(SnapshotMismatch, match="keeps episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
+    renamed = PLAIN.to_wire()
+    renamed["discount"] = renamed.pop("discount_factor")
+    about = snapshot.about([table(pool)], server="home", run="ant")
+    about.tables[0].parameters.clear()
+    about.tables[0].parameters.update(renamed)
+    snapshot_file.write(tmp_path / "b", about, [])
+    with pytest.raises(SnapshotMismatch, match="b has settings of table 'default'.*takes no 'discount'"):
+        load([tmp_path / "b"], table(again))
     assert again.stats().caches == 0
     beta = Pool(SCHEMA, Parameters(importance_exponent=0.5))
     assert load([tmp_path / "a"], table(beta), table(again, "demo")).caches == 3
