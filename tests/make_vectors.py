@@ -234,7 +234,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "publish": (wire.Publish(topic="policy", size=5, checksum=checksum), b"model"),
         "published": (wire.Published(topic="policy", received=5, version=9), b""),
         "sums": (wire.Sums(reserve=1024, part=1, of=3), b""),
-        "summed": (wire.Summed(epoch=5, clients=sums), b""),
+        "summed": (wire.Summed(epoch=5, clients=sums, parameters=0x0123456789ABCDEF), b""),
         "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),

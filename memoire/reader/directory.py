@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memoire.errors import SchemaMismatch
+from memoire.errors import ParameterError, SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
@@ -53,6 +53,8 @@ class RemoteServer:
         self.is_finished = False  # it says that the run is over
         self.epoch = 0  # of its newest WELCOME: another one means that it has restarted
         self.listed_at = now  # when an address named it last
+        self.fingerprint = 0  # of the parameters that it drew by last; 0 until it has said so
+        self.parameters: Parameters | None = None  # that it named when it was asked, since they are other ones
 
     @property
     def is_listed(self) -> bool:
@@ -204,6 +206,25 @@ class Directory:
         if self.terms is not None and schema != self.terms.schema:
             raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
         return terms
+
+    def differing(self) -> list[RemoteServer]:
+        """The servers that draw by other parameters than those of `terms`: no batch is drawn while there are any."""
+        if self.terms is None:
+            return []
+        expected = self.terms.parameters.fingerprint
+        return [server for server in self.there if server.fingerprint not in (0, expected)]
+
+    def difference(self) -> ParameterError | None:
+        """The first parameter in which servers differ, and at which of them; None if they agree, or say nothing."""
+        for server in self.differing():
+            own = {} if server.parameters is None else server.parameters.to_wire()
+            others = {} if self.terms is None else self.terms.parameters.to_wire()
+            for name, value in own.items():
+                if value != others[name]:
+                    advice = "give all of them the same, by their settings or by Reader.configure"
+                    expected = f"{others[name]!r}, as other servers of this table have it ({advice})"
+                    return ParameterError(name, f"{value!r} at server {server.name}", expected)
+        return None
 
     def agree(self, terms: TableTerms) -> bool:
         """From now on these terms hold; whether batches that are ready or on their way were drawn by other ones."""

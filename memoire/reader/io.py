@@ -29,6 +29,7 @@ from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
 from memoire.pool.draw import PooledBatch
 from memoire.replay.limiter import check_batch
+from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader
@@ -134,6 +135,8 @@ class ReaderThread:
     def _shortage(self, batch_size: int, patience: float) -> MemoireError:
         if not self.directory.there:
             return MemoireTimeout("batch", self.channels.where, patience, self.channels.trouble())
+        if (difference := self.directory.difference()) is not None:
+            return difference
         samples, clients = self.rounds.shortage
         return NotEnoughSamples(batch_size, samples, 0, clients, patience, self.rounds.waits_for)
 
@@ -173,13 +176,15 @@ class ReaderThread:
     def _greet(self, address: Address) -> None:
         hello, deadline = self._hello(), address.hello.due  # when the next one is due
         self.channels.greet(address, hello, functools.partial(self._welcomed, address), deadline)
-        for server in self.directory.known if self.publishing.is_used else ():
-            if server.address is address:  # each by itself: has it restarted, and lost what was published?
+        # Each by itself: has it restarted, and lost what was published? If its parameters differ: in which one?
+        for server in self.directory.known if self.publishing.is_used else self.directory.differing():
+            if server.address is address:
                 self.channels.ask(server, hello, functools.partial(self._greeted, server), deadline)
 
     def _greeted(self, server: RemoteServer, answer: Answer) -> None:
         said = answer.body if isinstance(answer, Message) else None
         if isinstance(said, messages.Welcome) and said.home_name == server.name:
+            server.parameters = Parameters.from_wire(said.parameters)
             self._met(server, said.epoch)
 
     def _met(self, server: RemoteServer, epoch: int) -> None:

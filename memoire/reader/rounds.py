@@ -196,6 +196,8 @@ class Rounds:
     def give_up(self) -> None:
         """Other parameters hold: batches on their way were drawn by the former ones."""
         self._rounds.clear()
+        for stock in self._stocks.values():
+            stock.table, stock.server.fingerprint = None, 0
         self._prefetch.drawing = 0
         self.balance.reset()
 
@@ -230,6 +232,9 @@ class Rounds:
         tables = [stock.table for stock in there if stock.table is not None]
         if terms is None or not there or len(tables) < len(there):
             return None
+        if differing := self._directory.differing():
+            self._wait_for_agreement(differing, now)
+            return None
         batches = self._batches_of(terms, tables)
         size, names = batches * self._prefetch.batch_size, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
@@ -251,6 +256,13 @@ class Rounds:
         if parameters.reuse_cache and available:
             available = MAX_DRAWN
         return self._prefetch.begin(min(available, MAX_DRAWN))
+
+    def _wait_for_agreement(self, differing: list[RemoteServer], now: float) -> None:
+        """Batches of servers with different parameters would be mixed: ask all of them again, and what they have."""
+        self.waits_for = f"server {differing[0].name} draws by other parameters"
+        for server in differing:
+            self.stock(server).table, self.stock(server).again_at = None, now + REFUSED_INTERVAL
+        self._directory.ask_soon()
 
     def _wait_for_more(self, there: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
@@ -336,10 +348,14 @@ class Rounds:
             if ask.number in made.open:
                 made.open.discard(ask.number)
                 if isinstance(said, messages.Drawn) and payload is not None:
-                    made.parts.append(payload)
+                    if said.parameters in (0, made.parameters.fingerprint):
+                        made.parts.append(payload)
+                    else:
+                        self.refused["parameters"] += 1
 
     def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, now: float) -> None:
         table = sums_of(said.clients)
+        stock.server.fingerprint = said.parameters
         entries = stock.report(table, now)
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)

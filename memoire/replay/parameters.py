@@ -7,6 +7,9 @@ value, never a field that moves under somebody's feet.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -254,6 +257,16 @@ class Parameters:
             for name, value in values.items()
             if name not in unused
         }
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """64 bits, never 0, of the values that are not defaults: equal parameters have equal ones, also under another
+        version of memoire that knows more fields.
+        """
+        default = Parameters().to_wire()
+        told = {name: value for name, value in self.to_wire().items() if value != default[name]}
+        text = json.dumps(told, sort_keys=True)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Self:

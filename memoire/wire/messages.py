@@ -401,6 +401,7 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
     standing: ServerRate | None = None  # where drawing or recording is limited
+    parameters: Hash = 0  # fingerprint of those that the table has; 0: an older server does not say it
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)
@@ -433,6 +434,7 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
     standing: ServerRate | None = None  # where drawing or recording is limited
+    parameters: Hash = 0  # fingerprint of those that the samples were drawn by, as in SUMMED
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)

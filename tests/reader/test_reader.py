@@ -76,6 +76,18 @@ def test_batches_come_from_every_server_behind_a_proxy(cluster):
     assert set(stats.servers) == set(NAMES)
 
 
+def test_servers_with_different_discounts_are_not_mixed_into_a_batch(cluster):
+    servers = [cluster.server(name=name, discount=discount) for name, discount in zip(NAMES, (0.5, 0.25), strict=False)]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    for client in clients_of_each(cluster, proxy, NAMES[:2]):
+        fill(client)
+    reader = cluster.reader([proxy])
+    with pytest.raises(ParameterError, match=r"discount_factor must be \[0\.\d+\], as other servers of this table"):
+        reader.get_batch(64, 2.0)
+    assert reader.stats().batches == 0
+
+
 def test_arrays_of_a_batch_cross_dlpack_without_a_copy(cluster):
     server = cluster.server()
     fill(cluster.client(server))

@@ -10,7 +10,7 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
 from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import NAMES, Parameters
 from memoire.wire import messages
 from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import unpack_counts
@@ -51,6 +51,45 @@ def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all
     (drawn,) = world.answer(draws[0])
     assert len(actions(drawn)) == 32 and set(actions(drawn)) == {1, 2, 3, 4}
     assert world.prefetch.samples == 32 and world.rounds.short == 0
+
+
+OTHERS = {
+    "priority_exponent": 0.7, "importance_exponent": 0.5, "importance_final": 1.0, "importance_batches": 9,
+    "prioritization": "rank", "stratified": True, "priority_epsilon": 0.1, "mix_lambda": 0.5, "frame_stack": 2,
+    "multi_step": 2, "sequence_length": 4, "sequence_overlap": 1, "burn_in": 1, "sequence_max_share": 0.5,
+    "sequence_first": ("action",), "cache_size": 32, "rollout_length": 5, "max_episode": 3, "reuse_cache": True,
+    "discount_factor": 0.5, "reward_coeff": 2.0, "start": "zero", "prev": ("obs",), "next": ("action",),
+    "samples_per_insert": 2.0, "samples_per_insert_tolerance": 50.0, "min_size": 1, "max_times_sampled": 2,
+    "max_age": 9.0, "max_model_lag": 1, "model_topic": "policy", "normalize": "global", "compression": "zlib",
+}  # fmt: skip
+"""Another value of every parameter."""
+
+
+def test_no_batch_is_drawn_while_servers_differ_in_any_parameter():
+    assert set(OTHERS) == NAMES
+    for name, value in OTHERS.items():
+        needs = {"sequence_length": 4} if name in ("sequence_overlap", "burn_in") else {}
+        world = two(parameters=PARAMETERS.replace(**needs))
+        other = world.servers["b"].parameters = PARAMETERS.replace(**needs, **{name: value})
+        world.servers["a"].parameters = PARAMETERS.replace(**needs)
+        assert world.run(2) == [], name
+        world.directory.servers["b"].parameters = other
+        with pytest.raises(ParameterError, match=f"^{name} must be .*as other servers of this table .* at server b"):
+            raise world.directory.difference()
+        world.servers["b"].parameters = world.servers["a"].parameters
+        world.now += REFUSED_INTERVAL
+        world.begin()
+        world.answer()
+        assert world.directory.difference() is None
+
+
+def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
+    world = two()
+    world.begin()
+    world.answer()
+    world.begin()
+    world.servers["b"].parameters = PARAMETERS.replace(discount_factor=0.5)
+    assert world.answer() == [] and world.rounds.refused == {"parameters": 1}
 
 
 def test_batches_weigh_all_clients_as_one_memory_does():

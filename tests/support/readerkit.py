@@ -86,6 +86,7 @@ class PoolServer:
             payload = self.pool.draw_counts(READER, unpack_counts(body.counts))
         table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
+        facts["parameters"] = self.parameters.fingerprint
         made = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed
         return message(made(**facts), payload=payload)
 

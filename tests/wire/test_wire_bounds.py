@@ -148,7 +148,7 @@ FIELDS = {
     "parameters or nothing": "UPDATED.parameters",
     "word": "PROMPTS.since PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
-    "hash": "NOTICE.checksum CHUNK.home CHUNK.checksum PUBLISH.checksum",
+    "hash": "NOTICE.checksum CHUNK.home CHUNK.checksum PUBLISH.checksum SUMMED.parameters DRAWN.parameters",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",
     "1024 names": "FIND_ROWS.fields ACCOUNTS.runs",
     "64 names": "WELCOME.inference",

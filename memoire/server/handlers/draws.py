@@ -41,12 +41,14 @@ class DrawsHandler:
                 clients=rows.tobytes(),
                 finished=self._state.run.finished,
                 standing=_standing(table, header.client, body),
+                parameters=table.parameters.fingerprint,
             )
         )
 
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
         table, reader = self._table_of(header), header.client
+        parameters = table.parameters
         counts = counts_of(body.counts)
         payload = table.pool.draw_counts(
             reader, counts, now=now, compression=self._compression(table, reader, body.packed)
@@ -59,6 +61,7 @@ class DrawsHandler:
             clients=rows.tobytes(),
             finished=self._state.run.finished,
             standing=_standing(table, reader, body),
+            parameters=parameters.fingerprint,
         )
         return Reply(drawn, payload)
 
