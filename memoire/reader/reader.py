@@ -247,7 +247,8 @@ class Reader(Node, ClusterOrders):
             Closed: the reader was closed, also from another thread while waiting.
         """
         wanted = TakeRequest(steps, exact, min_clients, release)
-        rollouts = Rollouts.of(self.schema, self._await_rollouts(wanted, self._seconds(timeout)), time.monotonic())
+        taken = self._await_rollouts(wanted, self._seconds(timeout))
+        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount_factor)
         self._handed_out.look_taken(rollouts, self._thread.publishing.versions, time.monotonic())
         return rollouts
 

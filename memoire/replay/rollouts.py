@@ -89,6 +89,8 @@ class Rollouts:
         model_version       int64 [N] of the models that acted; 0: nobody said
         age                 float32 [N] seconds since the entries were recorded, when they were taken
         client              uint8 [F, 16] ids of the clients that recorded them
+        discount            gamma of the table that they were taken from, per reward dimension or one number for all;
+                            None if they are from no table
 
     Arrays belong to the caller.
     """
@@ -99,16 +101,19 @@ class Rollouts:
         columns: Mapping[str, Any],
         final: Mapping[str, Any],
         facts: Mapping[str, NDArray[Any]],
+        discount: tuple[float, ...] | None = None,
     ) -> None:
-        self._schema = schema
+        self._schema, self.discount = schema, discount
         self.columns, self.final = dict(columns), dict(final)
         self.lengths, self.terminated, self.truncated = facts["lengths"], facts["terminated"], facts["truncated"]
         self.has_final, self.bootstrap, self.client = facts["has_final"], facts["bootstrap"], facts["client"]
         self.model_version, self.age = facts["model_version"], facts["age"]
 
     @classmethod
-    def of(cls, schema: Schema, fragments: Sequence[Fragment], now: float) -> Rollouts:
-        """Fragments, copied together. `now` is of the clock by which they arrived."""
+    def of(
+        cls, schema: Schema, fragments: Sequence[Fragment], now: float, discount: tuple[float, ...] | None = None
+    ) -> Rollouts:
+        """Fragments, copied together. `now` is of the clock by which they arrived; `discount` is the table's."""
         episodes = [fragment.episode for fragment in fragments]
         columns = {
             name: _joined([each.columns[name] for each in episodes], schema, name) for name in schema.entry_names
@@ -125,7 +130,7 @@ class Rollouts:
             "age": np.concatenate([each.age + np.float32(max(0.0, now - each.arrived)) for each in fragments]),
             "client": np.array([np.frombuffer(each.client, np.uint8) for each in fragments]),
         }
-        return cls(schema, columns, final, facts)
+        return cls(schema, columns, final, facts, discount)
 
     @property
     def schema(self) -> Schema:
@@ -185,22 +190,28 @@ class Rollouts:
                 yield order[begin : begin + size]
 
     def gae(
-        self, values: ArrayLike, final_values: ArrayLike, discount: float = 0.99, lam: float = 0.95
+        self, values: ArrayLike, final_values: ArrayLike, discount: float | None = None, lam: float = 0.95
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Generalized advantages and returns, both in the shape of the rewards; see `advantages.gae`.
 
         Args:
             values: [N, *R] of the entries' states.
             final_values: [F, *R] of the final states; those of terminal ones are not read.
+            discount: gamma; None takes the table's. Needed for rollouts that are from no table.
+            lam: lambda, in [0, 1].
+
+        Raises:
+            ParameterError: `discount` is not the table's, or is missing where there is no table; or a shape is wrong.
         """
-        return advantages.gae(self._rewards(), values, self._behind(final_values), self.lengths, discount, lam)
+        gamma = self.gamma(discount)
+        return advantages.gae(self._rewards(), values, self._behind(final_values), self.lengths, gamma, lam)
 
     def vtrace(
         self,
         values: ArrayLike,
         final_values: ArrayLike,
         log_ratios: ArrayLike,
-        discount: float = 0.99,
+        discount: float | None = None,
         *,
         lam: float = 1.0,
         rho_max: float = 1.0,
@@ -209,12 +220,32 @@ class Rollouts:
         """V-trace targets and advantages, both in the shape of the rewards; see `advantages.vtrace`.
 
         Args:
-            values, final_values: As of `gae`.
+            values, final_values, discount: As of `gae`.
             log_ratios: [N] log of the learner's probability of each action over that of the policy that acted.
         """
         ends = self._behind(final_values)
         more = {"lam": lam, "rho_max": rho_max, "c_max": c_max}
-        return advantages.vtrace(self._rewards(), values, ends, self.lengths, log_ratios, discount, **more)
+        gamma = self.gamma(discount)
+        return advantages.vtrace(self._rewards(), values, ends, self.lengths, log_ratios, gamma, **more)
+
+    def gamma(self, given: float | None = None) -> float:
+        """The discount for all reward dimensions: the table's, or `given` where there is no table.
+
+        Raises:
+            ParameterError: `given` is not the table's, it is missing where there is no table, or the table's differs
+                between reward dimensions.
+        """
+        if self.discount is None:
+            if given is None:
+                raise ParameterError("discount", None, "a number in [0, 1]: these rollouts are from no table")
+            return given
+        own = self.discount[0]
+        if any(each != own for each in self.discount):
+            expected = "one number for all reward dimensions; call memoire.replay.advantages for each of them"
+            raise ParameterError("discount", self.discount, expected)
+        if given not in (None, own):
+            raise ParameterError("discount", given, f"{own}, which the table has, or left out")
+        return own
 
     def _rewards(self) -> NDArray[Any]:
         if self._schema.reward is None:

@@ -294,14 +294,31 @@ class TestRollouts:
     def test_advantages_do_not_look_behind_a_terminal_state(self) -> None:
         rollouts = self.rollouts()
         values = np.zeros(8, np.float32)
-        first = rollouts.gae(values, np.array([1.0, 99.0]), 0.5, 1.0)
-        again = rollouts.gae(values, np.array([1.0, -99.0]), 0.5, 1.0)
+        first = rollouts.gae(values, np.array([1.0, 99.0]), lam=1.0)
+        again = rollouts.gae(values, np.array([1.0, -99.0]), lam=1.0)
         np.testing.assert_array_equal(first, again)
-        assert first[0][4] == 4.0 + 0.5 and first[0][7] == 12.0
-        targets, _ = rollouts.vtrace(values, np.array([1.0, 99.0]), np.zeros(8), 0.5)
+        assert first[0][4] == pytest.approx(4.0 + 0.99) and first[0][7] == 12.0
+        targets, _ = rollouts.vtrace(values, np.array([1.0, 99.0]), np.zeros(8))
         np.testing.assert_allclose(targets, first[1])
         with pytest.raises(ParameterError, match="final_values"):
             rollouts.gae(values, np.zeros(3))
+
+    def test_advantages_take_the_table_s_discount_and_refuse_another_one(self) -> None:
+        rollouts = self.rollouts()
+        values, ends = np.zeros(8, np.float32), np.zeros(2)
+        own = float(rollouts.discount[0])
+        np.testing.assert_array_equal(rollouts.gae(values, ends), rollouts.gae(values, ends, own))
+        for call in (rollouts.gae, lambda v, e, d: rollouts.vtrace(v, e, np.zeros(8), d)):
+            with pytest.raises(
+                ParameterError, match=f"discount must be {own}, which the table has, or left out, got 0.9"
+            ):
+                call(values, ends, 0.9)
+        rollouts.discount = None
+        with pytest.raises(ParameterError, match="these rollouts are from no table"):
+            rollouts.gae(values, ends)
+        rollouts.discount = (0.9, 0.5)
+        with pytest.raises(ParameterError, match="one number for all reward dimensions"):
+            rollouts.gae(values, ends)
 
 
 def test_ragged_and_nested_columns_are_taken_and_split() -> None:

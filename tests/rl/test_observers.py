@@ -147,7 +147,7 @@ def test_many_observers_share_batches_and_every_episode_is_run_once(open_agent, 
     assert stats.rows == stats.batched_rows == 120 and sum(stats.batches.values()) < 120
     rollouts = agent.rollouts(episodes)
     assert len(rollouts) == 120 and rollouts.terminated.all()
-    advantages, _ = rollouts.gae(np.zeros(120), np.zeros(40))
+    advantages, _ = rollouts.gae(np.zeros(120), np.zeros(40), 0.99)
     assert advantages.shape == (120,)
 
 

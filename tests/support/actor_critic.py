@@ -44,7 +44,7 @@ class NumpyActorCritic:
     def update(self, rollouts, epochs=8, size=128):
         values = self.forward("value", rollouts["obs"])[1][:, 0]
         final = self.forward("value", rollouts.final["obs"])[1][:, 0]
-        advantages, returns = rollouts.gae(values, final, 0.98, 0.9)
+        advantages, returns = rollouts.gae(values, final, lam=0.9)
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         for index in rollouts.minibatches(size, epochs, self.random):
             self.step(rollouts["obs"][index], rollouts["action"][index], rollouts["logp"][index],
