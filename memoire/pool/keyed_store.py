@@ -24,9 +24,10 @@ ROW_BYTES = 512
 
 @dataclass(slots=True)
 class KeyedRow:
-    """A row: its number, and bytes by name."""
+    """A row: its number, when it was made by its writer's clock, and bytes by name."""
 
     number: int
+    made: int = 0
     tags: dict[str, bytes] = field(default_factory=dict)
     fields: dict[str, bytes] = field(default_factory=dict)
 
@@ -38,6 +39,7 @@ class RowChange:
     key: str
     tags: Mapping[str, bytes]
     fields: Mapping[str, bytes]
+    made: int = 0
 
     @property
     def size(self) -> int:
@@ -116,7 +118,7 @@ class KeyedStore:
         row = rows.get(change.key)
         if row is None:
             self._newest += 1
-            row = rows[change.key] = KeyedRow(self._newest)
+            row = rows[change.key] = KeyedRow(self._newest, change.made)
             self._rows += 1
             self._bytes += ROW_BYTES + len(change.key)
         for held, brought in ((row.tags, change.tags), (row.fields, change.fields)):

@@ -31,3 +31,6 @@ from .interface import load_checkpoint as load_checkpoint
 from .interface import save_checkpoint as save_checkpoint
 from .metadata import BatchMeta as BatchMeta
 from .metadata import KVBatchMeta as KVBatchMeta
+
+__version__ = "0.1.11"
+"""Of TransferQueue, whose calls these are: trainers ask for it before they save checkpoints or give prompts again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -13,17 +14,43 @@ Parser = Callable[[dict[str, Any]], Any]
 
 
 def columns_of(fields: TensorDict) -> dict[str, list[Any]]:
-    """The values of each field, one for each row: a tensor [n, ...] gives n tensors, anything else n objects."""
-    return {name: _values(fields.get(name), len(fields)) for name in fields.keys()}  # noqa: SIM118 (a TensorDict)
+    """The values of each field, one for each row: a tensor [n, ...] gives n tensors, an array [n, ...] or a list n
+    elements, and any other value is that of each row.
+
+    Raises:
+        ValueError: a column has another number of rows.
+    """
+    return {name: _values(_column_of(fields, name)) for name in fields.keys()}  # noqa: SIM118 (a TensorDict)
 
 
-def _values(column: Any, rows: int) -> list[Any]:
+def _column_of(fields: TensorDict, name: str) -> Any:
+    """A tensor, an array or a list of as many rows as the batch."""
+    column, rows = fields.get(name), len(fields)
+    if isinstance(column, torch.Tensor):
+        return column
+    if not isinstance(column, NonTensorData):
+        return column.tolist() if isinstance(column, NonTensorStack) else list(column)
+    value = column.data  # what TensorDict has made of texts, bytes, objects and arrays that torch does not have
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
+        return [value] * rows
+    if len(value) != rows:
+        raise ValueError(
+            f"field {name!r} has {len(value)} values for {rows} rows. Nothing was written. Give one for each row; if "
+            f"all of it is the value of each row, repeat it in a NonTensorStack."
+        )
+    return value if isinstance(value, np.ndarray) else list(value)
+
+
+def _values(column: Any) -> list[Any]:
+    """The value of each row; texts and bytes of NumPy are Python's."""
     if isinstance(column, torch.Tensor):
         return list(column.unbind())
-    if isinstance(column, NonTensorData):
-        return [column.data] * rows
-    values: list[Any] = column.tolist() if isinstance(column, NonTensorStack) else list(column)
-    return values
+    return [each.item() if isinstance(each, np.str_ | np.bytes_) else each for each in column]
+
+
+def _copied(column: Any) -> Any:
+    """A copy: a parser changes what it gets in place, and the caller's batch stays."""
+    return column.clone() if isinstance(column, torch.Tensor) else column.copy()
 
 
 def single_row(fields: TensorDict | Mapping[str, Any]) -> TensorDict:
@@ -49,12 +76,13 @@ def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
     """The columns of a batch, as a parser has left them.
 
     Raises:
+        ValueError: a column has another number of rows.
         RuntimeError: it returned something else than a mapping, or other fields or rows.
     """
     before = {
-        name: value
-        if isinstance(value := fields.get(name), torch.Tensor) and not value.is_nested
-        else _values(value, 0)
+        name: [each.clone() for each in column.unbind()]
+        if isinstance(column := _column_of(fields, name), torch.Tensor) and column.is_nested
+        else _copied(column)
         for name in fields.keys()  # noqa: SIM118 (a TensorDict)
     }
     after = parser(dict(before))
@@ -65,7 +93,7 @@ def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
             f"data_parser must keep fields and rows: it got {sorted(before)} of {len(fields)} rows and returned "
             f"{ {name: len(value) for name, value in after.items()} }"
         )
-    return {name: list(after[name]) for name in before}
+    return {name: _values(after[name]) for name in before}
 
 
 def batch_of(columns: Mapping[str, Sequence[Any]], rows: int) -> TensorDict:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Stored:
     number: int
     tags: dict[str, Any]
     fields: tuple[str, ...]
+    made: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class KeyedClient(Node):
             check(address, "connect to")
         self._limits, self._close_lock, self._pid = limits or Limits(), threading.Lock(), os.getpid()
         self._uploads = itertools.count(1)
+        self._newest_made = 0  # microseconds, of the newest row that was written: none is older than one before it
         self._hashes = {url: _bytes.checksum(url.encode()) for url in self.servers}
         self._thread = KeyedThread(
             self.servers,
@@ -143,7 +146,13 @@ class KeyedClient(Node):
     async def put(self, partition: str, rows: Sequence[Row]) -> list[Stored]:
         """Write rows; returns them in this order, as they are then."""
         names = [row.key for row in rows]
-        return await self._over(partition, names, lambda url, places: self._put(url, partition, _at(rows, places)))
+        first = max(time.time_ns() // 1000, self._newest_made + 1)
+        self._newest_made = first + len(rows)
+
+        def put(url: str, places: list[int]) -> Awaitable[list[Stored]]:
+            return self._put(url, partition, [(first + place, rows[place]) for place in places])
+
+        return await self._over(partition, names, put)
 
     async def facts(self, partition: str, names: Sequence[str]) -> list[Stored]:
         """Rows of these keys that exist, in this order, without values."""
@@ -161,14 +170,18 @@ class KeyedClient(Node):
         )
 
     async def rows(self, partition: str | None) -> dict[str, list[Stored]]:
-        """Rows without values by partition, of one or of all, in the order in which they were made."""
+        """Rows without values by partition, of one or of all, in the order in which they were made: as the server has
+        numbered them, or, over several servers, by the clocks of those that made them.
+        """
         found: dict[str, list[Stored]] = {}
         for names, rows in await asyncio.gather(*(self._list(url, partition) for url in self.servers)):
             for name in names:
                 found.setdefault(name, [])
             for row in rows:
                 found.setdefault(row.partition, []).append(row)
-        return {name: sorted(rows, key=lambda row: row.number) for name, rows in found.items()}
+        if len(self.servers) > 1:  # each server has numbers of its own
+            found = {name: sorted(rows, key=lambda row: (row.made, row.number)) for name, rows in found.items()}
+        return found
 
     async def clear(self, partition: str, names: Sequence[str]) -> None:
         """Take rows away; keys that do not exist are ignored."""
@@ -202,7 +215,7 @@ class KeyedClient(Node):
 
     # One server
 
-    async def _put(self, url: str, partition: str, rows: Sequence[Row]) -> list[Stored]:
+    async def _put(self, url: str, partition: str, rows: Sequence[tuple[int, Row]]) -> list[Stored]:
         room = asyncio.Semaphore(IN_FLIGHT)
 
         async def send(request: _Request) -> list[Stored]:
@@ -215,10 +228,12 @@ class KeyedClient(Node):
         made = await asyncio.gather(*(send(request) for request in self._requests(rows)))
         return list(itertools.chain(*made))
 
-    def _requests(self, rows: Sequence[Row]) -> list[_Request]:
-        """Rows in requests of a message's length. A value that is longer than one comes before it, in pieces."""
+    def _requests(self, rows: Sequence[tuple[int, Row]]) -> list[_Request]:
+        """Rows, each with the time when it was made, in requests of a message's length. A longer value comes before
+        its request, in pieces.
+        """
         most, made = int(self._limits.request_bytes * REQUEST_PART), [_Request()]
-        for row in rows:
+        for made_at, row in rows:
             inline, long = dict(row.fields), list[tuple[str, bytes]]()
             while inline and sum(map(len, inline.values())) > most:
                 name = max(inline, key=lambda each: len(inline[each]))
@@ -226,7 +241,8 @@ class KeyedClient(Node):
             size = sum(map(len, inline.values())) + sum(map(len, row.tags.values())) + len(row.key) + 64
             if made[-1].rows and made[-1].size + size > most:
                 made.append(_Request())
-            made[-1].rows.append(keyed.PutRow(row.key, dict(row.tags), inline, _staged(made[-1].upload, long)))
+            staged = _staged(made[-1].upload, long)
+            made[-1].rows.append(keyed.PutRow(row.key, dict(row.tags), inline, staged, made_at))
             made[-1].size += size
         return [request for request in made if request.rows]
 
@@ -303,7 +319,7 @@ def _decoded(fields: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _stored(row: keyed.RowFacts) -> Stored:
-    return Stored(row.partition, row.key, row.number, _decoded(row.tags), tuple(row.fields))
+    return Stored(row.partition, row.key, row.number, _decoded(row.tags), tuple(row.fields), row.made)
 
 
 def _staged(upload: bytearray, long: Sequence[tuple[str, bytes]]) -> list[keyed.StagedValue]:

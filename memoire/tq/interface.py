@@ -237,7 +237,7 @@ def kv_batch_put(
         The keys with all their tags, and the fields that all of them have.
 
     Raises:
-        ValueError: neither fields nor tags, a key is repeated, or lengths differ.
+        ValueError: neither fields nor tags, a key is repeated, or lengths differ, those of columns too.
         NotPlain: a value could only be pickled.
         Refused: a server is full; rows of other servers may be written.
     """

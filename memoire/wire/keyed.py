@@ -36,6 +36,7 @@ class PutRow(TailRow, frozen=True, array_like=True):
     tags: Fields
     fields: Fields
     staged: Annotated[list[StagedValue], Meta(max_length=1024)]
+    made: Word = 0  # microseconds of the writer's clock, which count if the row is new
 
 
 class RowFacts(TailRow, frozen=True, array_like=True):
@@ -46,6 +47,7 @@ class RowFacts(TailRow, frozen=True, array_like=True):
     number: Word
     tags: Fields
     fields: Annotated[list[Name], Meta(max_length=1024)]
+    made: Word = 0
 
 
 class RowValues(TailRow, frozen=True, array_like=True):

@@ -134,6 +134,83 @@ def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_t
         [client.close() for client in held]
 
 
+COLUMNS = {
+    "texts of NumPy": np.array(["a", "b", "c"]),
+    "bytes of NumPy": np.array([b"a", b"bb", b"c"]),
+    "objects of NumPy": np.array([{"k": 1}, None, "x"], object),
+    "dates": np.array(["2020-01-01", "2021-01-01", "2022-01-01"], "datetime64[D]"),
+    "rows of texts": np.array([["a", "b"], ["c", "d"], ["e", "f"]]),
+    "numbers of NumPy": np.array([1.0, 2.0, 3.0]),
+    "list of texts": ["a", "b", "c"],
+    "list of objects": [{"k": 1}, {"k": 2}, {"k": [3]}],
+    "lists": [["a"], ["b", "c"], ["d"]],
+    "tuple": ("a", "b", "c"),
+    "list in one piece": tensordict.NonTensorData(["a", "b", "c"]),
+    "stack": tensordict.NonTensorStack("a", {"k": 1}, None),
+    "tensor": torch.arange(6).reshape(3, 2),
+    "nested": torch.nested.as_nested_tensor([torch.arange(2), torch.arange(5), torch.arange(1)], layout=torch.jagged),
+    "one text": "abc",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_of_any_kind_gives_each_row_its_own_value_with_a_parser_or_without(queue, name):
+    column, keys = COLUMNS[name], ["k0", "k1", "k2"]
+    if isinstance(column, torch.Tensor):
+        rows = list(column.unbind())
+    elif isinstance(column, tensordict.NonTensorStack | tensordict.NonTensorData):
+        rows = list(column.tolist())
+    else:
+        rows = [column] * 3 if name in ("one text", "nothing") else list(column)
+    batch = TensorDict({"x": column}, batch_size=3)
+    queue.kv_batch_put(keys, "plain", batch)
+    queue.kv_batch_put(keys, "parsed", batch, data_parser=lambda columns: columns)
+    for partition in ("plain", "parsed"):
+        for key, value in zip(keys, rows, strict=True):
+            found = queue.kv_batch_get(key, partition).get("x")
+            (found,) = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+            np.testing.assert_equal(np.asarray(found), np.asarray(value))
+
+
+def test_a_column_of_another_length_is_refused_before_a_row_is_written(queue):
+    for column in (np.array(["a", "b"]), ("a", "b", "c", "d")):
+        for parser in (None, dict):
+            with pytest.raises(ValueError, match=r"field 'x' has [24] values for 3 rows\. Nothing was written"):
+                queue.kv_batch_put(["a", "b", "c"], "p", TensorDict({"x": column}, batch_size=3), data_parser=parser)
+    assert queue.kv_list("p") == {}
+
+
+def test_a_parser_changes_columns_in_place_and_the_callers_batch_stays(queue):
+    def parse(columns):
+        columns["x"][1] = "z"
+        columns["y"][1] = 9
+        return columns
+
+    batch = TensorDict({"x": np.array(["a", "b"]), "y": torch.arange(2)}, batch_size=2)
+    queue.kv_batch_put(["a", "b"], "p", batch, data_parser=parse)
+    assert queue.kv_batch_get(["a", "b"], "p", "x")["x"] == ["a", "z"] and batch["x"].tolist() == ["a", "b"]
+    assert queue.kv_batch_get(["a", "b"], "p", "y")["y"].tolist() == [0, 9] and batch["y"].tolist() == [0, 1]
+
+
+def test_rows_are_listed_in_the_order_of_making_over_several_servers(servers, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
+    keys = [f"k{i * 37 % 101}" for i in range(101)]
+    try:
+        for start in range(0, 101, 10):
+            some = keys[start : start + 10]
+            tq.kv_batch_put(some, "p", tags=[{} for _ in some])
+        tq.kv_put(keys[3], "p", tag={"again": True})
+        assert list(tq.kv_list("p")["p"]) == keys
+    finally:
+        tq.close()
+
+
+def test_the_version_is_that_of_the_interface(queue):
+    assert tq.__version__ == json.loads(tq_calls.RECORD.read_text(encoding="utf-8"))["version"]
+
+
 def test_a_checkpoint_that_ends_early_is_refused(queue, tmp_path):
     queue.kv_put("a", "p", {"x": torch.arange(100)})
     queue.save_checkpoint(tmp_path / "one")

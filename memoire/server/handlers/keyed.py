@@ -69,7 +69,9 @@ class KeyedHandler:
         return self._put(header.client, body, keyed.unpack_puts(payload))
 
     def _put(self, client: bytes, body: messages.ChangeRows, rows: list[keyed.PutRow]) -> Reply:
-        changes = [RowChange(row.key, row.tags, {**row.fields, **self._staged(client, body, row)}) for row in rows]
+        changes = [
+            RowChange(row.key, row.tags, {**row.fields, **self._staged(client, body, row)}, row.made) for row in rows
+        ]
         written = self._rows.put(body.partition, changes)
         if body.upload:
             self._rows.unstage(client, body.upload)
@@ -94,4 +96,4 @@ def _chosen(row: KeyedRow, names: list[str]) -> dict[str, bytes]:
 
 
 def _facts(partition: str, key: str, row: KeyedRow) -> keyed.RowFacts:
-    return keyed.RowFacts(partition, key, row.number, dict(row.tags), list(row.fields))
+    return keyed.RowFacts(partition, key, row.number, dict(row.tags), list(row.fields), row.made)
