@@ -5,10 +5,71 @@ survives pickling, and its text says which value, from whom, what was expected a
 """
 
 import errno
+import functools
+from collections.abc import Callable
+from typing import Any
 
 
 class MemoireError(Exception):
-    """Whatever memoire raises on purpose."""
+    """Whatever memoire raises on purpose.
+
+    Gymnasium and others raise an error again as `type(error)(text)`. So each class can also be made of one text, which
+    is then what the error says: class and sentence stay, and its facts are gone.
+    """
+
+    sentence: str | None = None
+    """What an error says that was made of its text alone; None if it has facts."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, also_text in (("__init__", _facts_or_text), ("__str__", _sentence_or_facts)):
+            if name in vars(cls):
+                setattr(cls, name, also_text(vars(cls)[name]))
+
+
+def _facts_or_text(init: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that also takes the text of an error in place of its facts."""
+
+    @functools.wraps(init)
+    def build(self: MemoireError, *facts: Any, **named: Any) -> None:
+        is_outermost = type(self).__init__ is build
+        if is_outermost and not named and len(facts) == 1 and _is_text(type(self), init, facts[0]):
+            Exception.__init__(self, *facts)
+            self.sentence = facts[0]
+        else:
+            init(self, *facts, **named)
+
+    return build
+
+
+def _sentence_or_facts(text_of: Callable[[MemoireError], str]) -> Callable[[MemoireError], str]:
+    @functools.wraps(text_of)
+    def text(self: MemoireError) -> str:
+        return text_of(self) if self.sentence is None else self.sentence
+
+    return text
+
+
+_PROBE = "a fact of an error"
+
+
+def _is_text(kind: type[MemoireError], init: Callable[..., None], value: object) -> bool:
+    """Whether the only argument of a class is the text of such an error, with or without words after it.
+
+    A class of several facts, or of a number, has no other use for one text. That of a class of one text is known by
+    the words around it.
+    """
+    if not isinstance(value, str):
+        return False
+    if next((taken for taken in init.__annotations__.values() if taken is not None), str) in (int, float, bool):
+        return True
+    probe = kind.__new__(kind, _PROBE)
+    try:
+        init(probe, _PROBE)
+        words = [part.strip() for part in str(probe).split(_PROBE)]
+    except (TypeError, ValueError):  # more facts are needed
+        return True
+    return any(words) and all(part in value for part in words)
 
 
 class InsecureWarning(UserWarning):

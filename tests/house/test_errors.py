@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import copy
 import importlib
 import inspect
 import pickle
@@ -136,6 +137,15 @@ def test_an_error_survives_pickling_with_its_facts_and_words(kind):
     assert type(again) is kind
     assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
     assert "some words" in str(error) or not error.args or not any(arg == "some words" for arg in error.args)
+
+
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_an_error_that_is_raised_again_as_its_text_keeps_class_and_sentence(kind):
+    error = example(kind)
+    for text in (str(error), f"{error} was raised from the environment creator for real-time-gym-v1"):
+        again = type(error)(text)
+        for each in (again, pickle.loads(pickle.dumps(again)), copy.copy(again), type(again)(str(again))):
+            assert type(each) is kind and str(each) == text
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TREE if kind is not MemoireError], ids=lambda kind: kind.__name__)
