@@ -20,11 +20,9 @@ def main() -> None:
         exploration_final_eps=0.04,
         target_update_interval=100,
         seed=1,
-        replay_buffer_kwargs={
-            "sampler": memoire.Prioritized(0.6, beta=memoire.Linear(0.4, 1.0, 5000)),
-            "multi_step": 3,
-            "discount": 0.99,
-        },
+        gamma=0.99,
+        n_steps=3,
+        replay_buffer_kwargs={"sampler": memoire.Prioritized(0.6, beta=memoire.Linear(0.4, 1.0, 5000))},
     )
     model.learn(6000)
     returns = [info["r"] for info in model.ep_info_buffer][-10:]

@@ -11,6 +11,7 @@ renews.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -27,13 +28,17 @@ from torch.nn import functional
 
 from memoire.replay.batch import Batch
 from memoire.replay.buffer import Buffer
-from memoire.replay.parameters import NAMES
+from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler, Uniform
 from memoire.replay.schema import Schema
 
 from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
 from .suggestions import checked_names
 from .torch import TorchBatch
+
+
+_N_STEPS = ("n_steps", "multi_step")
+_GAMMA = ("gamma", "discount", "discount_factor")
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -46,13 +51,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
         optimize_memory_usage: Taken and ignored: a frame is stored once in any case.
         handle_timeout_termination: Whether an episode that was cut off has a value behind it; it should.
         sampler: How entries are chosen; None draws uniformly.
-        multi_step, discount: Rewards of so many steps are summed; `discount` has to be the algorithm's gamma, which
-            those of this module see to.
+        multi_step: Steps whose rewards are summed; 1 unless it is given.
+        discount: The algorithm's gamma, which Stable-Baselines3 does not tell its buffer: needed with more steps than
+            one. With one step the algorithm discounts by itself: samples have `discounts` None, and it is refused.
+        n_steps, gamma: The names of Stable-Baselines3 for `multi_step` and `discount`.
         seed: Of the draws.
         writer: In place of a buffer: where entries go, such as `client.writer(num_envs=n, autoreset="disabled")`.
-        source: With it, who draws: a `Server` or `Reader`, whose `get_batch` is called.
+        source: With it, who draws: a `Server` or `Reader`, whose `get_batch` is called. It has settings of its own:
+            `sampler`, `seed` and `fields` are refused, `multi_step` and `discount` are compared with its own.
         timeout: Seconds that `source` waits for samples.
         fields: Other fields of `Parameters`.
+
+    Raises:
+        ParameterError: a setting is missing, contradicts another one or the source's, or would not be used.
     """
 
     @checked_names(NAMES)
@@ -67,8 +78,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
         handle_timeout_termination: bool = True,
         *,
         sampler: Sampler | None = None,
-        multi_step: int = 1,
-        discount: float = 0.99,
+        multi_step: int | None = None,
+        discount: float | None = None,
+        n_steps: int | None = None,
+        gamma: float | None = None,
         seed: int | None = None,
         writer: Any = None,
         source: Any = None,
@@ -79,6 +92,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (writer is None) != (source is None):
             raise ParameterError("source", source, "given together with `writer`, or neither of both")
+        self._steps = _agreed(multi_step=multi_step, n_steps=n_steps) or 1
+        self._discount = _agreed(discount=discount, gamma=gamma, discount_factor=fields.pop("discount_factor", None))
+        if self._steps == 1 and self._discount is not None:
+            expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this"
+            raise ParameterError("discount", self._discount, expected)
+        if self._steps != 1 and self._discount is None:
+            raise ParameterError("discount", None, f"given with multi_step={self._steps}: the gamma of the algorithm")
         self.handle_timeout_termination = handle_timeout_termination
         self.optimize_memory_usage = False
         self._timeout = timeout
@@ -94,18 +114,66 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._writer = writer
         self.source = source
         """Who draws, where a cluster is used: a `Server` or `Reader`."""
-        if writer is None:
+        self._checked: Any = None  # the parameters that agreed with what this was told
+        if writer is not None:
+            unused = {"sampler": sampler, "seed": seed} | fields
+            for name, value in unused.items():
+                if value is not None:
+                    raise ParameterError(name, value, "left out with `source`, which draws by settings of its own")
+        else:
             _refuse_sequences(fields.get("sequence_length", 0))
             self.memory = Buffer(
                 schema_of(SimpleNamespace(observation_space=observation_space, action_space=action_space)),
                 buffer_size,
                 sampler=Uniform() if sampler is None else sampler,
-                multi_step=multi_step,
-                discount=discount,
+                multi_step=self._steps,
+                discount=1.0 if self._discount is None else self._discount,
                 seed=seed,
                 **fields,
             )
             self._writer = self._made_writer()
+        self._check_parameters()
+
+    @property
+    def parameters(self) -> Parameters | None:
+        """What the buffer or the source draws by; None of a source that does not say, or does not know it yet."""
+        drawn_by = self.source if self.memory is None else self.memory
+        is_met = getattr(drawn_by, "servers", True)
+        return getattr(drawn_by, "parameters", None) if is_met else None
+
+    def check_algorithm(self, gamma: float, n_steps: int) -> None:
+        """Refuse an algorithm of another gamma or n_steps. A buffer of one step that knows no gamma takes this one.
+
+        Raises:
+            ParameterError: names both values. Nothing was changed.
+        """
+        if self._steps != n_steps:
+            raise ParameterError("n_steps", n_steps, f"that of the replay buffer, multi_step={self._steps}")
+        if self._discount is None:
+            if self.memory is not None:
+                self.memory.configure(discount=gamma)
+            elif (drawn_by := self.parameters) is not None:
+                _refuse_gamma(gamma, drawn_by.discount_factor, "source")
+            self._discount = gamma
+        _refuse_gamma(gamma, (self._discount,), "replay buffer")
+        self._check_parameters()
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that are not those that this was told, such as those of a source that was configured."""
+        drawn_by = self.parameters
+        if drawn_by is None or drawn_by is self._checked:
+            return
+        who = "source" if self.memory is None else "memory"
+        _refuse_sequences(drawn_by.sequence_length)
+        if drawn_by.multi_step != self._steps:
+            expected = f"the multi_step of the {who}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
+            raise ParameterError("multi_step", self._steps, expected)
+        if self._discount is not None:
+            _refuse_gamma(self._discount, drawn_by.discount_factor, who)
+        elif 0.0 in drawn_by.discount_factor:
+            expected = f"above 0 at the {who}: a discount of 0 says that an episode terminated"
+            raise ParameterError("discount", drawn_by.discount_factor, expected)
+        self._checked = drawn_by
 
     def _made_writer(self) -> Any:
         assert self.memory is not None
@@ -142,7 +210,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return terminated, cut & ~terminated
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Draw a batch, normalized as `env` (a VecNormalize) says; `self.batch` has its importance and ids."""
+        """Draw a batch, normalized as `env` (a VecNormalize) says; `self.batch` has its importance and ids.
+
+        With one step `discounts` is None, as in Stable-Baselines3: the algorithm takes its gamma where `dones` is 0.
+        """
+        self._check_parameters()
         if self.memory is not None:
             self.batch = self.memory.sample(batch_size)
         else:
@@ -158,7 +230,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self._tensors(self._normalize_obs(batch["next_obs"], env)),
             self.to_torch((batch["discount"] == 0.0).astype(np.float32).reshape(size, 1), copy=False),
             self.to_torch(self._normalize_reward(batch["reward"].reshape(size, 1), env), copy=False),
-            self.to_torch(batch["discount"].reshape(size, 1), copy=False),
+            self.to_torch(batch["discount"].reshape(size, 1), copy=False) if self._steps != 1 else None,
         )
 
     def _tensors(self, value: Any) -> Any:
@@ -188,7 +260,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         if self.memory is None:
             raise NotCopied("ReplayBuffer of a cluster", "Its entries are at the servers: server.snapshot(path).")
-        return vars(self) | {"_writer": None, "_last": None, "batch": None}
+        return vars(self) | {"_writer": None, "_last": None, "batch": None, "_checked": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -198,6 +270,21 @@ class ReplayBuffer(buffers.ReplayBuffer):
 def schema_of(env: Any) -> Schema:
     """The columns that a `ReplayBuffer` writes for an environment (or anything with its two spaces): for a server."""
     return Schema.from_env(env)
+
+
+def _agreed(**told: Any) -> Any:
+    """The one value that was told under any of these names; None if none was."""
+    agreed = [(name, value) for name, value in told.items() if value is not None]
+    for name, value in agreed[1:]:
+        if not np.array_equal(np.ravel(value), np.ravel(agreed[0][1])):
+            raise ParameterError(name, value, f"the same as {agreed[0][0]}, {agreed[0][1]}, or left out")
+    return agreed[0][1] if agreed else None
+
+
+def _refuse_gamma(gamma: Any, discount: Any, who: str) -> None:
+    if not np.all(np.ravel(discount) == np.ravel(gamma)):
+        others = ", ".join(f"{each:g}" for each in np.ravel(discount))
+        raise ParameterError("gamma", gamma, f"the discount of the {who}, {others}, as rewards are summed with it")
 
 
 def _refuse_sequences(length: int) -> None:
@@ -232,25 +319,86 @@ def _differ(obs: Any, other: Any, count: int) -> NDArray[np.bool_]:
 class _CorrectedAlgorithm:
     """Over an algorithm: its replay is a `ReplayBuffer`, whose importance corrects and which hears of TD errors."""
 
+    _is_n_steps_told = True
+    """Whether the algorithm was told n_steps; else `replay_buffer_kwargs` may say it."""
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        given = options.get("replay_buffer_class") or ReplayBuffer
-        if not issubclass(given, ReplayBuffer):
-            raise ParameterError("replay_buffer_class", given.__name__, "memoire.sb3.ReplayBuffer, or one below it")
-        super().__init__(*arguments, **options | {"replay_buffer_class": given})
+        told = inspect.signature(super().__init__).bind_partial(*arguments, **options).arguments
+        kind = told.get("replay_buffer_class") or ReplayBuffer
+        if not issubclass(kind, ReplayBuffer):
+            raise ParameterError("replay_buffer_class", kind.__name__, "memoire.sb3.ReplayBuffer, or one below it")
+        self._is_n_steps_told = "n_steps" in told
+        super().__init__(*arguments, **options)
 
     def _setup_model(self) -> None:
         own: Any = self  # the algorithm that this class is over
-        usual = {"discount": own.gamma, "multi_step": getattr(own, "n_steps", 1)}
-        kwargs = own.replay_buffer_kwargs = usual | own.replay_buffer_kwargs
-        if kwargs.get("writer") is None and kwargs["discount"] != own.gamma:
-            raise ParameterError("discount", kwargs["discount"], f"the algorithm's gamma, {own.gamma}, or left out")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # it is heeded, as multi_step
-            super()._setup_model()  # type: ignore[misc]
+        told = own.replay_buffer_kwargs
+        own.replay_buffer_class = own.replay_buffer_class or ReplayBuffer
+        own.replay_buffer_kwargs = self._completed(told)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # it is heeded, as multi_step
+                super()._setup_model()  # type: ignore[misc]
+        finally:
+            own.replay_buffer_kwargs = told  # what was derived is derived from what `load` may change
+        self._is_n_steps_told = True
+        self._check_replay()
+
+    def _completed(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the replay buffer: what was told, and what follows from the algorithm's own settings."""
+        own: Any = self
+        rest = {name: value for name, value in told.items() if name not in _GAMMA + _N_STEPS}
+        steps = _agreed(**{name: told[name] for name in _N_STEPS if name in told})
+        if steps is not None and not self._is_n_steps_told:
+            own.n_steps = steps
+        elif steps is not None and steps != self._n_steps:
+            raise ParameterError("multi_step", steps, f"the algorithm's n_steps, {self._n_steps}, or left out")
+        discount = _agreed(**{name: told[name] for name in _GAMMA if name in told})
+        if discount is not None and not np.all(np.ravel(discount) == own.gamma):
+            raise ParameterError("discount", discount, f"the algorithm's gamma, {own.gamma}, or left out")
+        return rest | {"multi_step": self._n_steps, "discount": own.gamma if self._n_steps != 1 else None}
+
+    @property
+    def _n_steps(self) -> int:
+        steps: int = getattr(self, "n_steps", 1)  # QR-DQN has none
+        return steps
+
+    def _check_replay(self) -> None:
+        """Refuse a replay buffer that is not of this module, or has another gamma or n_steps than the algorithm."""
+        own: Any = self
+        if not isinstance(own.replay_buffer, ReplayBuffer):
+            kind = type(own.replay_buffer)
+            expected = "a memoire.sb3.ReplayBuffer: fill one by its `add`, or take the algorithm of Stable-Baselines3"
+            raise ParameterError("replay_buffer", f"{kind.__module__}.{kind.__qualname__}", expected)
+        own.replay_buffer.check_algorithm(own.gamma, self._n_steps)
+
+    def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
+        """Take a replay buffer that `save_replay_buffer` wrote. It is a pickle: load only files that you trust.
+
+        Raises:
+            ParameterError: it is not of this module, or of another gamma or n_steps; the one before stays.
+        """
+        own: Any = self
+        before = own.replay_buffer
+        try:
+            super().load_replay_buffer(path, truncate_last_traj)  # type: ignore[misc]
+            self._check_replay()
+        except BaseException:
+            own.replay_buffer = before
+            raise
+
+    def _discounts(self, samples: ReplayBufferSamples) -> torch.Tensor:
+        """[B, 1] what the values of the next states are multiplied by: 0 where an episode terminated."""
+        own: Any = self
+        steps = own.gamma if samples.discounts is None else samples.discounts
+        discounts: torch.Tensor = (1.0 - samples.dones) * steps
+        return discounts
 
     def _drawn(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
         """A batch, and its importance [B, 1]."""
         own: Any = self
+        if isinstance(own.replay_buffer, ReplayBuffer):  # else somebody replaced it on purpose
+            self._check_replay()
         return own.replay_buffer.sample(batch_size, env=own._vec_normalize_env), own.replay_buffer.importance()
 
     def _record(self, **values: list[float]) -> None:
@@ -302,7 +450,7 @@ class DQN(_ValueBasedAlgorithm, stable_baselines3.DQN):
     def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             ahead = self.q_net_target(samples.next_observations).max(dim=1, keepdim=True).values
-            target = samples.rewards + samples.discounts * ahead  # a discount is 0 where an episode terminated
+            target = samples.rewards + self._discounts(samples) * ahead
         value = self.q_net(samples.observations).gather(1, samples.actions.long())
         return functional.smooth_l1_loss(value, target, reduction="none"), target - value
 
@@ -355,7 +503,7 @@ class SAC(_CorrectedAlgorithm, stable_baselines3.SAC):
         """
         action, log_prob = self.actor.action_log_prob(samples.next_observations)
         ahead = torch.cat(self.critic_target(samples.next_observations, action), dim=1).min(dim=1, keepdim=True).values
-        return samples.rewards + samples.discounts * (ahead - entropy * log_prob.reshape(-1, 1))
+        return samples.rewards + self._discounts(samples) * (ahead - entropy * log_prob.reshape(-1, 1))
 
 
 class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
@@ -392,7 +540,7 @@ class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
         noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
         action = (self.actor_target(samples.next_observations) + noise).clamp(-1, 1)
         ahead = torch.cat(self.critic_target(samples.next_observations, action), dim=1).min(dim=1, keepdim=True).values
-        return samples.rewards + samples.discounts * ahead
+        return samples.rewards + self._discounts(samples) * ahead
 
     def _follow(self) -> None:
         """Move the target networks a little towards the others."""
@@ -421,7 +569,7 @@ def _qrdqn() -> type:
                 ahead = self.quantile_net_target(samples.next_observations)
                 best = ahead.mean(dim=1).argmax(dim=1)
                 ahead = ahead.gather(2, best[:, None, None].expand(-1, ahead.shape[1], 1))[:, :, 0]
-                target = samples.rewards + samples.discounts * ahead
+                target = samples.rewards + self._discounts(samples) * ahead
             values = self.quantile_net(samples.observations)
             values = values.gather(2, samples.actions[..., None].long().expand(-1, values.shape[1], 1))[:, :, 0]
             apart = target.mean(dim=1, keepdim=True) - values.mean(dim=1, keepdim=True)

@@ -317,7 +317,7 @@ class TestStableBaselines:
         model.learn(450)  # two episodes end, cut off after 200 steps
         samples = model.replay_buffer.sample(2000)
         assert samples.observations.shape == (2000, 3) and samples.actions.shape == (2000, 1)
-        assert not samples.dones.any() and (samples.discounts == np.float32(0.99)).all(), "a time limit is no end"
+        assert not samples.dones.any() and samples.discounts is None, "a time limit is no end"
         angle = torch.atan2(samples.observations[:, 1], samples.observations[:, 0])
         ahead = torch.atan2(samples.next_observations[:, 1], samples.next_observations[:, 0])
         turned = torch.remainder(ahead - angle + np.pi, 2 * np.pi) - np.pi
@@ -423,6 +423,103 @@ class TestStableBaselines:
                     tensor, theirs.policy.state_dict()[key], rtol=1e-4, atol=1e-6, msg=f"{name}: {key}"
                 )
 
+    SIDES = {"gamma": 0.9, "n_steps": 3}
+
+    def model_told(self, way, gamma, n_steps, tmp_path):
+        """A DQN of gamma 0.9 and three steps whose replay has these, by one of the ways in which it can come to it."""
+        import gymnasium
+
+        from memoire.sb3 import DQN, ReplayBuffer, schema_of
+
+        env = gymnasium.make("CartPole-v1")
+        if way in ("n_steps and gamma", "multi_step and discount"):
+            names = way.split(" and ")
+            told = dict(zip(sorted(names, key=("multi_step", "n_steps", "discount", "gamma").index), (n_steps, gamma)))
+            return DQN("MlpPolicy", env, **self.SIDES, replay_buffer_kwargs=told)
+        if way == "load_replay_buffer":
+            DQN("MlpPolicy", env, gamma=gamma, n_steps=n_steps).save_replay_buffer(tmp_path / "replay.pkl")
+            model = DQN("MlpPolicy", env, **self.SIDES)
+            before = model.replay_buffer
+            try:
+                model.load_replay_buffer(tmp_path / "replay.pkl")
+            except ParameterError:
+                assert model.replay_buffer is before
+                raise
+            return model
+        if way == "load":
+            model = DQN("MlpPolicy", env, gamma=gamma, n_steps=n_steps, replay_buffer_kwargs={"gamma": gamma})
+            model.save(tmp_path / "model.zip")
+            return DQN.load(tmp_path / "model.zip", env=env, custom_objects=self.SIDES)
+        source = Buffer(schema_of(env), 100, discount=gamma, multi_step=n_steps)
+        drawn = SimpleNamespace(parameters=source.parameters, get_batch=lambda size, timeout: source.sample(size))
+        writer = source.writer(num_envs=1, autoreset="disabled")
+        if way == "a source":
+            return DQN("MlpPolicy", env, **self.SIDES, replay_buffer_kwargs={"writer": writer, "source": drawn})
+        if way == "a source of a buffer alone":
+            spaces = env.observation_space, env.action_space
+            return ReplayBuffer(100, *spaces, writer=writer, source=drawn, **self.SIDES)
+        model = DQN("MlpPolicy", env, **self.SIDES, learning_starts=10)
+        model.learn(8)
+        if way == "configure":
+            model.replay_buffer.memory.configure(discount=gamma, multi_step=n_steps)
+        else:
+            model.gamma, model.n_steps = gamma, n_steps
+        model.learn(8, reset_num_timesteps=False)
+        return model
+
+    WAYS = [
+        "n_steps and gamma", "multi_step and discount", "load_replay_buffer", "load", "a source",
+        "a source of a buffer alone", "configure", "attributes",
+    ]  # fmt: skip
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("way", WAYS)
+    def test_gamma_and_n_steps_of_the_algorithm_and_of_its_replay_are_equal_or_refused(self, way, tmp_path):
+        model = self.model_told(way, 0.9, 3, tmp_path)
+        replay = getattr(model, "replay_buffer", model)
+        assert (replay.parameters.discount_factor, replay.parameters.multi_step) == ((0.9,), 3)
+        if way == "load":  # nothing was told of n_steps: it follows the algorithm
+            model = self.model_told(way, 0.9, 2, tmp_path)
+            assert model.replay_buffer.parameters.multi_step == 3
+        for gamma, n_steps, name in ((0.8, 3, "gamma|discount"), (0.9, 2, "n_steps|multi_step")):
+            if (way, n_steps) != ("load", 2):
+                with pytest.raises(ParameterError, match=name):
+                    self.model_told(way, gamma, n_steps, tmp_path)
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN"])
+    def test_a_plain_algorithm_discounts_by_its_own_gamma(self, name):
+        import stable_baselines3
+
+        from memoire.sb3 import ReplayBuffer
+
+        env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
+        options = {"gamma": 0.9, "learning_starts": 1000, "seed": 1, "replay_buffer_class": ReplayBuffer}
+        made = getattr(stable_baselines3, name)
+        model = made("MlpPolicy", env, **options).learn(60)
+        samples = model.replay_buffer.sample(64)
+        assert samples.discounts is None and samples.dones.any() == (name == "DQN")
+        with pytest.raises(ParameterError, match="discount must be left out with one step"):
+            made("MlpPolicy", env, **options, replay_buffer_kwargs={"discount": 0.9})
+        with pytest.raises(ParameterError, match="discount must be given with multi_step=3"):
+            made("MlpPolicy", env, **options, replay_buffer_kwargs={"multi_step": 3})
+        with pytest.raises(ParameterError, match="multi_step must be the same as n_steps|the same as multi_step"):
+            made("MlpPolicy", env, **options, replay_buffer_kwargs={"multi_step": 3, "n_steps": 2})
+        model = made("MlpPolicy", env, **options, replay_buffer_kwargs={"n_steps": 3, "gamma": 0.5}).learn(60)
+        discounts = set(model.replay_buffer.sample(256).discounts.ravel().tolist())
+        assert discounts <= {0.125, 0.25, 0.5, 0.0} and 0.125 in discounts
+
+    def test_settings_that_a_source_has_itself_are_refused(self):
+        import gymnasium
+
+        from memoire.sb3 import ReplayBuffer, schema_of
+
+        env = gymnasium.make("CartPole-v1")
+        source = Buffer(schema_of(env), 100)
+        for told in ({"sampler": Prioritized(0.6)}, {"seed": 1}, {"min_size": 4}):
+            with pytest.raises(ParameterError, match=f"{next(iter(told))} must be left out with `source`"):
+                ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=source, **told)
+
     def test_quantile_losses_are_those_of_sb3_contrib(self):
         import sb3_contrib
 
@@ -445,7 +542,7 @@ class TestStableBaselines:
             memoire.sb3.DQN(
                 "MlpPolicy", "CartPole-v1", replay_buffer_class=stable_baselines3.common.buffers.ReplayBuffer
             )
-        with pytest.raises(TypeError, match="ReplayBuffer takes no 'n_step'. Did you mean 'multi_step'"):
+        with pytest.raises(TypeError, match="ReplayBuffer takes no 'n_step'. Did you mean 'multi_step' or 'n_steps'"):
             memoire.sb3.DQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"n_step": 3})
         model = memoire.sb3.DQN("MlpPolicy", "CartPole-v1", n_steps=3)
         assert model.replay_buffer.memory.parameters.multi_step == 3
