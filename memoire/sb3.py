@@ -36,7 +36,6 @@ from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
 from .suggestions import checked_names
 from .torch import TorchBatch
 
-
 _N_STEPS = ("n_steps", "multi_step")
 _GAMMA = ("gamma", "discount", "discount_factor")
 
@@ -49,7 +48,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
     Args:
         buffer_size, observation_space, action_space, device, n_envs: As Stable-Baselines3 gives them.
         optimize_memory_usage: Taken and ignored: a frame is stored once in any case.
-        handle_timeout_termination: Whether an episode that was cut off has a value behind it; it should.
+        handle_timeout_termination: Whether `infos` say which episodes were cut off, and have a value behind their
+            end. Without it they are not read: all that is done has terminated.
         sampler: How entries are chosen; None draws uniformly.
         multi_step: Steps whose rewards are summed; 1 unless it is given.
         discount: The algorithm's gamma, which Stable-Baselines3 does not tell its buffer: needed with more steps than
@@ -180,7 +180,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self.memory.writer(num_envs=self.n_envs, autoreset="disabled")
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """One step of all environments; next_obs is where it led, also where an episode ended.
+        """One step of all environments; next_obs is where it led, also where an episode was cut off. Where one
+        terminated it is never used, and may be the first observation of the next episode.
 
         An environment that was reset in the middle of an episode, as at the beginning of `learn`, ends it there.
         """
@@ -198,6 +199,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         except EpisodeTorn:
             self._writer.reset(obs, mask=_differ(obs, self._last, self.n_envs))
             self._writer.step(obs, action, reward, terminated, truncated, after)
+        if not is_plain:  # they are reset already: their next start is not compared with `after`, which may be it
+            self._writer.reset(after, mask=over)
         self._last = after
         self._added += self.n_envs
 
@@ -205,9 +208,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self, over: NDArray[np.bool_], infos: list[dict[str, Any]]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(terminated, truncated) [n_envs] of a step that ends the episodes of environments that are `over`."""
+        if not self.handle_timeout_termination:
+            return over, self._never  # infos are not read: CleanRL passes those of Gymnasium, a dict of arrays
         cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & over
-        terminated = over & ~(cut & self.handle_timeout_termination)
-        return terminated, cut & ~terminated
+        return over & ~cut, cut
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
         """Draw a batch, normalized as `env` (a VecNormalize) says; `self.batch` has its importance and ids.

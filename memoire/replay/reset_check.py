@@ -3,6 +3,9 @@
 If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. But so do the
 episodes of a bandit and of an environment that always shows the same, and by chance those of a small environment that
 begins anywhere. One such start proves nothing; a row of them in places where no episode began before does.
+
+At a termination next_obs is never used, and some programs pass the first observation of the next episode. There only
+episodes that all end at their first step say something, until one is longer: such a program, or one that is stepped on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ PROOF: Final = 3
 """Suspicious starts in a row that are no chance any more."""
 PROOF_AT_ONCE: Final = 2
 """The same where the episode is over after its first step, as it is where an environment repeats its end."""
+PROOF_AT_TERMINATION: Final = 16
+"""The same where the episode before terminated. Each of them is over after its first step."""
 WORTH_A_WORD: Final = 2
 """Starts in a row where an episode has just ended, suspicious or not, of which somebody is told."""
 
@@ -42,6 +47,7 @@ class _LastEnd(NamedTuple):
     final: int
     """Digest of the observation in which it ended."""
     length: int
+    is_terminal: bool = False
 
 
 class ResetCheck:
@@ -54,15 +60,16 @@ class ResetCheck:
         self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
         self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
         self._firsts: set[int] = set()
+        self._goes_on = False  # whether an episode that began where one terminated was longer than a step
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """Environments whose episode has ended, so that their next step begins another one."""
         return tuple(self._ended)
 
-    def ended(self, environment: int, final: int, length: int) -> None:
+    def ended(self, environment: int, final: int, length: int, *, terminated: bool = False) -> None:
         """An episode of `length` steps ended in the observation `final`."""
-        self._ended[environment] = _LastEnd(final, length)
+        self._ended[environment] = _LastEnd(final, length, terminated)
 
     def reset(self, environment: int) -> None:
         """Somebody says that this environment was reset: its next start is not looked at."""
@@ -88,10 +95,10 @@ class ResetCheck:
                 raise EpisodeOver(environment, self._ended[environment].length)
         return begins
 
-    def note(self, begins: dict[int, int]) -> None:
+    def note(self, begins: dict[int, int], ending: Collection[int] = ()) -> None:
         """Episodes have begun in these environments, by digest, and their first steps are stored. Warns once."""
         for environment, first in begins.items():
-            if self.began(environment, first) >= WORTH_A_WORD and not self.is_warned:
+            if self.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
                 self.is_warned = True
                 _log.warning(
                     "episodes of environment %d begin in the observations in which the ones before ended. If "
@@ -109,9 +116,12 @@ class ResetCheck:
         """
         if not self._is_repeated(environment, first):
             return False
-        return self._row(environment, first) >= (PROOF_AT_ONCE if ends else PROOF)
+        row = self._row(environment, first, ends)
+        if self._ended[environment].is_terminal:
+            return row >= PROOF_AT_TERMINATION
+        return row >= (PROOF_AT_ONCE if ends else PROOF)
 
-    def began(self, environment: int, first: int) -> int:
+    def began(self, environment: int, first: int, ends: bool = False) -> int:
         """Note that an episode has begun in this environment; `first` is the hash of its first observation.
 
         Returns how many episodes of this environment in a row, this one included, began with the observation that
@@ -122,7 +132,8 @@ class ResetCheck:
             if len(self._firsts) < MAX_FIRST_OBSERVATIONS:
                 self._firsts.add(first)
             return 0
-        self._rows[environment] = self._row(environment, first)
+        self._rows[environment] = self._row(environment, first, ends)
+        self._goes_on |= self._ended[environment].is_terminal and not ends
         del self._ended[environment]
         doubts = self._doubts[environment] = self._doubts.get(environment, 0) + 1
         return doubts
@@ -131,10 +142,12 @@ class ResetCheck:
         before = self._ended.get(environment)
         return before is not None and before.final == first
 
-    def _row(self, environment: int, first: int) -> int:
+    def _row(self, environment: int, first: int, ends: bool) -> int:
         """Suspicious starts in a row with this one: no episode was seen to begin here, and the row follows an episode
         of several steps, which bandits do not have.
         """
         row = self._rows.get(environment, 0)
+        if self._ended[environment].is_terminal and (self._goes_on or not ends):
+            return 0
         is_suspicious = first not in self._firsts and (row > 0 or self._ended[environment].length > 1)
         return row + 1 if is_suspicious else 0

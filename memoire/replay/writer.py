@@ -154,7 +154,8 @@ class Writer:
             EntryError: a value is missing, or does not match its column.
             NotFinite: a reward, value or observation is NaN or infinite, where its column does not allow that.
             EpisodeTorn: obs is not where the step before ended, in the middle of an episode.
-            EpisodeOver: obs is where the episode ended: the environment was not reset.
+            EpisodeOver: obs is where episodes ended, several in a row: the environment was not reset. Where they
+                terminated, each of them has to be over after its first step.
             ObservationReused: the step wrote over obs.
             FinalObservationMissing: info lacks the observation in which an episode ended.
             Closed: after `close`.
@@ -212,7 +213,7 @@ class Writer:
                 raise Closed(self._closed)
             everyone = np.ones(self.num_envs, np.bool_)
             self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
-            self._last, self._owned = obs, False
+            self._last, self._owned = obs, self._owned and obs is self._last
 
     def cut(self) -> int:
         """Store what is open, ended by the next_obs of the last step, and go on in the same episodes: of rollouts it
@@ -310,7 +311,7 @@ class Writer:
         self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
         self._last = next_obs
         if begins and self._starts is not None:
-            self._starts.note(begins)
+            self._starts.note(begins, {end.environment for end in ends})
         waits = added and self._observer is not None and self._observer.on_entries(added)
         if waits == "discard":  # before an episode that ends here is stored
             self._between(waits)
@@ -368,7 +369,7 @@ class Writer:
             self._began[i] = self._opened[i] = self._clock
             self._returns[i] = 0.0
             if self._starts is not None:
-                self._starts.ended(i, digest(final), length)
+                self._starts.ended(i, digest(final), length, terminated=is_terminal)
                 self._room = 0  # the step that begins the next episode is looked at closely
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -325,8 +326,6 @@ class TestStableBaselines:
 
     @pytest.mark.filterwarnings("ignore")
     def test_an_algorithm_trains_from_a_cluster(self):
-        import gymnasium
-
         from memoire.sb3 import DQN, schema_of
 
         env = gymnasium.make("CartPole-v1")
@@ -344,8 +343,6 @@ class TestStableBaselines:
                 DQN("MlpPolicy", env, replay_buffer_kwargs={"source": server})
 
     def test_sequences_are_refused_by_algorithms_that_learn_from_transitions(self):
-        import gymnasium
-
         from memoire.sb3 import ReplayBuffer, schema_of
 
         env = gymnasium.make("CartPole-v1")
@@ -423,18 +420,49 @@ class TestStableBaselines:
                     tensor, theirs.policy.state_dict()[key], rtol=1e-4, atol=1e-6, msg=f"{name}: {key}"
                 )
 
+    @pytest.mark.parametrize("num_envs", [1, 3])
+    def test_the_loop_of_cleanrl_runs_and_stores_what_the_buffer_of_stable_baselines_stores(self, num_envs):
+        """next_obs is the next episode's first at a termination, and `infos` are Gymnasium's."""
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+        from stable_baselines3.common import buffers
+
+        from memoire.sb3 import ReplayBuffer
+
+        envs = SyncVectorEnv([lambda: Short()] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        spaces = envs.single_observation_space, envs.single_action_space
+        options = {"device": "cpu", "n_envs": num_envs, "handle_timeout_termination": False}
+        ours, theirs = (kind(6000, *spaces, **options) for kind in (ReplayBuffer, buffers.ReplayBuffer))
+        envs.action_space.seed(0)
+        obs, _ = envs.reset(seed=0)
+        for _ in range(200):
+            actions = envs.action_space.sample()
+            next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+            real_next_obs = next_obs.copy()
+            for index, truncated in enumerate(truncations):
+                if truncated:
+                    real_next_obs[index] = infos["final_obs"][index]
+            for each in (ours, theirs):
+                each.add(obs, real_next_obs, actions, rewards, terminations, infos)
+            obs = next_obs
+
+        def rows(samples):
+            columns = (samples.observations, samples.actions, samples.rewards, samples.dones)
+            after = samples.next_observations * (1 - samples.dones)
+            return {tuple(row.tolist()) for row in torch.cat([each.float() for each in (*columns, after)], dim=1)}
+
+        ours_drawn, theirs_drawn = rows(ours.sample(20_000)), rows(theirs.sample(20_000))
+        assert len(ours_drawn) > 150 * num_envs and len(ours_drawn - theirs_drawn) == 0
+        assert len(theirs_drawn - ours_drawn) <= num_envs, "what waits for its next step"
+
     SIDES = {"gamma": 0.9, "n_steps": 3}
 
     def model_told(self, way, gamma, n_steps, tmp_path):
         """A DQN of gamma 0.9 and three steps whose replay has these, by one of the ways in which it can come to it."""
-        import gymnasium
-
         from memoire.sb3 import DQN, ReplayBuffer, schema_of
 
         env = gymnasium.make("CartPole-v1")
         if way in ("n_steps and gamma", "multi_step and discount"):
-            names = way.split(" and ")
-            told = dict(zip(sorted(names, key=("multi_step", "n_steps", "discount", "gamma").index), (n_steps, gamma)))
+            told = dict(zip(way.split(" and "), (n_steps, gamma), strict=True))
             return DQN("MlpPolicy", env, **self.SIDES, replay_buffer_kwargs=told)
         if way == "load_replay_buffer":
             DQN("MlpPolicy", env, gamma=gamma, n_steps=n_steps).save_replay_buffer(tmp_path / "replay.pkl")
@@ -510,8 +538,6 @@ class TestStableBaselines:
         assert discounts <= {0.125, 0.25, 0.5, 0.0} and 0.125 in discounts
 
     def test_settings_that_a_source_has_itself_are_refused(self):
-        import gymnasium
-
         from memoire.sb3 import ReplayBuffer, schema_of
 
         env = gymnasium.make("CartPole-v1")
@@ -550,14 +576,27 @@ class TestStableBaselines:
     def test_the_replay_of_a_cluster_is_saved_by_its_servers(self):
         import pickle
 
-        import gymnasium
-
         from memoire.sb3 import ReplayBuffer
 
         env = gymnasium.make("CartPole-v1")
         made = ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=object())
         with pytest.raises(NotCopied, match=r"Its entries are at the servers: server.snapshot\(path\)"):
             pickle.dumps(made)
+
+
+class Short(gymnasium.Env):
+    """Episodes of one to six steps, which end either way, and whose observations never repeat."""
+
+    observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action):
+        chance, obs = self.np_random.random(2), self.np_random.random(2, np.float32)
+        return obs, float(chance[1]), bool(chance[0] < 0.3), bool(chance[0] > 0.8), {}
 
 
 class Replayed:

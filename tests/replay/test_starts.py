@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from memoire import Buffer, Column, Schema
 from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
-from memoire.replay.reset_check import PROOF, PROOF_AT_ONCE, ResetCheck
+from memoire.replay.reset_check import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
 
 # Environments that are stepped on
@@ -44,7 +44,8 @@ class GoesOn(Repeats):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, *_ = super().step(action)
-        return obs, reward, self.steps % self.length == 0, False, {}
+        is_over = self.steps % self.length == 0
+        return obs, reward, is_over and self.how == "terminated", is_over and self.how == "truncated", {}
 
 
 def play(env: Any, writer: Any, steps: int, *, resets: bool = True, seed: int = 0) -> None:
@@ -63,20 +64,23 @@ def buffer_for(env: Any) -> Buffer:
     return Buffer(Schema.from_env(env), 10_000, seed=0)
 
 
-@pytest.mark.parametrize("how", ["terminated", "truncated"])
-def test_a_forgotten_reset_is_refused_at_the_second_step_that_repeats_an_end(how: str) -> None:
+ROWS = {"terminated": PROOF_AT_TERMINATION, "truncated": PROOF_AT_ONCE}
+
+
+@pytest.mark.parametrize("how", ROWS)
+def test_a_forgotten_reset_is_refused_after_some_steps_that_repeat_an_end(how: str) -> None:
     env = Repeats(5, how)
     buffer = buffer_for(env)
     writer = buffer.writer(env)
     with pytest.raises(EpisodeOver, match=r"environment 0 is stepped on after its episode has ended.*Call env.reset"):
         play(env, writer, 100, resets=False)
-    assert len(buffer) == 5 + PROOF_AT_ONCE - 1
+    assert len(buffer) == 5 + ROWS[how] - 1
     play(env, writer, 100)  # and all is well once it is reset
-    assert len(buffer) == 105 + PROOF_AT_ONCE - 1
+    assert len(buffer) == 105 + ROWS[how] - 1
 
 
 def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
-    env = GoesOn(5)
+    env = GoesOn(5, "truncated")
     buffer = buffer_for(env)
     with caplog.at_level(logging.WARNING, "memoire.replay.reset_check"), pytest.raises(EpisodeOver):
         play(env, buffer.writer(env), 100, resets=False)
@@ -85,7 +89,7 @@ def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_thir
 
 
 def test_one_member_of_a_vector_that_is_not_reset_is_named() -> None:
-    members = [Repeats(3), Repeats(4)]
+    members = [Repeats(3, "truncated"), Repeats(4, "truncated")]
     buffer = buffer_for(members[0])
     writer = buffer.writer(num_envs=2, autoreset="disabled")
     obs = np.stack([env.reset()[0] for env in members])
@@ -94,22 +98,38 @@ def test_one_member_of_a_vector_that_is_not_reset_is_named() -> None:
             after, reward, terminated, truncated, _ = map(np.stack, zip(*(env.step(0) for env in members), strict=True))
             writer.step(obs, np.zeros(2, int), reward, terminated, truncated, after)
             obs = after.copy()
-            if terminated[0]:  # whoever wrote this has forgotten the other one
+            if truncated[0]:  # whoever wrote this has forgotten the other one
                 obs[0], _ = members[0].reset()
     assert len(buffer) == 2 * (4 + PROOF_AT_ONCE - 1)
 
 
 def test_a_writer_that_is_told_of_resets_or_does_not_check_refuses_nothing() -> None:
-    env = GoesOn(3)
+    env = GoesOn(3, "truncated")
     told, unchecked = (buffer_for(env).writer(env, check=check) for check in (True, False))
     play(env, unchecked, 50, resets=False)
     obs, _ = env.reset()
     for _ in range(50):
         after, *rest, info = env.step(0)
         told.step(obs, 0, *rest, after, info)
-        if rest[1]:
+        if rest[1] or rest[2]:
             told.reset(after)
         obs = after
+
+
+@pytest.mark.parametrize("lengths", [(5, 3, 4), (1, 1, 1), (4, *[1] * (PROOF_AT_TERMINATION - 1), 3)])
+def test_at_a_termination_next_obs_may_be_the_first_observation_of_the_next_episode(lengths: Any, caplog: Any) -> None:
+    buffer = buffer_for(Repeats())
+    writer, random, wanted = buffer.writer(), np.random.default_rng(0), []
+    obs = random.random(2, np.float32)
+    for length in [*lengths, *[1, 1, 2] * 20]:
+        for step in range(length):
+            after, is_over = random.random(2, np.float32), step == length - 1
+            writer.step(obs, 0, 1.0, is_over, False, after)
+            wanted.append(is_over)
+            obs = after
+    assert len(buffer) == len(wanted) and len(caplog.records) == 1
+    drawn = buffer.sample(512)
+    np.testing.assert_array_equal(drawn["discount"] == 0, np.array(wanted)[drawn.ids])
 
 
 # Environments that are never refused
