@@ -537,6 +537,13 @@ cdef enum:  # how chances follow from weights
     GREEDY = 2
 
 cdef uint32_t MAX_COUNTED = 0xFFFFFFFF  # draws of an entry
+cdef int64_t MAX_VERSION = (1 << 53) - 1  # of a model
+cdef double LEAST_WEIGHT = 1.1754943508222875e-38  # that float32 holds with all its digits
+
+
+cdef inline bint is_weight(double init_w) noexcept nogil:
+    """Whether an entry's weight can be multiplied by this: float32 holds it."""
+    return init_w == 0.0 or LEAST_WEIGHT <= init_w <= FLT_MAX
 
 cdef struct Copy:  # one column of a batch to be filled
     Column* column
@@ -1600,7 +1607,7 @@ cdef class EntryStore:
 
     # Adding
 
-    def add(self, int64_t lane, values, double init_w=1.0, int64_t model_version=0):
+    def add(self, int64_t lane, values, double init_w=1.0, model_version=0):
         """Add one entry to a lane's open episode and return its number.
 
         Args:
@@ -1609,7 +1616,7 @@ cdef class EntryStore:
                 column's dtype and shape are copied straight in; plain numbers serve scalar columns; what else can be
                 stored without loss of kind is converted, slower.
             init_w: What its weight is multiplied by, finite and at least 0; 0 is never drawn.
-            model_version: Of the model that acted.
+            model_version: Of the model that acted, below 2**53; 0 is unknown, which `max_model_lag` refuses.
 
         Raises:
             EntryError: a value does not fit its column, or a reward, value or state is not finite; nothing was added.
@@ -1619,9 +1626,9 @@ cdef class EntryStore:
         Cost: one copy of the entry; the oldest episode leaves when its row is needed. Never waits but for a draw, gather
         or cache that another thread has under way.
         """
-        cdef int64_t number
-        if self.busy == 0 and type(values) is tuple:
-            number = self._add_exact(lane, <tuple>values, init_w, model_version)
+        cdef int64_t number, version = self._version_of(model_version)
+        if self.busy == 0 and type(values) is tuple and version >= 0:
+            number = self._add_exact(lane, <tuple>values, init_w, version)
             if number >= 0:
                 return number
         return self._add_slowly(lane, values, init_w, model_version)
@@ -1630,13 +1637,24 @@ cdef class EntryStore:
         """`add` without explanations: the number, or what was wrong."""
         return self._add_exact(lane, values, init_w, model_version)
 
+    cdef inline int64_t _version_of(self, object version) except? -2:
+        """The version of the model that made a new entry; -1 where it needs converting, or refusing."""
+        cdef int overflow = 0
+        cdef long long number
+        if type(version) is not int:
+            return -1
+        number = PyLong_AsLongLongAndOverflow(version, &overflow)
+        if overflow or not (number > 0 or (number == 0 and self.most_lag < 0)) or number > MAX_VERSION:
+            return -1
+        return number
+
     cdef int64_t _add_exact(self, int64_t lane, tuple values, double init_w, int64_t model_version):
         """The entry's number, or below 0 what was wrong: then nothing was added. Holds the GIL throughout."""
         cdef int64_t row
         cdef int c, given = 0
         if lane < 0 or lane >= self.lane_count or self.lanes[lane].episode < 0:
             return NOT_OPEN
-        if not (init_w >= 0.0 and init_w < 3e38):
+        if not is_weight(init_w):
             return BAD_WEIGHT
         if len(values) != self.entry_columns:
             return NOT_EXACT
@@ -2643,10 +2661,12 @@ cdef class UsualSteps:
         Returns 0 where something is unusual: nothing was changed. Else 1, or 2 where `last` is an array of its own.
         """
         cdef int status
+        cdef int64_t version
         cdef bint is_large = self.entry_bytes * self.count > FEW_BYTES
         if _is_same_place(obs, next_obs) or (self.is_checked and last is not None and obs is not last):
             return UNUSUAL
-        if type(model_version) is not int or type(init_w) is not float or not 0.0 <= <double>init_w < 3e38:
+        version = self.store._version_of(model_version)
+        if version < 0 or type(init_w) is not float or not is_weight(init_w):
             return UNUSUAL
         if not (self._goes_on(terminated) and self._goes_on(truncated)):
             return UNUSUAL
@@ -2656,7 +2676,7 @@ cdef class UsualSteps:
         elif self.store.busy > 0:
             return UNUSUAL
         try:
-            status = self._add((obs, action, reward, terminated, truncated), extras, init_w, model_version, is_large)
+            status = self._add((obs, action, reward, terminated, truncated), extras, init_w, version, is_large)
         finally:
             if is_large:
                 self.store._release()

@@ -60,6 +60,31 @@ def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
     return int(value)
 
 
+MAX_VERSION = 2**53 - 1
+"""The highest version that a model can have."""
+
+
+def model_version(value: Any, name: str = "model_version") -> int:
+    """The version of a model, from 1; 0 is unknown.
+
+    Raises:
+        ParameterError: it is no whole number, or outside.
+    """
+    return whole(name, value, 0, MAX_VERSION)
+
+
+def finite(name: str, value: Any, low: float = -math.inf) -> float:
+    """A finite number of at least `low`.
+
+    Raises:
+        ParameterError: it is none.
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < low:
+        raise ParameterError(name, value, "a finite number" + (f" of at least {low:g}" if low > -math.inf else ""))
+    return float(value)
+
+
 def text(name: str, value: Any) -> str:
     """A str.
 

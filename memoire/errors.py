@@ -131,6 +131,21 @@ class ParameterError(MemoireError, ValueError):
         return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
 
 
+class ModelUnknown(ParameterError):
+    """An entry was written without the version of the model that acted."""
+
+    def __init__(self, reason: str) -> None:
+        Exception.__init__(self, reason)
+        self.reason = reason
+        self.name, self.value, self.expected = "model_version", 0, "the version of the model that acted"
+
+    def __str__(self) -> str:
+        return (
+            f"model_version is 0, which is unknown, but {self.reason}. Pass model_version=. A client's writer does it "
+            f"by itself if the actor takes its models by newest() or wait() of client.model(topic). Nothing was changed."
+        )
+
+
 class UnknownName(ParameterError, TypeError):
     """An argument or setting was given by a name that there is none of."""
 

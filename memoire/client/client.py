@@ -46,7 +46,7 @@ from .io import Connection
 from .io_client_lock import ClientLock
 from .local_memory import LocalMemory
 from .log_lines import LogLines
-from .models import ModelHandle, Receiver
+from .models import HandedModels, ModelHandle, Receiver
 from .pushes import Pusher, WhenFull, WriterObserver, check_when_full
 from .reports import remainder_of
 from .schedule import HEARTBEAT_INTERVAL
@@ -201,6 +201,7 @@ class Client(Node):
         facts: dict[str, Any] = {"table": table, "name": self.name, "label": self.uuid, "limits": limits, "rng": rng}
         self._session = Session(self.client_id, self.endpoint, now=time.monotonic(), **facts)
         self._waiting = ClientLock(limits.request_timeout)
+        self._handed = HandedModels(self._session)
         self._pusher = Pusher(
             self._session, self._waiting, numbers, when_full=when_full, block_timeout=limits.block_timeout, clock=clock
         )
@@ -335,10 +336,12 @@ class Client(Node):
             options: longest and check; see `Writer`.
 
         May be called again, for other environments: each thread that steps some needs a writer of its own.
+        An entry of a step that is not told its `model_version` gets the version that `newest` or `wait` of this client's
+        model last handed out: of the table's `model_topic`, or else of the only topic.
         """
         self._check_open()
         observer = WriterObserver(self._session, self._waiting, self._pusher, self._local)
-        made = self._local.writer(envs, num_envs, autoreset, observer, **options)
+        made = self._local.writer(envs, num_envs, autoreset, observer, self._handed.stamp, **options)
         self._check_open()  # `close` ends the writers that were there when it was called
         return made
 
@@ -405,7 +408,7 @@ class Client(Node):
             columns: For each column but the return its values in order, [T, *F], nested as the schema is or by the
                 columns' names. They count as recorded now.
             init_w: What the entries' weights are multiplied by: a number, or [T].
-            model_version: Of the models that acted: a number, or [T].
+            model_version: Of the models that acted: a number, or [T]; 0 is unknown.
             final_state, terminated, bootstrap_value: How it ended, as of `Memory.close`.
             multiplier, update_value, update_weight: How it is weighed, as of `Memory.close`.
             steps: Entries that count as steps; None is all of them.
@@ -515,7 +518,8 @@ class Client(Node):
         """The newest model of a topic, kept up to date from now on."""
         self._check_open()
         self._io.topics.want(check_topic(topic))
-        return ModelHandle(topic, self._io.topics, self._waiting, self.endpoint)
+        self._handed.follow(topic)
+        return ModelHandle(topic, self._io.topics, self._waiting, self.endpoint, self._handed)
 
     def subscribe(self, topic: str) -> Receiver:
         """Every model of a topic in order, from the newest on; who is too slow skips (and counts)."""

@@ -8,7 +8,7 @@ given back as soon as it is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +129,7 @@ class OpenEpisodes(Memory):
         arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
         for name in schema.finite:
             finite(name, schema[name], arrays[name])
-        versions = _versions(model_version, count)
+        versions = _versions(self, model_version, count)
 
         def fill(name: str, target: Payload) -> None:
             array = arrays[name].values if name in schema.ragged else arrays[name]
@@ -162,12 +162,11 @@ class OpenEpisodes(Memory):
         return facts, None if states is None else dict(zip(self.schema.states, states, strict=True))
 
 
-def _versions(given: Any, count: int) -> NDArray[np.int64]:
+def _versions(memory: Memory, given: Any, count: int) -> NDArray[np.int64]:
     """`model_version` of `count` entries, int64 [count]. Raises ParameterError."""
-    versions = np.asarray(given)
-    if versions.dtype.kind not in "iu" or versions.shape not in ((), (count,)):
-        raise ParameterError("model_version", given, f"a whole number, or {count} of them")
-    return np.ascontiguousarray(np.broadcast_to(versions, (count,)), np.int64)
+    if isinstance(given, Sequence | np.ndarray) and np.shape(given) == (count,):
+        return np.array([memory.checked_version(version) for version in given], np.int64)
+    return np.full(count, memory.checked_version(given), np.int64)
 
 
 def by_column(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:

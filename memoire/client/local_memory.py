@@ -102,7 +102,13 @@ class LocalMemory:
     # Writers
 
     def writer(
-        self, envs: Any, num_envs: int | None, autoreset: str | None, observer: Observer, **options: Any
+        self,
+        envs: Any,
+        num_envs: int | None,
+        autoreset: str | None,
+        observer: Observer,
+        stamp: Callable[[Any], int],
+        **options: Any,
     ) -> Writer:
         """A writer with lanes of its own; see `Client.writer`."""
         with self.lock:
@@ -110,7 +116,7 @@ class LocalMemory:
                 self._writers = WriterRegistry(self.memory)
             if self._session.told.storage == "rollouts":
                 options |= {"cuts_at_once": True, "longest": self._longest(options.get("longest"))}
-            return self._writers.make(*layout(envs, num_envs, autoreset), observer, **options)
+            return self._writers.make(*layout(envs, num_envs, autoreset), observer, stamp=stamp, **options)
 
     def _longest(self, given: int | None = None) -> int:
         """Entries of a rollout: as its writer's maker says, or the table; no more than fit there."""

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from memoire import arguments
 from memoire.arguments import seconds
+from memoire.errors import ModelUnknown
 from memoire.models.model import Model
 from memoire.models.received import Subscription
 from memoire.models.topics import Topics
 
 from .io_client_lock import ClientLock
+from .session import Session
+
+
+class HandedModels:
+    """Versions of the models that a client's caller was handed last, by topic: the models that act. For any thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._versions: dict[str, int] = {}
+
+    def follow(self, topic: str) -> None:
+        """The caller wants models of this topic."""
+        self._versions.setdefault(topic, 0)
+
+    def hand(self, model: Model) -> Model:
+        """The model that the caller gets now."""
+        self._versions[model.topic] = model.version
+        return model
+
+    def stamp(self, model_version: Any) -> int:
+        """The version for entries whose writer was told this one: the same, or the handed one if it is 0.
+
+        Raises:
+            ParameterError: it is no version. ModelUnknown, one of these: any of several topics may have acted.
+        """
+        if version := arguments.model_version(model_version):
+            return version
+        topic = self._session.parameters.model_topic
+        if topic is not None:
+            return self._versions.get(topic, 0)
+        if len(self._versions) > 1:
+            topics = ", ".join(map(repr, list(self._versions)))
+            raise ModelUnknown(f"this client has models of the topics {topics}, and the table sets no model_topic")
+        return next(iter(self._versions.values()), 0)
 
 
 class ModelHandle:
@@ -15,11 +53,12 @@ class ModelHandle:
 
     Args:
         endpoint: Where models come from, for errors.
+        handed: Told of each model that is handed out.
     """
 
-    def __init__(self, topic: str, topics: Topics, waiting: ClientLock, endpoint: str) -> None:
+    def __init__(self, topic: str, topics: Topics, waiting: ClientLock, endpoint: str, handed: HandedModels) -> None:
         self.topic = topic
-        self._topics, self._waiting, self._endpoint = topics, waiting, endpoint
+        self._topics, self._waiting, self._endpoint, self._handed = topics, waiting, endpoint, handed
 
     @property
     def version(self) -> int:
@@ -38,7 +77,8 @@ class ModelHandle:
     def newest(self) -> Model | None:
         """The newest model that is here, without waiting: .version, .body (bytes), .value (as published)."""
         self._waiting.check_open()
-        return self._topics.newest(self.topic)
+        model = self._topics.newest(self.topic)
+        return None if model is None else self._handed.hand(model)
 
     def wait(self, timeout: float | None = None, *, after: int = 0) -> Model:
         """The newest model as soon as its version is above `after`.
@@ -49,7 +89,8 @@ class ModelHandle:
         """
         waiting = self._waiting
         waiting.check_process()
-        return self._topics.wait(self.topic, after, waiting.seconds(timeout), waiting.check_open, self._endpoint)
+        model = self._topics.wait(self.topic, after, waiting.seconds(timeout), waiting.check_open, self._endpoint)
+        return self._handed.hand(model)
 
 
 class Receiver:

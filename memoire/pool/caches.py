@@ -360,7 +360,8 @@ class Pool:
         queues = self._queues
         queues.counts.misses += 1
         waited = time.monotonic() - began if timeout else 0.0
-        raise NotEnoughSamples(samples, queues.drawable(), queues.held.caches, len(queues.clients), waited)
+        facts = samples, queues.drawable(), queues.held.caches, len(queues.clients)
+        raise NotEnoughSamples(*facts, waited, queues.why_few())
 
     # Readers: learners that draw from several pools, over the network
 

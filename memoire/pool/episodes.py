@@ -319,6 +319,7 @@ class EpisodePool(LastingPool):
                     self._counts.misses += 1
                     waited, stored = time.monotonic() - began if timeout else 0.0, self.memory.num_episodes
                     what = why_nothing(error, stored, len(self._clients))
+                    what += self.memory.parameters.lag_in_words(self.memory.newest_model)
                     raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, what)
 
     # Readers: learners that draw from several pools, over the network

@@ -185,6 +185,12 @@ class CacheQueues:
         self.pass_over(now)
         return self.held.draw(self.layout.core, samples, self.parameters.reuse_cache)
 
+    def why_few(self) -> str:
+        """What a draw lacks, in words, if models are too old for it; else ""."""
+        old = self.parameters.lag_in_words(self._newest_model)
+        held = f"{self.drawable()} unused samples are held in {self.held.caches} caches of {len(self.clients)} clients"
+        return old and held + old
+
     def drawable(self) -> int:
         """Samples that one draw could take, those kept for readers not among them. With reuse_cache, and any number of
         draws of each, 0.

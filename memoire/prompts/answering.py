@@ -34,7 +34,8 @@ class WorkerCalls(TableCalls):
         """
         wanted = whole("count", count, 1, 1024)
         lasting = 0.0 if seconds is None else arguments.seconds(seconds, 0.0)
-        return self._worker.lease(wanted, lasting, version, self._patience(timeout))
+        acting = None if version is None else arguments.model_version(version, "version")
+        return self._worker.lease(wanted, lasting, acting, self._patience(timeout))
 
     def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
         """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
@@ -63,7 +64,8 @@ class WorkerCalls(TableCalls):
         Args:
             index: Which answer of the group, from 0.
             columns: Values by the schema's columns, not all of them. Of a ragged column an array [L, *F].
-            version: Of the model that made it. A group is as old as its oldest piece.
+            version: Of the model that made it; 0 is unknown, which `max_model_lag` refuses. A group is as old as its
+                oldest piece.
             piece: Number of a piece of an answer that comes in several; None counts them. Ragged columns are appended.
             last: Whether the answer is whole with this piece.
 
@@ -104,7 +106,7 @@ class WorkerCalls(TableCalls):
         for _, each in given:
             for index in each:
                 whole("index", index, 0)
-        facts: dict[str, Any] = {"version": whole("version", version, 0), "piece": piece, "is_last": last}
+        facts: dict[str, Any] = {"version": arguments.model_version(version, "version"), "piece": piece, "is_last": last}
         return self._worker.answer(given, self.schema, patience=patience, **facts)
 
     def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from memoire import arguments
-from memoire.arguments import whole
+from memoire.arguments import finite, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import checked_names
 from memoire.wire import messages
@@ -50,7 +50,7 @@ class GiverCalls(TableCalls):
         given = _payloads(prompts)
         epoch, dataset = whole("epoch", epoch, 0, 2**32 - 1), checked_dataset(dataset)
         facts: dict[str, Any] = {
-            "dataset": dataset, "epoch": epoch, "priority": float(priority), "is_evaluation": evaluation,
+            "dataset": dataset, "epoch": epoch, "priority": finite("priority", priority), "is_evaluation": evaluation,
             "tags": dict(tags or {}),
         }  # fmt: skip
         new, chunk = 0, dict[int, bytes]()
@@ -90,7 +90,7 @@ class GiverCalls(TableCalls):
 
     def prioritise(self, keys: Iterable[Key], priority: float, timeout: float | None = None) -> int:
         """Give prompts another priority; returns how many are known."""
-        return self._order("prioritise", timeout, keys=checked_keys(keys), priority=float(priority))
+        return self._order("prioritise", timeout, keys=checked_keys(keys), priority=finite("priority", priority))
 
     def finish(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> None:
         """No more prompts of this epoch come: its last step may be shorter, and `groups` ends after it."""
@@ -113,7 +113,7 @@ class GiverCalls(TableCalls):
 
     def saw_model(self, version: int, timeout: float | None = None) -> None:
         """There is a model of this version, from which `max_model_lag` counts: for those who publish it elsewhere."""
-        self._order("model", timeout, version=whole("version", version, 0))
+        self._order("model", timeout, version=arguments.model_version(version, "version"))
 
     def _order(self, call: Order, timeout: float | None, **facts: Any) -> int:
         deadline = self._transport.now() + self._patience(timeout)

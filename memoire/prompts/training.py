@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memoire.arguments import whole
+from memoire.arguments import model_version, whole
 from memoire.errors import EpochOver, ParameterError
 from memoire.suggestions import checked_names
 
@@ -79,7 +79,8 @@ class TrainerCalls(TableCalls):
         Args:
             version: Of the newest model from now on: that of the checkpoint.
         """
-        self._trainer.rewind(whole("step", step, -1), version, self._patience(timeout))
+        newest = None if version is None else model_version(version, "version")
+        self._trainer.rewind(whole("step", step, -1), newest, self._patience(timeout))
         return step + 1
 
     resume = rewind

@@ -11,7 +11,6 @@ from typing import IO, Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
-from memoire.arguments import whole
 from memoire.errors import NotEnoughSamples
 from memoire.suggestions import checked_names
 
@@ -326,7 +325,7 @@ class Buffer(StrictAttributes):
         Raises:
             ParameterError: it is no whole number of at least 0.
         """
-        self._memory.saw_model(whole("version", version, 0))
+        self._memory.saw_model(version)
 
     def info(self) -> dict[str, Any]:
         """What is stored and set, as plain numbers and strings."""

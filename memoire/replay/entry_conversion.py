@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire import _core
-from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, ParameterError
+from memoire import _core, arguments
+from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, ModelUnknown, ParameterError
 
 from .schema import Schema
 from .value_conversion import exact, finite, form
@@ -37,6 +37,18 @@ def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
     if not (weights >= 0.0).all() or not np.isfinite(weights).all():
         raise ParameterError("init_w", init_w, "finite and at least 0")
     return np.ascontiguousarray(weights if weights.ndim else np.full(count, weights))
+
+
+def version_of(model_version: Any, max_model_lag: int | None) -> int:
+    """The version of the model that made a new entry; 0 is unknown.
+
+    Raises:
+        ParameterError: it is no version. ModelUnknown, one of these: it is 0, and `max_model_lag` counts versions.
+    """
+    version = arguments.model_version(model_version)
+    if version == 0 and max_model_lag is not None:
+        raise ModelUnknown(f"max_model_lag={max_model_lag} needs to know how old the model of an entry is")
+    return version
 
 
 def refuse(

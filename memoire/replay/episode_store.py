@@ -27,6 +27,9 @@ class EpisodeStore(Protocol):
     def open(self, lane: int = 0) -> None:
         """Begin an episode, discarding one that was not closed."""
 
+    def checked_version(self, model_version: Any) -> int:
+        """The version of the model that made a new entry. Raises ParameterError."""
+
     def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> Any:
         """Add one entry."""
 

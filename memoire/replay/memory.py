@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire import _core
+from memoire import _core, arguments
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
 
 from . import memory_checks
@@ -28,6 +28,7 @@ from .entry_conversion import (
     exact_fractions,
     init_weights,
     refuse,
+    version_of,
 )
 from .forks import survive_forks
 from .gathering import BatchGatherer, Sample
@@ -168,6 +169,14 @@ class Memory(_core.EntryStore, StrictAttributes):
             self._open_return(lane, total)
         return total.reshape(self.schema.reward_shape)
 
+    def checked_version(self, model_version: Any) -> int:
+        """The version of the model that made a new entry.
+
+        Raises:
+            ParameterError: it is no whole number from 0 to 2**53 - 1; or 0, unknown, while `max_model_lag` is set.
+        """
+        return version_of(model_version, self._parameters.max_model_lag)
+
     def add_many(
         self, lanes: ArrayLike, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0
     ) -> Int64s:
@@ -181,11 +190,11 @@ class Memory(_core.EntryStore, StrictAttributes):
 
         Raises: as `add`, naming the lane.
         """
-        where = np.ascontiguousarray(lanes, np.int64)
+        where, version = np.ascontiguousarray(lanes, np.int64), self.checked_version(model_version)
         if where.ndim != 1:
             raise ParameterError("lanes", where.shape, "of one dimension")
         numbers, arrays = np.empty(len(where), np.int64), exact_columns(self.schema, values, (len(where),))
-        status, lane = self._add_many(where, arrays, init_weights(init_w, len(where)), numbers, model_version)
+        status, lane = self._add_many(where, arrays, init_weights(init_w, len(where)), numbers, version)
         if status == _core.REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call")
         if status < 0:
@@ -203,12 +212,16 @@ class Memory(_core.EntryStore, StrictAttributes):
 
         Raises: as `add`.
         """
+        return self._extended(lane, values, init_w, self.checked_version(model_version))
+
+    def _extended(self, lane: int, values: Sequence[Any], init_w: ArrayLike, version: int) -> Int64s:
+        """`extend`, also with the unknown version of entries that were written before `max_model_lag` was set."""
         if len(values) == 0:
             raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
         count = count_of(values[0])
         arrays = exact_columns(self.schema, values, (count,))
         numbers = np.empty(count, np.int64)
-        status = self._extend(lane, arrays, init_weights(init_w, count), numbers, model_version)
+        status = self._extend(lane, arrays, init_weights(init_w, count), numbers, version)
         if status < 0:
             refuse(self, self.schema, lane, status, arrays, self._ragged_limit)
         return numbers
@@ -317,8 +330,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         Raises:
             ParameterError: that is no version.
         """
-        check_whole("version", version, 0, (1 << 62))
-        super().saw_model(int(version))
+        super().saw_model(arguments.model_version(version, "version"))
 
     def _apply(self, new: Parameters) -> None:
         are_limits_new = self._limit(*limits_of(new))
@@ -502,14 +514,15 @@ class Memory(_core.EntryStore, StrictAttributes):
         with self.held():
             memory_checks.check(self, self._parameters)
 
-    def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: int) -> int:
+    def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: Any) -> int:
         """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""
         exact: Sequence[Any] = values
         with self.held():
-            status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else _core.NOT_EXACT
+            version = self.checked_version(model_version)
+            status = self._add_status(lane, values, init_w, version) if type(values) is tuple else _core.NOT_EXACT
             if status in (_core.NOT_EXACT, _core.NOT_FINITE):
                 exact = exact_columns(self.schema, values, ())
-                status = self._add_status(lane, tuple(exact), init_w, model_version)
+                status = self._add_status(lane, tuple(exact), init_w, version)
         if status == _core.BAD_WEIGHT:
             raise ParameterError("init_w", init_w, "a finite number of at least 0")
         if status < 0:

@@ -57,6 +57,7 @@ class Writer:
             whole episodes only. Where values of ragged columns have no more room, open episodes are cut earlier.
         check: Compare each obs with the next_obs of the step before, which is free where they are the same object; and
             in mode disabled refuse to go on from where an episode ended, as far as that can be known (see `starts`).
+        stamp: Returns the version of the model that acted, from the `model_version` of each step; None takes it as it is.
 
     Raises:
         ParameterError: no such mode, or a count below 1.
@@ -76,7 +77,7 @@ class Writer:
     __slots__ = (
         "__weakref__", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_inside", "_last",
         "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
-        "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+        "_schema", "_single", "_stamp", "_starts", "_usual", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
     __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
@@ -90,13 +91,14 @@ class Writer:
         first_lane: int = 0,
         longest: int | None = None,
         check: bool = True,
+        stamp: Callable[[Any], int] | None = None,
     ) -> None:
         self._single = num_envs is None
         self.num_envs = count = 1 if num_envs is None else _at_least_one("num_envs", num_envs)
         self.autoreset = autoreset_mode(autoreset)
         self.longest = max(1, memory.capacity // (2 * count)) if longest is None else longest
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
-        self._memory, self._observer, self._check = memory, observer, check
+        self._memory, self._observer, self._check, self._stamp = memory, observer, check, stamp
         self._schema = schema = memory.schema
         self._given = StepConverter(schema, None if self._single else count)
         self._extras = self._given.extras  # here, since each step looks at it
@@ -147,12 +149,15 @@ class Writer:
                 truncated; without it the return of such an episode counts nothing beyond its end. Only for schemas with
                 a value column.
             init_w: What these entries' priorities are multiplied by: a number, or [N].
-            model_version: The version of the model that acted.
+            model_version: The version of the model that acted; 0 is unknown. A client's writer puts in its place the version
+                that `newest` or `wait` last handed out, of the table's `model_topic` or else of the client's only topic.
             extras: [N, *F] a value for each further column, by name.
 
         Raises:
             EntryError: a value is missing, or does not match its column.
             NotFinite: a reward, value or observation is NaN or infinite, where its column does not allow that.
+            ParameterError: init_w or model_version cannot be.
+            ModelUnknown: model_version is unknown while `max_model_lag` is set, or the client follows several topics.
             EpisodeTorn: obs is not where the step before ended, in the middle of an episode.
             EpisodeOver: obs is where episodes ended, several in a row: the environment was not reset. Where they
                 terminated, each of them has to be over after its first step.
@@ -170,6 +175,8 @@ class Writer:
                 self._given.check_extras(extras)
             if bootstrap_value is not None and self._schema.value is None:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
+            if self._stamp is not None:
+                model_version = self._stamp(model_version)
             if self._usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
                 step = (obs, action, reward, terminated, truncated, next_obs)
                 if known := self._usual.add(*step, self._last, extras, init_w, model_version):
@@ -287,6 +294,7 @@ class Writer:
         model_version: int,
     ) -> None:
         """A step of any kind: find out what ends, convert, store, and close the episodes that ended."""
+        model_version = self._memory.checked_version(model_version)
         reward, terminated, truncated = given["reward"], given["terminated"], given["truncated"]
         given[self._given.root] = obs
         values = self._given.values(given, reward)

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -42,12 +43,14 @@ class WriterRegistry:
         longest: int | None = None,
         check: bool = True,
         cuts_at_once: bool = False,
+        stamp: Callable[[Any], int] | None = None,
     ) -> Writer:
         """A writer with lanes of its own; see `Writer`.
 
         Args:
             longest: None leaves half of the capacity to the open episodes of all writers.
             cuts_at_once: Whether what has so many entries is stored at that step, and not before the next one.
+            stamp: See `Writer`.
 
         Raises:
             ParameterError: there is no room for so many environments.
@@ -60,7 +63,8 @@ class WriterRegistry:
             share = max(1, self.memory.capacity // (2 * self._lanes))
             most = share if longest is None else longest
             kind = RolloutWriter if cuts_at_once else Writer
-            writer = kind(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
+            facts: dict[str, Any] = {"first_lane": first, "longest": most, "check": check, "stamp": stamp}
+            writer = kind(self.memory, num_envs, autoreset, observer, **facts)
             weakref.finalize(writer, self._free.append, (first, lanes))
             self._living.add(writer)
             for other in self._sharing:

@@ -52,7 +52,7 @@ def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
     for each in (whole, recorded):
         each.set_clock(5000.0)
     for episode in dataset.episodes(source):
-        model, age = rng.integers(0, 4, len(episode)), rng.integers(0, 9, len(episode)).astype(np.float32)
+        model, age = rng.integers(1, 4, len(episode)), rng.integers(0, 9, len(episode)).astype(np.float32)
         values = [episode.columns[name] for name in names]
         whole.insert(values, episode.init_w, model, age, **episode.end)
         recorded.open()

@@ -43,6 +43,9 @@ class Ledger:
     def open(self, lane: int = 0) -> None:
         self.open_entries[lane] = []
 
+    def checked_version(self, model_version: Any) -> int:
+        return int(model_version)
+
     def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> None:
         columns = [self.schema[name] for name in self.schema.entry_names]
         arrays = [np.asarray(value).astype(column.dtype) for value, column in zip(values, columns, strict=True)]

@@ -23,7 +23,7 @@ class LongWay:
     def __init__(self, memory: Memory) -> None:
         self.memory, self.schema, self.capacity = memory, memory.schema, memory.capacity
         self.open, self.add, self.add_many, self.close = memory.open, memory.add, memory.add_many, memory.close
-        self.cut = memory.cut
+        self.cut, self.checked_version = memory.cut, memory.checked_version
 
 
 class Heard(list):

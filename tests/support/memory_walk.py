@@ -230,7 +230,7 @@ class Walk:
         """Time passes, and models come."""
         self.model.now += self.choose([0.5, 1.0, 3.0])
         self.memory.set_clock(self.model.now)
-        self.version += self.choose([-1, 0, 1, 2])
+        self.version = max(1, self.version + self.choose([-1, 0, 1, 2]))
         if self.choose([False, True]):
             self.model.newest_model = max(self.model.newest_model, self.version + 1)
             self.memory.saw_model(self.version + 1)

@@ -133,6 +133,8 @@ class PromptsHandler:
         for piece in body.pieces:  # all are checked before the first one counts
             part = data[begin : begin + piece.bytes]
             begin += piece.bytes
+            if body.call == "answer":
+                self._check_version(table, rows[len(come)], piece.version)
             come.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
         flags, taken = bytearray(), dict[Key, PromptRow]()
         try:
@@ -153,6 +155,12 @@ class PromptsHandler:
             for row in taken.values():
                 table.bring_on(row)
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
+
+    def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
+        lag = table.rules.max_model_lag
+        if lag is not None and version == 0 and not row.is_evaluation:
+            text = f"an answer of model version 0, which is unknown, but max_model_lag={lag} needs to know how old its "
+            raise ProtocolError("value", text + "model is: give answer() the version")
 
     # Givers and trainers
 

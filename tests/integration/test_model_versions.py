@@ -1,0 +1,218 @@
+"""The version of the model that acted: stamped by a client's writer, and right at every door, or refused there by name."""
+
+import inspect
+import re
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import memoire
+from test_signatures import calls
+from memoire import _core
+from memoire.errors import ModelUnknown, NotEnoughSamples, ParameterError, Refused
+from memoire.replay.memory import Memory
+
+SCHEMA = memoire.Schema({"obs": (np.float32, (2,)), "action": np.float32, "reward": np.float32})
+PROMPTS = {"answers": memoire.Table({"reward": np.float32}, storage="prompts", group=1, max_model_lag=2)}
+ANY = "tcp://127.0.0.1:*"
+WRONG = (-1, 1.5, True, None, 2**63, 2**53, float("nan"), "1", np.bool_(True), np.float64(1.0))
+ONE = (np.zeros(2, np.float32), np.float32(0), np.float32(0))
+SEVERAL = [np.stack([each] * 2) for each in ONE]
+
+
+def step(writer, number=0, **options):
+    """Record a step of each member."""
+    size = () if writer._single else (writer.num_envs,)
+    obs = np.full((*size, 2), number, np.float32)
+    ends = np.full(size, number % 5 == 4)
+    ends = ends if size else bool(ends)
+    writer.step(obs, np.zeros(size, np.float32), np.ones(size, np.float32), ends, ends & False, obs + 1, **options)
+    if number % 5 == 4:
+        writer.reset()
+
+
+def memory(**options):
+    made = Memory(SCHEMA, 100, memoire.Parameters(**options))
+    made.open()
+    made.open(1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """A server of each storage, limited and not, by (storage, max_model_lag)."""
+    found = {}
+    for storage in ("caches", "episodes", "rollouts"):
+        for lag in (None, 2):
+            room = {} if storage == "caches" else {"capacity": 1000}
+            table = memoire.Table(SCHEMA, storage=storage, max_model_lag=lag, **room)
+            found[storage, lag] = memoire.Server(ANY, tables={"t": table})
+    found["prompts", 2] = memoire.Server(ANY, tables=PROMPTS)
+    yield found
+    for server in found.values():
+        server.close(0.2)
+
+
+def near(lag, version, **options):
+    buffer = memoire.Buffer(SCHEMA, 100, max_model_lag=lag)
+    step(buffer.writer(**options), model_version=version)
+
+
+def far(storage):
+    def record(servers, lag, version):
+        with memoire.connect(servers[storage, lag].endpoint) as client:
+            step(client.writer(), model_version=version)
+
+    return record
+
+
+def pushed(servers, lag, version):
+    with memoire.connect(servers["episodes", lag].endpoint) as client:
+        columns = dict(zip(SCHEMA.entry_names, SEVERAL, strict=True))
+        client.push_episode(columns, model_version=version)
+
+
+def pushed_list(servers, lag, version):
+    with memoire.connect(servers["episodes", lag].endpoint) as client:
+        columns = dict(zip(SCHEMA.entry_names, SEVERAL, strict=True))
+        client.push_episode(columns, model_version=[1, version])
+
+
+VECTOR = {"num_envs": 2, "autoreset": "disabled"}
+DOORS = {
+    "memoire.replay.writer.Writer.step": [
+        lambda _, lag, version: near(lag, version),
+        lambda _, lag, version: near(lag, version, **VECTOR),
+        *map(far, ("caches", "episodes", "rollouts")),
+    ],
+    "memoire.client.client.Client.push_episode": [pushed, pushed_list],
+    "memoire.replay.memory.Memory.add_many": [
+        lambda _, lag, version: memory(max_model_lag=lag).add_many([0, 1], SEVERAL, 1.0, version)
+    ],
+    "memoire.replay.memory.Memory.extend": [
+        lambda _, lag, version: memory(max_model_lag=lag).extend(0, SEVERAL, 1.0, version)
+    ],
+    "memoire._core.EntryStore.add": [
+        lambda _, lag, version: memory(max_model_lag=lag).add(0, ONE, 1.0, version),
+        lambda _, lag, version: memory(max_model_lag=lag).add(0, list(ONE), 1.0, version),
+    ],
+}
+INNER = {  # given by the doors above, or the figures of what was drawn
+    "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.models.HandedModels.stamp",
+    "memoire.replay.entry_conversion.version_of", "memoire.replay.memory.Memory.checked_version",
+    "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.pack.pack_episode",
+    "memoire.pool.freshness.FreshnessMonitor.took",
+}  # fmt: skip
+SHOWN = re.compile(r"\.dashboard\.|\.EpisodeStore\.|\.__init__$")  # rows and records of what there is; a protocol
+
+
+def test_every_door_for_a_model_version_is_tested_here():
+    found = {name for name, function in calls() if "model_version" in inspect.signature(function).parameters}
+    found |= {
+        f"memoire._core.EntryStore.{name}"
+        for name, member in vars(_core.EntryStore).items()
+        if callable(member) and not name.startswith("_") and "model_version" in inspect.signature(member).parameters
+    }
+    assert {name for name in found if not SHOWN.search(name)} == DOORS.keys() | INNER
+
+
+@pytest.mark.parametrize(("door", "number"), [(door, n) for door, uses in DOORS.items() for n in range(len(uses))])
+def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers):
+    use = DOORS[door][number]
+    for wrong in WRONG:
+        for lag in (None, 2):
+            with pytest.raises(ParameterError, match=r"^model_version must be a whole number from 0 to 9007199254740991"):
+                use(servers, lag, wrong)
+    for right in (1, 2**53 - 1, np.int64(7)):
+        use(servers, 2, right)
+    use(servers, None, 0)
+    with pytest.raises(ModelUnknown, match="max_model_lag=2 needs to know"):
+        use(servers, 2, 0)
+
+
+VERSIONS_OF_PROMPTS = {
+    "memoire.prompts.answering.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
+    "memoire.prompts.answering.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
+    "memoire.prompts.answering.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
+    "memoire.prompts.answering.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
+    "memoire.prompts.giving.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
+    "memoire.prompts.training.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
+    "memoire.prompts.training.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
+}
+OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
+
+
+def test_every_call_for_prompts_with_a_version_is_tested_here():
+    users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
+    found = {name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters}
+    assert found == VERSIONS_OF_PROMPTS.keys()
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_versions_and_priorities_of_prompts_are_refused_near_and_far_alike(is_far, servers):
+    server = servers["prompts", 2]
+    far = memoire.Prompts(server.endpoint, "answers") if is_far else None
+    with far or nullcontext(server.prompts("answers")) as prompts:
+        prompts.add([(0, b"?")], f"set-{is_far}")
+        lease = prompts.lease(timeout=10.0)[0]
+        for name, use in VERSIONS_OF_PROMPTS.items():
+            for wrong in WRONG:
+                if not (wrong is None and name.endswith(OPTIONAL)):
+                    with pytest.raises(ParameterError, match="^version must be a whole number"):
+                        use(prompts, lease, wrong)
+        with pytest.raises(Refused, match="version 0, which is unknown, but max_model_lag=2"):
+            prompts.answer(lease, 0, {"reward": 1.0})
+        assert prompts.answer(lease, 0, {"reward": 1.0}, 1)
+        for wrong in (float("nan"), float("inf"), None, True, "1"):
+            with pytest.raises(ParameterError, match="^priority must be a finite number"):
+                prompts.add([(1, b"?")], "set", priority=wrong)
+            with pytest.raises(ParameterError, match="^priority must be a finite number"):
+                prompts.prioritise([lease.key], wrong)
+            with pytest.raises(ParameterError, match="must be a finite number of at least 0"):
+                prompts._trainer.update_scores({lease.key: wrong})
+
+
+def test_a_clients_writer_stamps_the_model_that_was_handed_out_last(cluster):
+    server = cluster.server(schema=SCHEMA, max_model_lag=2, cache_size=5, sampler=memoire.Uniform())
+    client = cluster.client(server)
+    writer, model = client.writer(check=False), client.model("policy")
+    with pytest.raises(ModelUnknown, match="newest\\(\\) or wait\\(\\)"):
+        step(writer)
+    for _ in range(3):
+        server.publish("policy", b"weights")
+    model.wait(10.0, after=2)
+    for number in range(5):
+        step(writer, number)
+    server.publish("policy", b"weights")
+    model.wait(10.0, after=3)
+    for number in range(5):
+        step(writer, number, **({"model_version": 2} if number == 0 else {}))
+    assert set(server.get_batch(5, timeout=10.0).model_version.tolist()) <= {2, 3, 4}
+    versions = client.memory.contents()["meta"]["model_version"][:10]
+    assert versions.tolist() == [3] * 5 + [2] + [4] * 4
+    for _ in range(4):
+        server.publish("policy", b"weights")
+    with pytest.raises(NotEnoughSamples, match="max_model_lag=2 leaves out those of models before 6"):
+        server.get_batch(64, timeout=0.1)
+
+
+def test_a_client_of_several_topics_asks_unless_the_table_names_one(cluster):
+    for topic, expected in ((None, None), ("policy", 2)):
+        server = cluster.server(schema=SCHEMA, model_topic=topic)
+        client = cluster.client(server)
+        for name in ("critic", "policy", "policy"):
+            server.publish(name, b"weights")
+        client.model("critic").wait(10.0)
+        writer = client.writer(check=False)
+        step(writer)
+        client.model("policy").wait(10.0, after=1)
+        if topic is None:
+            with pytest.raises(ModelUnknown, match="topics 'critic', 'policy', and the table sets no model_topic"):
+                step(writer)
+            step(writer, model_version=1)
+            expected_versions = [1, 1]
+        else:
+            step(writer)
+            expected_versions = [0, expected]
+        assert client.memory.contents()["meta"]["model_version"][:2].tolist() == expected_versions
