@@ -106,7 +106,11 @@ class WorkerCalls(TableCalls):
         for _, each in given:
             for index in each:
                 whole("index", index, 0)
-        facts: dict[str, Any] = {"version": arguments.model_version(version, "version"), "piece": piece, "is_last": last}
+        facts: dict[str, Any] = {
+            "version": arguments.model_version(version, "version"),
+            "piece": piece,
+            "is_last": last,
+        }
         return self._worker.answer(given, self.schema, patience=patience, **facts)
 
     def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:

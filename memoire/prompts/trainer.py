@@ -214,7 +214,9 @@ class PromptTrainer:
     def update_scores(self, scores: Mapping[Key, float]) -> int:
         """Set scores of groups at all servers; returns how many are known."""
         keys, deadline = list(scores), self._servers.transport.now() + self._servers.transport.limits.request_timeout
-        body = messages.Groups(call="score", keys=keys_of(keys), values=[finite(f"scores[{key!r}]", scores[key], 0.0) for key in keys])
+        body = messages.Groups(
+            call="score", keys=keys_of(keys), values=[finite(f"scores[{key!r}]", scores[key], 0.0) for key in keys]
+        )
         return sum(each.body.done for each in self._servers.every(body, deadline).values())
 
 

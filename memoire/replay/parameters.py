@@ -206,7 +206,9 @@ class Parameters:
         """Which entries `max_model_lag` leaves out of draws, as the rest of a sentence; "" if it leaves out none."""
         if self.max_model_lag is None or newest <= self.max_model_lag + 1:
             return ""
-        return f", and max_model_lag={self.max_model_lag} leaves out those of models before {newest - self.max_model_lag}"
+        return (
+            f", and max_model_lag={self.max_model_lag} leaves out those of models before {newest - self.max_model_lag}"
+        )
 
     def newest_model(self, versions: Mapping[str, int]) -> int:
         """The version that `max_model_lag` counts from, of the newest versions of all topics; 0 where there is none."""

@@ -122,7 +122,9 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
     use = DOORS[door][number]
     for wrong in WRONG:
         for lag in (None, 2):
-            with pytest.raises(ParameterError, match=r"^model_version must be a whole number from 0 to 9007199254740991"):
+            with pytest.raises(
+                ParameterError, match=r"^model_version must be a whole number from 0 to 9007199254740991"
+            ):
                 use(servers, lag, wrong)
     for right in (1, 2**53 - 1, np.int64(7)):
         use(servers, 2, right)
@@ -145,7 +147,9 @@ OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():
     users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
-    found = {name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters}
+    found = {
+        name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters
+    }
     assert found == VERSIONS_OF_PROMPTS.keys()
 
 
