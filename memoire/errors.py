@@ -141,8 +141,8 @@ class ModelUnknown(ParameterError):
 
     def __str__(self) -> str:
         return (
-            f"model_version is 0, which is unknown, but {self.reason}. Pass model_version=. A client's writer does it "
-            f"by itself if the actor takes its models by newest() or wait() of client.model(topic). Nothing was changed."
+            f"model_version is 0, which is unknown, but {self.reason}. Pass model_version=. A client's writer "
+            f"does it if the actor takes its models by newest() or wait() of client.model(topic). Nothing was changed."
         )
 
 

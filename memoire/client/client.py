@@ -336,8 +336,8 @@ class Client(Node):
             options: longest and check; see `Writer`.
 
         May be called again, for other environments: each thread that steps some needs a writer of its own.
-        An entry of a step that is not told its `model_version` gets the version that `newest` or `wait` of this client's
-        model last handed out: of the table's `model_topic`, or else of the only topic.
+        An entry of a step that is not told its `model_version` gets the version that `newest` or `wait` of this
+        client's model last handed out: of the table's `model_topic`, or else of the only topic.
         """
         self._check_open()
         observer = WriterObserver(self._session, self._waiting, self._pusher, self._local)

@@ -57,7 +57,7 @@ class Writer:
             whole episodes only. Where values of ragged columns have no more room, open episodes are cut earlier.
         check: Compare each obs with the next_obs of the step before, which is free where they are the same object; and
             in mode disabled refuse to go on from where an episode ended, as far as that can be known (see `starts`).
-        stamp: Returns the version of the model that acted, from the `model_version` of each step; None takes it as it is.
+        stamp: Returns the version of the model that acted, from the `model_version` of each step; None changes nothing.
 
     Raises:
         ParameterError: no such mode, or a count below 1.
@@ -149,8 +149,8 @@ class Writer:
                 truncated; without it the return of such an episode counts nothing beyond its end. Only for schemas with
                 a value column.
             init_w: What these entries' priorities are multiplied by: a number, or [N].
-            model_version: The version of the model that acted; 0 is unknown. A client's writer puts in its place the version
-                that `newest` or `wait` last handed out, of the table's `model_topic` or else of the client's only topic.
+            model_version: The version of the model that acted; 0 is unknown. A client's writer puts in its place the
+                version that `newest` or `wait` last handed out, of the table's `model_topic` or else of the only topic.
             extras: [N, *F] a value for each further column, by name.
 
         Raises:

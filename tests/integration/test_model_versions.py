@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import memoire
-from test_signatures import calls
 from memoire import _core
 from memoire.errors import ModelUnknown, NotEnoughSamples, ParameterError, Refused
 from memoire.replay.memory import Memory
+from test_signatures import calls
 
 SCHEMA = memoire.Schema({"obs": (np.float32, (2,)), "action": np.float32, "reward": np.float32})
 PROMPTS = {"answers": memoire.Table({"reward": np.float32}, storage="prompts", group=1, max_model_lag=2)}

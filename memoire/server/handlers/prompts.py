@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from memoire.errors import ProtocolError
 from memoire.pool.prompts import PromptPool
-from memoire.prompts.columns import NOTHING, checked
+from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
 from memoire.prompts.table import PromptTable
@@ -129,7 +129,7 @@ class PromptsHandler:
     def _answer(self, table: PromptTable, body: messages.Answers, data: memoryview) -> Reply:
         _check_size([piece.bytes for piece in body.pieces], data)
         rows = [table.book.find((piece.dataset, piece.epoch, piece.index)) for piece in body.pieces]
-        come, begin = [], 0
+        come, begin = list[Packed](), 0
         for piece in body.pieces:  # all are checked before the first one counts
             part = data[begin : begin + piece.bytes]
             begin += piece.bytes
