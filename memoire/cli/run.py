@@ -80,6 +80,12 @@ def add_server(commands: Commands) -> None:
         help="keep it there while the server goes on, too, so that one that is killed has again what it held then",
     )
     server.add_argument(
+        "--discard-mismatched",
+        action="store_true",
+        help="start without what was kept so, if it was made with other values than hold now, such as another "
+        "discount; else the start is refused",
+    )
+    server.add_argument(
         "--close-timeout",
         type=float,
         default=8.0,
@@ -215,6 +221,7 @@ def _server(given: argparse.Namespace) -> int:
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,
         snapshot_every=given.snapshot_every,
+        discard_mismatched=given.discard_mismatched,
         restore=given.restore,
         part=given.part,
         skip_damaged=given.skip_damaged,

@@ -134,8 +134,8 @@ class LocalMemory:
     def configure(self, parameters: Parameters, version: int) -> None:
         """Parameters that hold from now on."""
         session = self._session
-        if version == session.parameters_version:
-            return
+        if version == session.parameters_version and parameters == session.parameters:
+            return  # another home, or another life of it, may call other parameters by the same number
         with self.lock:
             former = session.parameters
             session.parameters, session.parameters_version = parameters, version

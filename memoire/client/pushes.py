@@ -191,8 +191,7 @@ class Pusher:
 
     def _build(self, memory: Memory) -> Payload:
         session, began = self._session, self._waiting.now()
-        version = session.parameters_version
-        payload = pack.build(memory, parameters_version=version, now=self._clock(), compression=self.codec())
+        payload = pack.build(memory, now=self._clock(), compression=self.codec())
         self._spend(began)
         if payload.nbytes > session.most_bytes:
             fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
@@ -210,7 +209,6 @@ class Pusher:
             *columns,
             final=final,
             now=self._clock(),
-            parameters_version=self._session.parameters_version,
             compression=self.codec(),
         )
         self._spend(began)

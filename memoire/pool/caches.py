@@ -225,10 +225,22 @@ class Pool:
             self._waiter.tell()  # what was kept for it is free
         return self._queues.expire(now - self._client_timeout)
 
-    def configure(self, parameters: Parameters) -> int:
-        """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if caches are held that were made with other values than these."""
         with self._waiter.lock:
-            gone = self._queues.configure(parameters)
+            self._queues.check_parameters(parameters)
+
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters; returns how many caches went.
+
+        Args:
+            discard_mismatched: Let held caches go that were made with other values; else they are a reason to refuse.
+
+        Raises:
+            ParameterError: they do not fit the schema, or the caches that are held; nothing was changed.
+        """
+        with self._waiter.lock:
+            gone = self._queues.configure(parameters, discard_mismatched=discard_mismatched)
             self._waiter.tell()  # with reuse_cache there may be enough now
             return gone
 

@@ -155,7 +155,7 @@ class EpisodePool(LastingPool):
 
     # What is changed
 
-    def configure(self, parameters: Parameters) -> int:
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
         """Weigh and cut everything stored by new parameters; nothing goes but what `max_episode` says. Returns how many
         episodes did.
         """

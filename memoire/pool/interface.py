@@ -74,8 +74,15 @@ class Intake(Protocol):
     def expire(self) -> int:
         """Let silent clients and readers go now; returns how many clients left."""
 
-    def configure(self, parameters: Parameters) -> int:
-        """Follow new parameters; returns how many caches or episodes had to go."""
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters; returns how many caches or episodes had to go.
+
+        Args:
+            discard_mismatched: Let go what was made with other values, and is a reason to refuse them else.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
 
     def limit(self, byte_limit: int) -> int:
         """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""

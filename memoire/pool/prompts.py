@@ -121,7 +121,7 @@ class PromptPool(BatchlessPool):
         """Nothing is pushed here: 0."""
         return 0
 
-    def configure(self, parameters: Parameters) -> int:
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
         """Follow new parameters from now on; returns 0: nothing goes by that."""
         with self._waiter.lock:
             self.parameters = parameters

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 
-from memoire.errors import ProtocolError
-from memoire.replay.parameters import Parameters
+from memoire.errors import ParameterError, ProtocolError
+from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache
-from memoire.wire.layout import layout_of
+from memoire.wire.layout import layout_of, making_of
 from memoire.wire.parts import ContainerKind
+from memoire.wire.unpack import check_making
 
 from ._draw import HeldClient, HeldPool, Picks
 from .stats import PoolCounts
@@ -52,16 +53,32 @@ class CacheQueues:
         self.layout = layout_of(self.schema, parameters)
         """What a cache must be like."""
         self.drawn_layout = layout_of(self.schema, parameters, ContainerKind.DRAWN)
+        self.making = making_of(self.schema, parameters)
+        """What their samples must be made with."""
 
-    def configure(self, parameters: Parameters) -> int:
-        """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many.
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if caches are held that were made with other values than these."""
+        if not self.held.caches:
+            return
+        for name, (told, made) in differing(self.schema, parameters, self.parameters).items():
+            expected = (
+                f"{made!r} while {self.held.caches} caches are held whose samples were made with it; wait until they "
+                f"are used, or drop them by discard_mismatched=True"
+            )
+            raise ParameterError(name, told, expected)
+
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters; returns how many caches went, since they were made with other values.
 
         Raises:
-            ParameterError: they do not fit the schema; nothing was changed.
+            ParameterError: they do not fit the schema or, without `discard_mismatched`, the caches that are held;
+                nothing was changed.
         """
-        before = self.layout
+        if not discard_mismatched:
+            self.check_parameters(parameters)
+        before = self.making
         self._follow(parameters)
-        return 0 if self.layout is before else self.clear()
+        return 0 if self.making == before else self.clear()
 
     def limit(self, byte_limit: int) -> int:
         """Hold at most this many bytes from now on; returns how many caches had to go."""
@@ -82,6 +99,8 @@ class CacheQueues:
             )
         if cache.layout is not self.layout.core:
             raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+        if cache.making != self.making:
+            check_making(cache, self.making)
 
     def add(self, client_id: bytes, sequence: int, cache: HeldCache, now: float) -> int:
         """Queue a checked cache; its sums count if they are newest. Returns how many caches were overwritten."""

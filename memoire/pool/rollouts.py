@@ -121,7 +121,7 @@ class RolloutPool(BatchlessPool):
 
     # What is changed
 
-    def configure(self, parameters: Parameters) -> int:
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
         """Follow new parameters from now on; nothing goes until a take passes it over."""
         with self._waiter.lock:
             self.parameters = parameters

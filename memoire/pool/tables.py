@@ -204,12 +204,33 @@ class OpenTable:
         """Under which its chosen parameters are in a state folder."""
         return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
 
-    def take_parameters(self, parameters: Parameters, version: int) -> None:
+    @property
+    def making(self) -> dict[str, Any]:
+        """Settings beside the parameters that what it holds is made with: plain values, by name."""
+        return {} if self.settings.prompts is None else self.settings.prompts.making(self.schema)
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if these do not fit the schema, the table, or the caches that it holds."""
+        self._check(parameters)
+        if isinstance(self.pool, Pool):
+            self.pool.check_parameters(parameters)
+
+    def take_parameters(self, parameters: Parameters, version: int, *, discard_mismatched: bool = False) -> None:
         """Follow these from now on.
 
+        Args:
+            discard_mismatched: Let held caches go that were made with other values; else they are a reason to refuse.
+
         Raises:
-            ParameterError: they do not fit the schema; nothing was changed.
+            ParameterError: they do not fit the schema, the table, or the caches that are held; nothing was changed.
         """
+        self._check(parameters)
+        if parameters != self.parameters:
+            self.pool.configure(parameters, discard_mismatched=discard_mismatched)
+            self.limiter.configure(parameters)
+        self.parameters, self.parameters_version = parameters, version
+
+    def _check(self, parameters: Parameters) -> None:
         parameters.check_for(self.schema)
         check_size(parameters, self.pool.capacity)
         if self.storage in ("rollouts", "prompts"):
@@ -217,10 +238,6 @@ class OpenTable:
         if self.storage != "rollouts" and parameters.rollout_length:
             expected = f"0 with storage={self.storage!r}: it is for storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
-        if parameters != self.parameters:
-            self.pool.configure(parameters)
-            self.limiter.configure(parameters)
-        self.parameters, self.parameters_version = parameters, version
 
     def check_fingerprint(self, fingerprint: int) -> None:
         """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""

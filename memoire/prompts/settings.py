@@ -79,6 +79,16 @@ class PromptSettings:
         except NoSuchField as error:
             raise ParameterError("required", list(names), f"columns of the schema: {error}") from None
 
+    def making(self, schema: Schema) -> dict[str, Any]:
+        """What states and scores of groups follow from: plain values, by name."""
+        return {
+            "group": self.group,
+            "at_least": self.group if self.at_least is None else self.at_least,
+            "required": sorted(schema.names if self.required is None else self.required),
+            "score": self.score,
+            "drop_dead": self.drop_dead,
+        }
+
     def rules(self, schema: Schema, parameters: Parameters) -> PromptRules:
         """What holds for the prompts of a table."""
         return PromptRules(

@@ -50,9 +50,9 @@ class ClusterAdmin:
 
     # Orders
 
-    def configure(self, timeout: float | None, changes: Mapping[str, Any]) -> None:
+    def configure(self, timeout: float | None, changes: Mapping[str, Any], discard_mismatched: bool = False) -> None:
         """See `Reader.configure`."""
-        self._order(messages.Control(parameters=_plain(changes)), timeout)
+        self._order(messages.Control(parameters=_plain(changes), discard_mismatched=discard_mismatched), timeout)
 
     def begin_run(self, name: str, timeout: float | None) -> None:
         """See `Reader.begin_run`."""

@@ -27,17 +27,22 @@ class ClusterOrders:
         *,
         sampler: Sampler | None = None,
         discount: float | Sequence[float] | None = None,
+        discard_mismatched: bool = False,
         **fields: Any,
     ) -> None:
         """Change parameters at every known server, and so at all clients; returns when the servers have them. Takes
         what `Buffer.configure` takes.
+
+        Args:
+            discard_mismatched: Have servers drop caches whose samples were made with other values, such as another
+                discount. A server that holds such caches refuses these parameters without it.
 
         Raises:
             MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
                 together need the same parameters, so call again when it is back.
             Refused: a server does not take them.
         """
-        self._admin.configure(timeout, changes_of(sampler, discount, fields))
+        self._admin.configure(timeout, changes_of(sampler, discount, fields), discard_mismatched)
 
     def finish(self, timeout: float | None = None) -> None:
         """Declare the run over at every server; returns when all of them know it.

@@ -41,7 +41,7 @@ class Episode:
     init_w: NDArray[np.float32]
     """[T] factors of the weights."""
     priority: NDArray[np.float32] | None
-    """[T] priorities; below 0: none yet. None: those that follow from closing it."""
+    """[T] priorities; below 0: none yet. None, and NaN of one: those that follow from closing it."""
     learned: NDArray[np.bool_]
     """[T] whether a learner reported the priority."""
     born: NDArray[np.float64] | None
@@ -142,7 +142,9 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
         drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
         # Field by field, since NumPy copies whole records slowly.
         meta, places = memory.contents()["meta"], numbers % memory.capacity
-        priority = meta["priority"][places] if episode.priority is None else episode.priority
+        priority = meta["priority"][places]
+        if episode.priority is not None:
+            priority = np.where(np.isnan(episode.priority), priority, episode.priority)
         born = meta["born"][places] if episode.born is None else episode.born
         facts = (priority, episode.learned.view(np.uint8), born, drawn)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))

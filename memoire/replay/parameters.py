@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, cast
 
@@ -51,6 +51,18 @@ class HasColumns(Protocol):
         """Name of the reward column."""
 
     def __getitem__(self, name: str, /) -> Any: ...
+
+
+class SampleColumns(HasColumns, Protocol):
+    """What `Parameters.making` reads of a schema beside that."""
+
+    @property
+    def states(self) -> Sequence[str]:
+        """Names of the state columns."""
+
+    @property
+    def value(self) -> str | None:
+        """Name of the value column."""
 
 
 @checked_fields
@@ -255,6 +267,28 @@ class Parameters:
             plain = ", ".join(name for name in known if schema[name].role == "plain")
             raise ParameterError("sequence_first", self.sequence_first, f"plain columns of the schema ({plain})")
 
+    def making(self, schema: SampleColumns) -> dict[str, Any]:
+        """What samples of a memory of `schema` are made with, by name: values and weights that are finished are those
+        of these fields. Two `Parameters` make equal samples of equal entries exactly if this is equal.
+        """
+        size = reward_size(schema)
+        fields = {name: getattr(self, name) for name in _MAKING}
+        fields["discount_factor"] = (
+            self.discount_factor if len(self.discount_factor) > 1 else self.discount_factor * size
+        )
+        fields["prev"] = tuple(name for name in schema.names if self.prev is None or name in self.prev)
+        if self.sequence_length:
+            fields |= {name: getattr(self, name) for name in _MAKING_SEQUENCES}
+        else:
+            next = schema.states if self.next is None else self.next
+            fields["next"] = tuple(name for name in schema.names if name in next)
+        if self.frame_stack > 1:
+            fields["start"] = self.start
+        if schema.value is not None:  # returns, and priorities that follow from them
+            fields["reward_coeff"] = self.reward_coeff if len(self.reward_coeff) > 1 else self.reward_coeff * size
+            fields["mix_lambda"] = self.mix_lambda
+        return fields
+
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
         known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
@@ -300,6 +334,24 @@ class Parameters:
 
 NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
 """What the fields are called."""
+
+_MAKING = (
+    "discount_factor",
+    "frame_stack",
+    "multi_step",
+    "prioritization",
+    "priority_epsilon",
+    "priority_exponent",
+    "sequence_length",
+)
+_MAKING_SEQUENCES = ("sequence_overlap", "burn_in", "sequence_first", "sequence_max_share")
+
+
+def differing(schema: SampleColumns, told: Parameters, made: Parameters) -> dict[str, tuple[Any, Any]]:
+    """Fields that make samples otherwise: name -> (value in `told`, value in `made`). Empty if samples are equal."""
+    mine, theirs = told.making(schema), made.making(schema)
+    names = sorted(mine.keys() | theirs.keys())
+    return {name: (getattr(told, name), getattr(made, name)) for name in names if mine.get(name) != theirs.get(name)}
 
 
 def _unknown(name: str, value: object, known: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from memoire.pool.tables import Table, Tables
 from memoire.wire import messages
 from memoire.wire.identity import table_number
 
+from . import recovery
 from .announcements import Announcements
 from .dispatch import Dispatcher
 from .options import ServerOptions
@@ -100,11 +101,14 @@ def recover_prompts(tables: Tables, store: StateStore | None) -> None:
 
     Raises:
         StateCorrupt: what was saved is nothing of these tables'.
+        SnapshotMismatch: it was made with other settings.
     """
     for table in tables:
         if store is None or not isinstance(table.pool, PromptPool):
             continue
         table.pool.keep_changes()
+        if next(iter(store.prompts(table.name)), None) is not None:
+            recovery.check_making(table, store, str(store.folder))
         try:
             table.pool.restore(store.prompts(table.name))
         except (msgspec.MsgspecError, ValueError) as error:

@@ -430,10 +430,12 @@ class Dispatcher:
             self._credits.limit(credit)
             self._control.announce()
 
-    def configure(self, table: OpenTable, changes: Mapping[str, Any]) -> Parameters:
+    def configure(
+        self, table: OpenTable, changes: Mapping[str, Any], *, discard_mismatched: bool = False
+    ) -> Parameters:
         """Change a table's parameters for everyone: see `ControlHandler.configure`. Raises ParameterError."""
         with self.lock:
-            return self._control.configure(table, changes)
+            return self._control.configure(table, changes, discard_mismatched=discard_mismatched)
 
     def begin_run(self, name: str) -> None:
         """Count this run from now on: see `ControlHandler.begin_run`. Raises ParameterError."""

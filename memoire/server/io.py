@@ -136,10 +136,16 @@ class ServerThreads:
         self.requests.add(made, way)
         return bound
 
+    def load(self) -> None:
+        """Hold again what the former life held. Raises SnapshotMismatch or DataError; then nothing is saved."""
+        if self.store is None:
+            return
+        saves, self._saves_memory = self._saves_memory, False  # a file that is refused stays
+        self.restorer.load(self._options.discard_mismatched)
+        self._saves_memory = saves
+
     def start(self) -> None:
-        """Hold again what the former life held, then begin to answer and to save."""
-        if self.store is not None:
-            self.restorer.load()
+        """Begin to answer and to save."""
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()

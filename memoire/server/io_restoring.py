@@ -9,10 +9,10 @@ from typing import Final
 
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import StateStore
-from memoire.errors import MemoireError, ParameterError, ProtocolError
+from memoire.errors import DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
-from memoire.storage import snapshot, snapshot_file
+from memoire.storage import snapshot
 from memoire.storage.restore import RestoreCounts, restore
 
 from .dispatch import Dispatcher
@@ -20,6 +20,9 @@ from .io_snapshots import MEMORY, ORDERED
 
 _log = logging.getLogger(__name__)
 
+_WITHOUT: Final = (
+    "discard_mismatched=True (--discard-mismatched) starts without what does not fit, and does not keep the file."
+)
 _RESTORED: Final = "restored"  # the setting that names files that were restored once
 
 
@@ -53,12 +56,11 @@ class Restorer:
         skip_damaged: bool = False,
         stays: bool = True,
         once: bool = False,
+        discard_mismatched: bool = False,
     ) -> RestoreCounts:
         """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
         heads = snapshot.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
-        if configure and wanted:
-            self._configure([heads[path].about for path in wanted])
         done = RestoreCounts()
         if wanted:
             done = restore(
@@ -67,9 +69,12 @@ class Restorer:
                 part=part,
                 skip_damaged=skip_damaged,
                 stays=stays,
+                configure=configure,
+                discard_mismatched=discard_mismatched,
                 limits=self._limits,
                 now=self._clock(),
                 inherit=self._inherit,
+                take_parameters=self._configure,
             )
         self._remember(list(heads.values()), once)
         return done
@@ -88,16 +93,8 @@ class Restorer:
         named = "" if self._store is None else self._store.settings().get(_RESTORED, "")
         return set(map(bytes.fromhex, named.split()))
 
-    def _configure(self, files: Sequence[snapshot_file.SnapshotHeader]) -> None:
-        """Take the parameters of the files' tables; of several files those that were configured last."""
-        newest: dict[str, snapshot_file.TableAbout] = {}
-        for told in (table for about in files for table in about.tables):
-            if told.name not in newest or told.parameters_version > newest[told.name].parameters_version:
-                newest[told.name] = told
-        for table in self._dispatcher.tables:
-            if table.name in newest:
-                fields = Parameters.from_wire(newest[table.name].parameters).to_wire()
-                self._dispatcher.configure(table, fields)
+    def _configure(self, table: str, parameters: Parameters) -> None:
+        self._dispatcher.configure(self._dispatcher.tables[table], parameters.to_wire())
 
     def _inherit(self, run: str, finished: bool, rows: Rows) -> None:
         try:
@@ -105,8 +102,16 @@ class Restorer:
         except ProtocolError as error:
             raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
 
-    def load(self) -> None:
-        """At the server's begin: hold again what its former life held at its end, if it counted the same run."""
+    def load(self, discard_mismatched: bool) -> None:
+        """At the server's begin: hold again what its former life held at its end, if it counted the same run.
+
+        Args:
+            discard_mismatched: Begin without what was made with other values than hold now.
+
+        Raises:
+            SnapshotMismatch: it was made with other values, and the file stays as it is.
+            DataError: the file is of another form, or damaged at its beginning; likewise.
+        """
         assert self._store is not None
         folder, dispatcher = self._store.folder, self._dispatcher
         for half in [*folder.glob("*.snapshot.new"), *(folder / ORDERED).glob("*.snapshot.new")]:
@@ -116,15 +121,19 @@ class Restorer:
             return
         former = next((facts.name for facts in self._store.runs() if not facts.ended), None)
         if former == dispatcher.run_name:
-            self._load(path)
+            self._load(path, discard_mismatched)
         if not self._stays:
             path.unlink(missing_ok=True)
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path, discard_mismatched: bool) -> None:
         name = self._dispatcher.name
         try:
-            done = self.restore([path], skip_damaged=True, stays=False)
-        except MemoireError as error:
+            done = self.restore([path], skip_damaged=True, stays=False, discard_mismatched=discard_mismatched)
+        except SnapshotMismatch as error:
+            raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
+        except DataError as error:
+            if not discard_mismatched:
+                raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
             _log.warning("%s: what its former life held is not held again: %s", name, error)
         else:
             level = logging.WARNING if done.damaged or done.refused else logging.INFO

@@ -52,6 +52,7 @@ class ServerOptions:
     state_dir: str | Path | None
     snapshot_caches: bool
     snapshot_every: float | None
+    discard_mismatched: bool
     context: Any
     limits: Limits
     clock: Callable[[], float]

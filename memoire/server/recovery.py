@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from memoire.accounting.runs import SavedState
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, SnapshotMismatch
 from memoire.pool.tables import OpenTable
 from memoire.replay.parameters import Parameters
 
@@ -24,6 +24,8 @@ class _FormerStart(msgspec.Struct, frozen=True):
     given: dict[str, Any]
     now: dict[str, Any]
     version: int
+    making: dict[str, Any] = {}
+    """Settings beside the parameters: `OpenTable.making`."""
 
 
 def run_to_count(past: SavedState | None, given: str | None, committer: Committer) -> str:
@@ -71,8 +73,23 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
     """Have a table's parameters saved as they are now, beside those that it was given."""
     if committer.is_durable:
         given = table.settings.parameters.to_wire()
-        chosen = _FormerStart(given, table.parameters.to_wire(), table.parameters_version)
+        chosen = _FormerStart(given, table.parameters.to_wire(), table.parameters_version, table.making)
         committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
+
+
+def check_making(table: OpenTable, past: SavedState, folder: str) -> None:
+    """Refuse what a table holds again, if that was made with other settings than the table has.
+
+    Raises:
+        SnapshotMismatch: names both values.
+    """
+    saved = past.settings().get(table.key)
+    making = {} if saved is None else _chosen(table.key, saved).making
+    for name, made in making.items():
+        if made != (mine := table.making.get(name)):
+            problem = f"holds table {table.name!r} of {name}={made!r}, where this server has {name}={mine!r}"
+            advice = f"Start it with {name}={made!r}, or give the server another state folder."
+            raise SnapshotMismatch(folder, problem, advice)
 
 
 def _chosen(key: str, saved: str) -> _FormerStart:

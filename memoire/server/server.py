@@ -80,6 +80,8 @@ class Server(Node):
         snapshot_every: Seconds between two times that the same is saved while the server goes on: one that is killed
             has again what it held then (of caches, samples that were drawn since may be drawn once more). None saves
             nothing in between.
+        discard_mismatched: Start without what was saved so, if it was made with other values than hold now, such as
+            another discount. Else the start is refused then, and the file stays.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same one on both sides.
         clock: Seconds since 1970.
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
@@ -94,6 +96,7 @@ class Server(Node):
 
     Raises:
         StateError: the folder cannot be used, or not as it is; says what to do.
+        SnapshotMismatch: what the tables held when the former life ended was made with other values; names both.
         EndpointError: an address is in use or malformed.
         ParameterError: a setting is out of its range.
         KeyFileError: the keys cannot be used.
@@ -129,6 +132,7 @@ class Server(Node):
         state_dir: str | Path | None = None,
         snapshot_caches: bool = False,
         snapshot_every: float | None = None,
+        discard_mismatched: bool = False,
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
@@ -149,6 +153,7 @@ class Server(Node):
             full=full, capacity=capacity, cache_limit=cache_limit, client_capacity=client_capacity,
             byte_limit=byte_limit, run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, name=name,
             seed=seed, state_dir=state_dir, snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
+            discard_mismatched=discard_mismatched,
             context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
             inference=inference, tune_process=tune_process, fields=fields,
         )  # fmt: skip
@@ -167,6 +172,7 @@ class Server(Node):
         self._first = self._handles[self._tables.first.name]
         try:
             made.open()
+            made.load()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -341,12 +347,20 @@ class Server(Node):
 
     @checked_names(NAMES)
     def configure(
-        self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
+        self,
+        *,
+        sampler: Sampler | None = None,
+        discount: float | Sequence[float] | None = None,
+        discard_mismatched: bool = False,
+        **fields: Any,
     ) -> Parameters:
         """Change parameters here and, with their next message, at every client; their data stays. Takes what
-        `Buffer.configure` takes. Raises ParameterError if a value is out of its range; then nothing was changed.
+        `Buffer.configure` takes, and `discard_mismatched`: see `TableHandle.configure`. Raises ParameterError if a
+        value is out of its range, or caches are held that were made with another one; then nothing was changed.
         """
-        return self._first.configure(sampler=sampler, discount=discount, **fields)
+        return self._first.configure(
+            sampler=sampler, discount=discount, discard_mismatched=discard_mismatched, **fields
+        )
 
     def configure_limits(self, *, credit: int | None = None, held_bytes: int | None = None) -> None:
         """Change byte budgets while clients go on; they hear of it at once.
@@ -560,15 +574,16 @@ class Server(Node):
             paths: All files of the cluster that was saved, or those that are wanted.
             part: (rank, of): this server takes what belongs to it among so many that are given the same files: each
                 client's caches, each episode, and each client's totals go to exactly one.
-            configure: Whether tables take the files' parameters first. Else caches that were made with windows of
-                another form are refused.
+            configure: Whether tables take the files' parameters first. Else caches that were made with other values,
+                such as another discount, are refused.
             skip_damaged: Take what is whole of a damaged file, and count the rest; else it is refused.
             once: Leave out files that were restored into this state folder before: for a server whose start restores.
 
         Raises:
             DataError: a file cannot be read, is damaged, or no snapshot; nothing was taken.
-            SnapshotMismatch: a file has a table that this server lacks, or of another schema; nothing was taken.
-            ParameterError: `part` is malformed, or a table's parameters cannot be taken.
+            SnapshotMismatch: a file has a table that this server lacks, of another schema, or of samples that were made
+                with other values; nothing was taken.
+            ParameterError: `part` is malformed, or a table's parameters cannot be taken; nothing was taken.
         """
         self._check_open()
         restorer = self._io.restorer

@@ -275,16 +275,27 @@ class TableHandle(StrictAttributes):
 
     @checked_names(NAMES)
     def configure(
-        self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
+        self,
+        *,
+        sampler: Sampler | None = None,
+        discount: float | Sequence[float] | None = None,
+        discard_mismatched: bool = False,
+        **fields: Any,
     ) -> Parameters:
         """Change this table's parameters here and, with their next message, at its clients; their data stays. Takes
         what `Buffer.configure` takes.
 
+        Args:
+            discard_mismatched: Drop caches that are held if their samples were made with other values, such as another
+                discount. Without it they are a reason to refuse: a learner would train on them.
+
         Raises:
-            ParameterError: a value is out of its range; nothing was changed.
+            ParameterError: a value is out of its range, or caches are held that were made with another one; nothing
+                was changed.
         """
         self._check_open()
-        return self._dispatcher.configure(self._table, changes_of(sampler, discount, fields))
+        changes = changes_of(sampler, discount, fields)
+        return self._dispatcher.configure(self._table, changes, discard_mismatched=discard_mismatched)
 
     def limit(self, byte_limit: int) -> int:
         """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had

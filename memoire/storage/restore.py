@@ -8,6 +8,7 @@ servers that restore the same files share them out without a word between them, 
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 from collections import Counter
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from memoire.accounting.merge import Rows
 from memoire.arguments import whole
@@ -25,9 +27,9 @@ from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError
 from memoire.limits import Limits
 from memoire.pool.snapshot import KeptClient
 from memoire.prompts.snapshot import KeptPrompt
-from memoire.replay.parameters import Parameters
+from memoire.replay.dataset import Episode
+from memoire.replay.parameters import Parameters, differing
 from memoire.wire import _bytes
-from memoire.wire.layout import layout_of
 from memoire.wire.rows import unpack_accounts
 from memoire.wire.unpack import check
 
@@ -94,9 +96,12 @@ def restore(
     part: tuple[int, int] = (0, 1),
     skip_damaged: bool = False,
     stays: bool = True,
+    configure: bool = False,
+    discard_mismatched: bool = False,
     limits: Limits,
     now: float = 0.0,
     inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
+    take_parameters: Callable[[str, Parameters], Any] = lambda table, parameters: None,
 ) -> RestoreCounts:
     """Put what some files hold into these tables, by their names; one record at a time is in memory.
 
@@ -106,23 +111,49 @@ def restore(
         skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
         now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
+        configure: Have tables take the files' parameters first, by `take_parameters`, called with name and parameters.
+        discard_mismatched: Leave out the tables of a file whose samples were made with other values than hold here, and
+            count what they hold as refused (code "parameters"); else such a file is refused.
         inherit: Takes what clients had done in a run: its name, whether it was over, rows of `rows.ACCOUNT`.
 
     Raises:
         DataError: a file cannot be read, is damaged, or no snapshot.
-        SnapshotMismatch: a file has a table that is not here, or of another schema, storage or form of samples.
-        ParameterError: a part that is none.
+        SnapshotMismatch: a file has a table that is not here, or of another schema, storage or settings that its
+            samples were made with.
+        ParameterError: a part that is none, or parameters that a table cannot take.
         Closed: the server was closed meanwhile.
     """
     rank, of = _checked(part)
     with ExitStack() as opened:
         files = [opened.enter_context(SnapshotFile(path)) for path in paths]
         known = {table.name: table for table in tables}
+        wanted = _newest_parameters(files) if configure else {}
+        left_out: set[tuple[Path, str]] = set()
         for file in files:
-            _match(file, known)
+            for told in file.about.tables:
+                try:
+                    _match(file, told, known, wanted.get(told.name))
+                except SnapshotMismatch:
+                    if not discard_mismatched:
+                        raise
+                    left_out.add((file.path, told.name))
             if not skip_damaged and (damage := file.verify()):
                 raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
-        return _Restoring(files, list(known.values()), rank, of, stays, limits, now, inherit).run()
+        for name, parameters in wanted.items():
+            known[name].check_parameters(parameters)
+        for name, parameters in wanted.items():
+            take_parameters(name, parameters)
+        return _Restoring(files, list(known.values()), left_out, rank, of, stays, limits, now, inherit).run()
+
+
+def _newest_parameters(files: Iterable[SnapshotFile]) -> dict[str, Parameters]:
+    """Parameters of the files' tables, by name; of several files those that were configured last."""
+    newest: dict[str, tuple[int, Parameters]] = {}
+    for file in files:
+        for told in file.about.tables:
+            if told.name not in newest or told.parameters_version > newest[told.name][0]:
+                newest[told.name] = told.parameters_version, _parameters_of(file.path, told)
+    return {name: parameters for name, (_, parameters) in newest.items()}
 
 
 def _checked(part: Any) -> tuple[int, int]:
@@ -132,39 +163,61 @@ def _checked(part: Any) -> tuple[int, int]:
     return whole("part[0]", part[0], 0, of - 1), of
 
 
-def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
-    """Refuse a file that does not fit these tables."""
-    for told in file.about.tables:
-        table = tables.get(told.name)
-        if table is None:
-            names = ", ".join(map(repr, tables))
-            problem = f"holds table {told.name!r}, and this server has {names}"
-            raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {told.name!r}.")
-        if told.storage != table.storage:
-            problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
-            raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
-        if (schema := told.read_schema()) != table.schema:
-            problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
-            raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
-        _match_parameters(file, told, table)
+def _match(
+    file: SnapshotFile, told: TableAbout, tables: dict[str, HasMemory], parameters: Parameters | None = None
+) -> None:
+    """Refuse a table of a file that does not fit these tables. `parameters` hold when it is restored; None: the
+    table's.
+    """
+    table = tables.get(told.name)
+    if table is None:
+        names = ", ".join(map(repr, tables))
+        problem = f"holds table {told.name!r}, and this server has {names}"
+        raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {told.name!r}.")
+    if told.storage != table.storage:
+        problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
+        raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
+    if (schema := told.read_schema()) != table.schema:
+        problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
+        raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
+    theirs = _parameters_of(file.path, told)
+    if found := differing_settings(table, told, parameters or table.parameters, theirs):
+        made = ", ".join(f"{name}={theirs!r}" for name, (_, theirs) in found.items())
+        mine = ", ".join(f"{name}={mine!r}" for name, (mine, _) in found.items())
+        problem = f"holds samples of table {told.name!r} that were made with {made}, where this server has {mine}"
+        raise SnapshotMismatch(
+            str(file.path),
+            problem,
+            "Start the server with the settings of the file; restore(..., configure=True) takes its parameters.",
+        )
 
 
-def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
-    """Caches hold finished samples: of another form, they fit no batch with new ones."""
+def _parameters_of(path: Path, told: TableAbout) -> Parameters:
     try:
-        theirs = Parameters.from_wire(told.parameters)
+        return Parameters.from_wire(told.parameters)
     except ParameterError as error:
         problem = f"has settings of table {told.name!r} that this version of memoire cannot take: {error}"
-        raise SnapshotMismatch(str(file.path), problem, "Restore it with the version that wrote it.") from error
-    if table.storage != "caches" or layout_of(table.schema, theirs) is layout_of(table.schema, table.parameters):
-        return
-    mine = table.parameters.to_wire()
-    differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine.get(name) != value]
-    raise SnapshotMismatch(
-        str(file.path),
-        f"holds samples of table {told.name!r} that were made under other parameters ({', '.join(differing)})",
-        "Configure the server so first; restore(..., configure=True) does it.",
-    )
+        raise SnapshotMismatch(str(path), problem, "Restore it with the version that wrote it.") from error
+
+
+def differing_settings(
+    table: HasMemory, told: TableAbout, parameters: Parameters, theirs: Parameters
+) -> dict[str, tuple[Any, Any]]:
+    """What a file's table was made with otherwise than this table would: name -> (value here, value in the file).
+
+    Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are as they
+    were recorded: what follows from them is computed here.
+    """
+    if table.storage == "caches":
+        return differing(table.schema, parameters, theirs)
+    mine = table.making
+    names = sorted(mine.keys() | told.making.keys())
+    values = {name: (mine.get(name), told.making.get(name)) for name in names}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
+_OF_PRIORITIES: Final = ("discount_factor", "mix_lambda", "reward_coeff")
+"""Parameters that priorities follow from which no learner has reported."""
 
 
 class _Restoring:
@@ -174,6 +227,7 @@ class _Restoring:
         self,
         files: Sequence[SnapshotFile],
         tables: Sequence[HasMemory],
+        left_out: set[tuple[Path, str]],
         rank: int,
         of: int,
         stays: bool,
@@ -182,13 +236,26 @@ class _Restoring:
         inherit: Callable[[str, bool, Rows], Any],
     ) -> None:
         self._files, self._rank, self._of, self._stays = files, rank, of, stays
-        self._limits, self._now, self._inherit = limits, now, inherit
+        self._left_out = left_out
         self._tables = {table.name: table for table in tables}
+        self._remade = {
+            told.name
+            for file in files
+            for told in file.about.tables
+            if told.storage == "episodes" and (file.path, told.name) not in left_out and self._is_remade(told)
+        }
+        """Tables of episodes whose priorities are computed again, but for those that learners reported."""
+        self._limits, self._now, self._inherit = limits, now, inherit
         self._rank_of = {table.name: place for place, table in enumerate(tables)}
         self._done: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._clients: set[tuple[str, bytes]] = set()
         self._seen: set[int] = set()  # accounts' clients
+
+    def _is_remade(self, told: TableAbout) -> bool:
+        table = self._tables[told.name]
+        found = differing(table.schema, table.parameters, Parameters.from_wire(told.parameters))
+        return table.schema.value is not None and not found.keys().isdisjoint(_OF_PRIORITIES)
 
     def run(self) -> RestoreCounts:
         streams = [self._of_file(file) for file in self._files]
@@ -209,6 +276,9 @@ class _Restoring:
             name = file.about.tables[record.table].name
             if isinstance(record.body, ClientRecord):
                 client = record.body
+                continue
+            if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
+                self._refused["parameters"] += 1
                 continue
             if isinstance(record.body, CacheRecord):
                 record = record._replace(body=msgspec.structs.replace(record.body, age=record.body.age + since))
@@ -241,7 +311,10 @@ class _Restoring:
         body, payload = record.body, record.payload
         assert isinstance(payload, bytes)
         if isinstance(body, EpisodeRecord):
-            is_new, overwritten = table.pool.put_back(unpack(body, payload, table.schema))
+            kept = unpack(body, payload, table.schema)
+            if table.name in self._remade:
+                kept = kept._replace(episode=_remade(kept.episode))
+            is_new, overwritten = table.pool.put_back(kept)
             self._done["overwritten"] += overwritten
             done = {"episodes": 1, "entries": body.length}
         elif isinstance(body, PromptRecord):
@@ -282,6 +355,12 @@ class _Restoring:
         if any(mine):
             self._inherit(body.run, body.finished, rows[mine])
             self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
+
+
+def _remade(episode: Episode) -> Episode:
+    """The episode without the priorities that follow from closing it."""
+    assert episode.priority is not None
+    return dataclasses.replace(episode, priority=np.where(episode.learned, episode.priority, np.float32(np.nan)))
 
 
 def part_of(name: bytes, of: int) -> int:

@@ -40,6 +40,13 @@ class HasMemory(Protocol):
     parameters_version: int
 
     @property
+    def making(self) -> dict[str, Any]:
+        """Settings beside the parameters that what it holds is made with: plain values, by name."""
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if it cannot take these."""
+
+    @property
     def pool(self) -> Any:
         """What it holds: a pool with `walk` and `put_back`."""
 
@@ -61,6 +68,7 @@ def about(
             schema=table.schema.to_json(),
             parameters=table.parameters.to_wire(),
             parameters_version=table.parameters_version,
+            making=table.making,
         )
         for table in tables
     ]

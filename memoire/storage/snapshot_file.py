@@ -81,6 +81,8 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As JSON."""
     parameters: dict[str, Any]
     parameters_version: Count = 0
+    making: dict[str, Any] = {}
+    """Settings beside the parameters that what it holds was made with: of prompts, those of groups and scores."""
 
     def read_schema(self) -> Schema:
         """Its columns. Raises SchemaError."""

@@ -120,7 +120,7 @@ cdef class HeldCache:
     cdef double whole             # N_k, while `view.positives` is that of what is not passed over
     cdef readonly Layout layout
     cdef readonly Py_ssize_t nbytes
-    cdef readonly uint64_t parameters_version
+    cdef readonly uint64_t making
     cdef readonly double made_at, minimum
     cdef readonly int multi_step
 

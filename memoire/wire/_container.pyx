@@ -488,7 +488,7 @@ cdef class HeldCache:
         self.count, self.whole = self.view.samples, self.view.positives
         self.eldest, self.least_model = -INFINITY, EARLIEST
         self.multi_step, self.minimum = read16(source + 6), read_double(source + 24)
-        self.parameters_version, self.made_at = read64(source + 32), read_double(source + 48)
+        self.making, self.made_at = read64(source + 32), read_double(source + 48)
         self.nbytes = self.buffer.len
         self._locate(source, unpack)
 

@@ -1,5 +1,7 @@
 """Which blocks a container has, which follows from the schema and the parameters, and the arrays its samples become."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
@@ -432,6 +434,19 @@ def layout_of(
         return _sequence_layout(schema, parameters.frame_stack, prev, whose, *cut)
     next = schema.states if parameters.next is None else tuple(parameters.next)
     return _layout(schema, parameters.frame_stack, prev, next, kind, False)
+
+
+@lru_cache(maxsize=256)
+def making_of(schema: Schema, parameters: Parameters) -> int:
+    """A number for what samples of `schema` are made with (`Parameters.making`), as the head of a container says it:
+    at least `MAKING`, so that the version that a former peer says in its place is told from it.
+    """
+    made = json.dumps(parameters.making(schema), sort_keys=True).encode()
+    return MAKING | int.from_bytes(hashlib.blake2b(made, digest_size=8).digest(), "little")
+
+
+MAKING = 1 << 63
+"""Least number that names parameters; below it is a version, of which only its server knows what it means."""
 
 
 def usual_bytes(schema: Schema, parameters: Parameters) -> int:

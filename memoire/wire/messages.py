@@ -762,6 +762,7 @@ class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     finish: bool = False
     run: Name = ""  # begin this run, or go on with it
     drain: bool = False  # give all clients to other servers
+    discard_mismatched: bool = False  # let caches go that were made with other values than these
 
 
 class News(Body, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,7 +21,7 @@ from memoire.replay.schema import Schema
 
 from . import _container
 from .compression import codec_of, may_pack, pack_block
-from .layout import ContainerLayout, layout_of
+from .layout import ContainerLayout, layout_of, making_of
 from .parts import FACTS, HEAD, LENGTH, LENGTHS, ROW, ContainerKind, Part, Payload
 
 _BYTE: Final = np.dtype(np.uint8)
@@ -35,7 +35,7 @@ class ContainerHead:
     total_weight: float = 0.0
     positives: int = 0
     minimum: float = 0.0
-    parameters_version: int = 0
+    making: int = 0
     made_at: float = 0.0
 
 
@@ -69,7 +69,7 @@ class Container:
         self.payload: Payload = _container.container(layout.core, *rows, packed or {}, elements or {})
         HEAD.pack_into(
             self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
-            head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
+            head.minimum, head.making, len(layout.blocks), layout.kind, head.made_at, 0,
         )  # fmt: skip
 
     def _row(self, block: int) -> tuple[int, ...]:
@@ -104,7 +104,6 @@ def build(
     samples: int | None = None,
     *,
     now: float,
-    parameters_version: int = 0,
     compression: str | None = None,
 ) -> Payload:
     """Draw a cache from a `Memory`, and return it as the payload of a CACHE message, aligned to 64 bytes. All samples
@@ -130,7 +129,8 @@ def build(
         codec = codec_of("none" if wanted == "auto" else wanted)
         cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
         sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
-        head = ContainerHead(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
+        making = making_of(memory.schema, parameters)
+        head = ContainerHead(parameters.sequence_length or parameters.multi_step, *sums, making, now)
         return _pack_cut(memory, layout, cut, head, codec)
 
 
@@ -251,7 +251,6 @@ def pack_episode(
     *,
     final: Mapping[str, NDArray[Any]] | None = None,
     now: float,
-    parameters_version: int = 0,
     compression: str = "none",
 ) -> Payload:
     """The container of an EPISODE message: T entries in order, each frame once.
@@ -277,7 +276,7 @@ def pack_episode(
             raw: Payload = _core.empty((elements.get(block, entries) * schema[name].nbytes,), _BYTE)
             fill(name, raw)
             pack_block(packed, block, raw, codec)
-    head = ContainerHead(parameters_version=parameters_version, made_at=now)
+    head = ContainerHead(made_at=now)
     made = Container(layout, head, entries, packed=packed, elements=elements)
     facts: dict[Part, NDArray[Any]] = {Part.INIT_WEIGHT: init_w, Part.AGE: age, Part.MODEL: model_version}
     made.fill_blocks({layout.bookkeeping(fact): values for fact, values in facts.items()})

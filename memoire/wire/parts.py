@@ -11,8 +11,8 @@ from . import _container
 
 Payload: TypeAlias = NDArray[np.uint8]
 HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
-"""The first 64 bytes: samples, frame_stack, multi_step, total weight, positives, minimum, version of the parameters,
-blocks, kind, when it was made, zero.
+"""The first 64 bytes: samples, frame_stack, multi_step, total weight, positives, minimum, what its samples were made
+with (`layout.making_of`), blocks, kind, when it was made, zero.
 """
 ROW: Final = struct.Struct("<HBBIQQQ")
 """A row of the table behind the head, as `BlockRow`."""

@@ -14,7 +14,7 @@ from memoire.replay.schema import Schema
 from . import _container
 from .compression import unpack_block
 from .frames import check_payload
-from .layout import ContainerLayout, layout_of
+from .layout import MAKING, ContainerLayout, layout_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part
 
 _DEFAULTS: Final = Limits()
@@ -113,6 +113,19 @@ def _check_size(payload: Any, limits: Limits) -> None:
     size = memoryview(payload).nbytes
     if size > limits.message_bytes:
         raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
+
+
+def check_making(held: _container.HeldCache, making: int) -> None:
+    """Refuse samples that were made with other parameters than those that hold here, `layout.making_of`, although they
+    look alike. A former peer says a version of its server's instead, and is believed.
+
+    Raises:
+        ProtocolError: (code "parameters")
+    """
+    if held.making >= MAKING and held.making != making:
+        raise ProtocolError(
+            "parameters", "samples made with other parameters, such as another discount, than hold here"
+        )
 
 
 def check_in_place(payload: Any, layout: ContainerLayout, limits: Limits, *, checksum: int) -> _container.HeldCache:

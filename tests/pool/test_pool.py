@@ -551,12 +551,12 @@ def test_limits_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
         Pool(SCHEMA, PLAIN, **bad)
 
 
-def test_new_parameters_keep_caches_unless_their_layout_changes() -> None:
+def test_new_parameters_keep_caches_unless_their_samples_were_made_with_others() -> None:
     pool = pool_of([10])
-    assert pool.configure(PLAIN.replace(importance_exponent=0.0, multi_step=3)) == 0
+    assert pool.configure(PLAIN.replace(importance_exponent=0.0)) == 0
     assert (pool.get(5).importance == 1.0).all()
     old = made(5)
-    assert pool.configure(STACKED) == 1
+    assert pool.configure(STACKED, discard_mismatched=True) == 1
     assert pool.stats().caches == 0
     with pytest.raises(ProtocolError, match="parameters that have changed since"):
         pool.add(name(0), 100, old)

@@ -57,7 +57,7 @@ def test_a_cache_that_is_too_large_or_of_another_layout_is_refused() -> None:
 def test_only_parameters_of_another_layout_empty_the_queues() -> None:
     queues = queues_of(5, 5)
     assert queues.configure(REUSE) == 0 and queues.held.caches == 2
-    assert queues.configure(PLAIN.replace(frame_stack=2)) == 2
+    assert queues.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True) == 2
     assert held_of(queues) == {name(0): 0, name(1): 0}, "clients stay"
     before = queues.parameters
     with pytest.raises(ParameterError):

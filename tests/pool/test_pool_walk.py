@@ -67,7 +67,7 @@ def test_a_walk_ends_where_caches_of_another_form_are_held() -> None:
     queues = queues_of(2)
     walk = CacheWalk(queues)
     walk.step(110.0), walk.step(110.0)
-    queues.configure(PLAIN.replace(frame_stack=2))
+    queues.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True)
     queues.add(name(0), 9, cache_of(4, parameters=queues.parameters), 110.0)
     assert rest_of(walk) == []
 

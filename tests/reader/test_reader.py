@@ -320,7 +320,7 @@ def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     client = cluster.client(servers[0])
     fill(client)
     reader = cluster.reader(servers)
-    reader.configure(frame_stack=2, discount_factor=(0.5,))
+    reader.configure(frame_stack=2, discount_factor=(0.5,), discard_mismatched=True)
     assert [server.parameters.frame_stack for server in servers] == [2, 2]
     client.update(100.0)
     assert client.parameters.frame_stack == 2

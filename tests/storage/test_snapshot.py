@@ -15,16 +15,17 @@ from memoire.errors import Closed, DataError, ParameterError, ProtocolError, Sna
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.draw import plan
+from memoire.pool.episodes import EpisodePool
 from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes, unpack
+from memoire.wire import _bytes, pack, unpack
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from netkit import pool_in
@@ -41,6 +42,8 @@ def table(pool, title="default", storage="caches"):
         schema=pool.schema,
         parameters=pool.parameters,
         parameters_version=1,
+        making={},
+        check_parameters=getattr(pool, "check_parameters", lambda parameters: None),
         pool=pool,
     )
 
@@ -183,7 +186,7 @@ def test_a_walk_ends_where_the_form_of_caches_changes():
     pool = pool_of([10, 10])
     walk = pool.walk()
     kept = [next(walk), next(walk)]
-    pool.configure(PLAIN.replace(frame_stack=2))
+    pool.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True)
     pool.add(name(1), 99, made(5, parameters=PLAIN.replace(frame_stack=2)))
     kept += walk
     assert [type(each) for each in kept[:2]] == [KeptClient, KeptCache]
@@ -388,6 +391,103 @@ def test_an_episode_that_cannot_be_is_refused():
 
 # ---------------------------------------------------------------------------------------------------- what fits not
 
+MAKING = {
+    "discount_factor": 0.5, "multi_step": 3, "frame_stack": 2, "priority_exponent": 0.9, "priority_epsilon": 0.5,
+    "prioritization": "rank", "prev": ("obs",), "next": (), "sequence_length": 4, "sequence_overlap": 1, "burn_in": 1,
+    "sequence_first": ("action",), "sequence_max_share": 0.5, "start": "zero", "reward_coeff": 2.0, "mix_lambda": 0.5,
+}  # fmt: skip
+"""Parameters that finished samples were made with, each with another value than that of `MADE`."""
+APART = {
+    "importance_exponent", "importance_final", "importance_batches", "stratified", "cache_size", "rollout_length",
+    "max_episode", "reuse_cache", "samples_per_insert", "samples_per_insert_tolerance", "min_size", "max_times_sampled",
+    "max_age", "max_model_lag", "model_topic", "normalize", "compression",
+}  # fmt: skip
+"""Those that say how samples are drawn, paced or packed."""
+VALUED = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32, "value": np.float32})
+
+
+def made_with(field):
+    """Parameters under which this one matters."""
+    if field in ("sequence_overlap", "burn_in", "sequence_first", "sequence_max_share"):
+        return PLAIN.replace(sequence_length=4)
+    return PLAIN.replace(frame_stack=2) if field == "start" else PLAIN
+
+
+def cached(parameters):
+    """A pool with one cache that a memory built, and the cache."""
+    memory = Memory(VALUED, 100, parameters, seed=1)
+    for _ in range(2):
+        memory.open()
+        memory.extend(
+            0, [np.ones((20, 3), np.float32), np.ones(20, np.int32), np.ones(20, np.float32), np.ones(20, np.float32)]
+        )
+        memory.close(terminated=True)
+    pool = Pool(VALUED, parameters, seed=1)
+    payload = pack.build(memory, 16, now=1.0)
+    pool.add(name(1), 1, unpack.check(payload, pool.layout))
+    return pool, payload
+
+
+def test_every_parameter_makes_samples_or_has_no_part_in_them():
+    assert MAKING.keys() | APART == NAMES and MAKING.keys().isdisjoint(APART)
+
+
+@pytest.mark.parametrize("field", MAKING)
+def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_door(tmp_path, field):
+    parameters = made_with(field)
+    (pool, _), told = cached(parameters), parameters.replace(**{field: MAKING[field]})
+    with pytest.raises(ParameterError, match=f"^{field} must be .* caches are held .* made with it"):
+        pool.configure(told)
+    assert pool.parameters == parameters and pool.stats().caches == 1, "nothing was changed"
+    save(tmp_path / "a", table(pool))
+    other = Pool(VALUED, told)
+    with pytest.raises(SnapshotMismatch, match=f"made with .*{field}=.*, where this server has .*{field}="):
+        load([tmp_path / "a"], table(other))
+    assert load([tmp_path / "a"], table(other), discard_mismatched=True).refused == {"parameters": 1}
+    held, payload = cached(told)
+    with pytest.raises(ProtocolError) as refused:  # a client that has not heard of it, or was told something else
+        pool.add(name(2), 1, unpack.check(payload, held.layout))
+    assert refused.value.code == "parameters"
+    assert pool.configure(told, discard_mismatched=True) == 1 and pool.parameters == told
+
+
+@pytest.mark.parametrize("field", sorted(APART))
+def test_parameters_of_drawing_are_taken_while_caches_are_held(tmp_path, field):
+    pool, _ = cached(PLAIN)
+    values = {
+        "compression": "lz4",
+        "normalize": "global",
+        "model_topic": "policy",
+        "reuse_cache": True,
+        "stratified": True,
+    }
+    value = values.get(field, 1.0 if "importance_exponent" in field or "final" in field else 2)
+    told = PLAIN.replace(**{field: value})
+    assert told != PLAIN
+    save(tmp_path / "a", table(pool))
+    other = Pool(VALUED, told)
+    assert load([tmp_path / "a"], table(other)).caches == 1
+    assert pool.configure(told) == 0 and pool.stats().caches == 1
+
+
+@pytest.mark.parametrize("field", ["discount_factor", "reward_coeff", "mix_lambda"])
+def test_priorities_of_restored_episodes_follow_from_what_the_server_is_told(tmp_path, field):
+    """But for those that a learner reported."""
+    pool, told = EpisodePool(VALUED, PLAIN, capacity=100), PLAIN.replace(**{field: MAKING[field]})
+    rng = np.random.default_rng(1)
+    values = [rng.random((20, 3), np.float32), np.ones(20, np.int32), *rng.random((2, 20), np.float32)]
+    pool.memory.open()
+    numbers = pool.memory.extend(0, values)
+    pool.memory.close()
+    pool.memory.update_priorities(numbers[:3], [7.0, 8.0, 9.0])
+    save(tmp_path / "a", table(pool, storage="episodes"))
+    again = EpisodePool(VALUED, told, capacity=100)
+    assert load([tmp_path / "a"], table(again, storage="episodes")).episodes == 1
+    before = pool.memory.weights(numbers)
+    pool.configure(told)
+    assert (pool.memory.weights(numbers)[3:-1] != before[3:-1]).all(), "the value matters"
+    np.testing.assert_array_equal(again.memory.weights(np.arange(20)), pool.memory.weights(numbers))
+
 
 def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tmp_path):
     pool = pool_of([5])
@@ -399,7 +499,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     with pytest.raises(SnapshotMismatch, match="in table 'demo', where this server stores"):
         load([tmp_path / "a"], table(again), table(other, "demo"))
     stacked = Pool(SCHEMA, Parameters(next=()))
-    with pytest.raises(SnapshotMismatch, match="other parameters .*next=None"):
+    with pytest.raises(SnapshotMismatch, match="made with next=None, where this server has next="):
         load([tmp_path / "a"], table(again), table(stacked, "demo"))
     with pytest.raises(SnapshotMismatch, match="keeps episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))

@@ -23,7 +23,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, compression, pack, unpack
 from memoire.wire.compression import _COMPRESS, codecs
-from memoire.wire.layout import ContainerLayout, layout_of, usual_bytes
+from memoire.wire.layout import ContainerLayout, layout_of, making_of, usual_bytes
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, ContainerKind, Part
 from memories import filled
 
@@ -108,12 +108,12 @@ def same(left: batch.GatheredSamples, right: batch.GatheredSamples, ids: bool = 
 )  # fmt: skip
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
     memory = memory_of(parameters.replace(compression=compression))
-    payload = pack.build(memory, 100, now=123.5, parameters_version=9)
+    payload = pack.build(memory, 100, now=123.5)
     held = unpack.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
-    assert (held.made_at, held.parameters_version, held.multi_step) == (
-        123.5, 9, parameters.sequence_length or parameters.multi_step,
+    assert (held.made_at, held.making, held.multi_step) == (
+        123.5, making_of(SCHEMA, parameters), parameters.sequence_length or parameters.multi_step,
     )  # fmt: skip
     assert payload.ctypes.data % ALIGNMENT == 0
     pool = Pool(SCHEMA, parameters, seed=1)

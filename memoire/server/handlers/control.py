@@ -38,7 +38,7 @@ class ControlHandler:
         table = self._state.tables.numbered(header.table)
         try:
             if body.parameters:
-                self.configure(table, body.parameters)
+                self.configure(table, body.parameters, discard_mismatched=body.discard_mismatched)
             if body.run:
                 self.begin_run(body.run, now)
         except (MemoireError, TypeError) as error:
@@ -50,15 +50,19 @@ class ControlHandler:
         taken = messages.Taken(parameters_version=table.parameters_version, finished=self._state.run.finished)
         return Reply(taken, until_saved=True)
 
-    def configure(self, table: OpenTable, changes: Mapping[str, Any]) -> Parameters:
+    def configure(
+        self, table: OpenTable, changes: Mapping[str, Any], *, discard_mismatched: bool = False
+    ) -> Parameters:
         """Change a table's parameters for everyone; its clients hear of it in the reply to their next UPDATE.
 
         Raises:
-            ParameterError: a value is out of its range; nothing was changed.
+            ParameterError: a value is out of its range, or caches are held that were made with another one;
+                nothing was changed.
         """
         parameters = table.parameters.replace(**changes)
         if parameters != table.parameters:
-            table.take_parameters(parameters, table.parameters_version + 1)
+            version = table.parameters_version + 1
+            table.take_parameters(parameters, version, discard_mismatched=discard_mismatched)
             save_parameters(table, self._state.committer)
             self.announce()
         return parameters
