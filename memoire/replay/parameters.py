@@ -350,8 +350,9 @@ _MAKING_SEQUENCES = ("sequence_overlap", "burn_in", "sequence_first", "sequence_
 def differing(schema: SampleColumns, told: Parameters, made: Parameters) -> dict[str, tuple[Any, Any]]:
     """Fields that make samples otherwise: name -> (value in `told`, value in `made`). Empty if samples are equal."""
     mine, theirs = told.making(schema), made.making(schema)
-    names = sorted(mine.keys() | theirs.keys())
-    return {name: (getattr(told, name), getattr(made, name)) for name in names if mine.get(name) != theirs.get(name)}
+    found = {name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)}
+    values = {name: (getattr(told, name), getattr(made, name)) for name in sorted(found)}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
 def _unknown(name: str, value: object, known: Iterable[str]) -> str:

@@ -470,3 +470,27 @@ def test_the_process_of_a_server_takes_its_part_and_the_files_parameters(cluster
 def environment():
     tests = Path(__file__).parents[1]
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests), str(tests / "support")])}
+
+
+def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(cluster, tmp_path, caplog):
+    state = {"state_dir": tmp_path, "name": "s", "snapshot_caches": True, "cache_size": 16, "parameters": None}
+    server = serving(cluster, clients=1, discount=0.5, multi_step=3, **state)
+    server.configure(discount=0.25, discard_mismatched=True)
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    assert client.push_cache()
+    until(lambda: server.stats().held_caches == 1)
+    server.close(100.0)
+    kept = (tmp_path / MEMORY).read_bytes()
+    for _ in range(2):
+        with pytest.raises(
+            SnapshotMismatch, match=r"discount_factor=\(0.25,\), multi_step=3, .*\(0.99,\), multi_step=1"
+        ):
+            cluster.server(limits=QUICK, **state)
+        assert (tmp_path / MEMORY).read_bytes() == kept
+    again = cluster.server(limits=QUICK, discount=0.5, multi_step=3, **state)
+    assert again.parameters.discount_factor == (0.25,), "a refused start changes nothing"
+    assert set(again.get_batch(8)["discount"].tolist()) <= {0.0, 0.25**3}
+    again.close(100.0)
+    other = cluster.server(limits=QUICK, discard_mismatched=True, **state)
+    assert other.stats().held_caches == 0 and "refused (parameters)" in caplog.text

@@ -461,7 +461,7 @@ def test_parameters_of_drawing_are_taken_while_caches_are_held(tmp_path, field):
         "reuse_cache": True,
         "stratified": True,
     }
-    value = values.get(field, 1.0 if "importance_exponent" in field or "final" in field else 2)
+    value = values.get(field, 0.25 if "importance_exponent" in field or "final" in field else 2)
     told = PLAIN.replace(**{field: value})
     assert told != PLAIN
     save(tmp_path / "a", table(pool))

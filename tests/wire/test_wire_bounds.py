@@ -157,7 +157,7 @@ FIELDS = {
     "64 counts": "PROMPTED.counts UPDATED.rejected",
     "bool": "PROMPTS.is_going_on GROUPS.is_evaluation GROUPS.is_before_first GROUPS.is_last PROMPTED.is_closed PROMPTED.is_over PROMPTED.is_empty FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
-    "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
+    "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain CONTROL.discard_mismatched ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished ServerRate.is_told JOB.cancelled JOB.leaving DRAW.packed",
     "bool or nothing": "EPISODE.terminated",
     "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier ServerRate.ratio ServerRate.tolerance ClusterRate.ratio "
