@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from memoire.errors import MemoireTimeout, ParameterError, WrongType
+from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
 from memoire.suggestions import refuse_unknown
 
 from .processors import pin
@@ -93,6 +93,7 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({
     "benchmark": False,
     "benchmark_polyak": 0.1,
     "wait_on_done": False,
+    "last_act_on_reset": False,
 })  # fmt: skip
 """The settings of an environment; docs/trainers.md has a table of them."""
 
@@ -152,49 +153,67 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._thread: _Background | None = None
         self._is_running = self._is_paused = self._is_closed = False
         self._is_moving = False  # the interface was reset: before, there may be no device
+        self._last_action: Any = None  # of the last step; None before the first
+        self._is_over = True  # no episode is open: none began, or the last one has ended
+        self._is_unsent = False  # the last action of the buffer ended an episode, and the device never got it
         self._step = self._unsaid = 0  # late steps that no line told of
         self._said_at = -math.inf
         self._began = self._returned = 0.0  # when the last control went out, and when the caller got its observation
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: (observation, info). The device gets its default action."""
+        """Begin an episode: (observation, info).
+
+        The device gets its default action, or, with "last_act_on_reset" and without "reset_act_buf", the last one.
+        """
         super().reset(seed=seed)
         self._prepare()
         if self.config["reset_act_buf"]:
             self._actions.extend([self.default_action] * self._kept)
-        else:
+        elif not self.config["last_act_on_reset"]:
+            if self._is_unsent and self._actions:
+                self._actions.pop()
             self._actions.append(self.default_action)
-        self._is_moving = True
+        keeps_last = self.config["last_act_on_reset"] and not self.config["reset_act_buf"]
+        first = self._last_action if keeps_last and self._last_action is not None else self.default_action
+        self._is_unsent, self._is_moving = False, True
         obs, info = self._reset_interface(seed, options)
         self._step = 0
         if self.config["real_time"]:
-            self._send(self.default_action)
+            self._send(first)
             self._steps.begin_anew(self._clock())
             self._begin_capture()
         self._returned = self._clock()
-        self._is_paused = False
+        self._is_paused = self._is_over = False
         return self._observation(obs), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the end of the current time step, send the action: (obs, reward, terminated, truncated, info).
 
-        The observation is that of the step which is over; its last part is `action` itself.
+        The observation is that of the step which is over; its last part is `action` itself. An action with which an
+        episode ends is not sent: it would take effect after the end.
 
         Raises:
-            ParameterError: it was not reset, or is closed.
+            EpisodeError: it was not reset, the episode is over, or it is closed. A RuntimeError.
             MemoireTimeout: the interface gave no observation in time.
         """
-        if self._is_closed or not (self._is_running or not self.config["real_time"]):
-            raise ParameterError("step", "called before reset", "called between reset and close")
+        if self._is_closed:
+            raise EpisodeError("step() was called after close(). No action was sent. Make another environment.")
+        if self._is_over or (self.config["real_time"] and not self._is_running):
+            raise EpisodeError(
+                "step() was called while no episode is open: before reset(), after the end of an episode, or after a "
+                "step that failed. No action was sent. Call reset() before it."
+            )
         called = self._clock()
         self._averages.add("inference_duration", called - self._returned)
         control = np.array(action, self.action_space.dtype)
         self._step += 1
+        self._last_action = control
         self._actions.append(control)
         found = self._real_time(control, called) if self.config["real_time"] else self._by_turns(control)
         terminated = bool(found.is_done)
-        truncated = not terminated and self._step >= self.config["ep_max_length"]
-        if (terminated or truncated) and self.config["wait_on_done"]:
+        truncated = not terminated and self._is_last
+        self._is_over = terminated or truncated
+        if self._is_over and self.config["wait_on_done"]:
             self.pause()
         self._returned = self._clock()
         self._averages.add("step_duration", self._returned - called)
@@ -206,6 +225,32 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self.interface.wait()
 
     wait = pause
+
+    def set_default_action(self, default_action: Any) -> None:
+        """Have the device get another default action, from the next reset on: an array [A] in the action space."""
+        self.default_action = np.array(default_action, self.action_space.dtype).reshape(self.action_space.shape)
+
+    def set_time_step_duration(self, time_step_duration: float, time_step_timeout_factor: float | None = None) -> None:
+        """Have time steps last so many seconds, and be late by so many time steps at most, from the next one on."""
+        changes = {"time_step_duration": time_step_duration}
+        if time_step_timeout_factor is not None:
+            changes["time_step_timeout_factor"] = time_step_timeout_factor
+        self._set(changes)
+
+    def set_start_obs_capture(self, start_obs_capture: float) -> None:
+        """Take observations so many seconds after the begin of a time step, from the next one on."""
+        self._set({"start_obs_capture": start_obs_capture})
+
+    def set_ep_max_length(self, ep_max_length: float) -> None:
+        """Truncate episodes after so many steps, also the one that is open."""
+        self._set({"ep_max_length": ep_max_length})
+
+    def _set(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, or none of them. Raises ParameterError."""
+        self.config = _checked({**self.config, **changes})
+        known = self.config
+        duration = known["time_step_duration"]
+        self._steps.change(duration, known["start_obs_capture"], duration * known["time_step_timeout_factor"])
 
     def render(self) -> Any:
         """What the interface's `render` gives."""
@@ -251,9 +296,17 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self.times.add(now - self._began, cause, is_in_time)
         if not is_in_time and cause != "pause":
             self._warn_late(now, late, cause)
-        self._send(control)
-        self._begin_capture()
+        if found.is_done or self._is_last:
+            self._is_unsent = True
+        else:
+            self._send(control)
+            self._begin_capture()
         return found
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the current step is the last one that an episode may have."""
+        return bool(self._step >= self.config["ep_max_length"])
 
     def _warn_late(self, now: float, late: float, cause: str) -> None:
         """Say that the clock began anew, once in a while."""

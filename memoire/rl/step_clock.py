@@ -41,6 +41,10 @@ class ElasticClock:
         self.duration, self._capture, self._timeout = duration, capture, timeout
         self.begin = self.capture_at = self.end = 0.0
 
+    def change(self, duration: float, capture: float, timeout: float) -> None:
+        """Have steps be like this from the next one on."""
+        self.duration, self._capture, self._timeout = duration, capture, timeout
+
     def begin_anew(self, now: float) -> None:
         """A step begins now, whenever the last one ended."""
         self.begin, self.capture_at, self.end = now, now + self._capture, now + self.duration

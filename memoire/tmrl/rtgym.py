@@ -15,7 +15,8 @@ RealTimeGymInterface = RealTimeInterface
 DummyRCDrone = DummyDrone
 DEFAULT_CONFIG_DICT: Final[dict[str, Any]] = dict(DEFAULTS)
 """Copy it, replace "interface" by your own class, and give it to an environment as `config`."""
-IDS: Final = ("real-time-gym-v0", "real-time-gym-v1")
+IDS: Final = ("real-time-gym-v0", "real-time-gym-v1", "real-time-gym-ts-v1")
+"""Of one and the same environment. They are registered when this module is imported."""
 
 
 _HOME: Final = "memoire.rl.realtime:RealTimeEnv"
@@ -30,5 +31,9 @@ def register() -> None:
 
 def newest(name: str) -> str:
     """The id to make an environment by: Gymnasium warns of the former one, and both of ours are the same."""
-    is_ours = name in IDS and all(gymnasium.registry[each].entry_point == _HOME for each in (name, IDS[-1]))
-    return IDS[-1] if is_ours else name
+    former, new = IDS[:2]
+    is_ours = name == former and all(gymnasium.registry[each].entry_point == _HOME for each in (former, new))
+    return new if is_ours else name
+
+
+register()

@@ -173,7 +173,36 @@ def test_wait_on_done_has_the_device_wait():
     env, _, arm = virtual(ep_max_length=1, wait_on_done=True)
     env.reset()
     env.step([1.0])
-    assert [value for _, value in arm.sent] == [0.0, 1.0, 0.0]
+    assert [value for _, value in arm.sent] == [0.0, 0.0], "an action that ends an episode would come after its end"
+
+
+@pytest.mark.parametrize(("is_last_kept", "sent"), [(False, [0.0, 1.0, 0.0, 3.0]), (True, [0.0, 1.0, 2.0, 3.0])])
+def test_the_action_that_ends_an_episode_is_sent_by_the_reset_or_replaced_by_the_default_one(is_last_kept, sent):
+    for length in (0, 2):  # of the action buffer
+        env, _, arm = virtual(ep_max_length=2, act_buf_len=length, reset_act_buf=False, last_act_on_reset=is_last_kept)
+        env.reset()
+        env.step([1.0])
+        assert [float(part[0]) for part in env.step([2.0])[0][2:]] == [1.0, 2.0][:length]
+        assert [float(part[0]) for part in env.reset()[0][2:]] == [1.0, sent[2]][:length]
+        env.step([3.0])
+        assert [value for _, value in arm.sent] == sent
+
+
+def test_settings_are_changed_from_the_next_time_step_on():
+    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, ep_max_length=9)
+    env.reset()
+    env.set_time_step_duration(0.2, 0.5)
+    env.set_start_obs_capture(0.15)
+    with pytest.raises(ParameterError, match="time_step_duration must be a number from 0"):
+        env.set_time_step_duration(-1.0)
+    for _ in range(2):
+        env.step([1.0])
+    assert [round(at, 6) for at, _ in arm.sent] == [100.0, 100.1, 100.3]
+    env.set_ep_max_length(3)
+    assert env.step([1.0])[2:4] == (False, True)
+    env.set_default_action([0.5])
+    env.reset()
+    assert arm.sent[-1][1] == env.default_action[0] == 0.5
 
 
 def test_by_turns_an_observation_shows_what_the_action_led_to():
@@ -251,14 +280,20 @@ def test_a_method_that_is_missing_is_named(method):
         getattr(Half(), method)()
 
 
-def test_steps_come_between_reset_and_close():
-    env, *_ = virtual()
-    with pytest.raises(ParameterError, match="step must be called between reset and close"):
-        env.step([0.0])
+@pytest.mark.parametrize("is_real_time", [True, False])
+def test_steps_come_between_reset_and_the_end_or_close(is_real_time):
+    env, _, arm = virtual(ep_max_length=1, real_time=is_real_time)
+    for prepare in (lambda: None, lambda: (env.reset(), env.step([1.0])), lambda: (env.reset(), env.step([1.0]))):
+        prepare()
+        sent = list(arm.sent)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"while no episode is open: .* Call reset\(\) before it"):
+                env.step([0.0])
+        assert arm.sent == sent
     env.reset()
     env.close()
     env.close()
-    with pytest.raises(ParameterError, match="step must be called between reset and close"):
+    with pytest.raises(RuntimeError, match=r"after close\(\)\. No action was sent"):
         env.step([0.0])
     with pytest.raises(ParameterError, match="reset must be called before close"):
         env.reset()

@@ -1,5 +1,8 @@
 """Environments by id, observations as float32, whatever form the environment's answers have."""
 
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -97,6 +100,20 @@ def test_the_drone_flies_an_episode():
     assert ends == [(False, False), (False, False), (False, True)]
     assert set(env.unwrapped.benchmarks()) >= {"step_duration"}
     env.close()
+
+
+def test_ids_are_registered_at_import_and_an_error_of_the_maker_keeps_class_and_sentence():
+    code = (
+        "import gymnasium, memoire.tmrl.rtgym as rtgym; from memoire.errors import *; import sys\n"
+        "for name in rtgym.IDS: assert name in gymnasium.registry\n"
+        "for config, kind, words in (({'interval': 1}, UnknownName, \"takes no 'interval'\"),\n"
+        "                            ({'ep_max_length': 0}, ParameterError, 'ep_max_length must be')):\n"
+        "    try: gymnasium.make('real-time-gym-ts-v1', config={**rtgym.DEFAULT_CONFIG_DICT, 'interface': list, **config})\n"
+        "    except kind as error: assert type(error) is kind and words in str(error), repr(error)\n"
+        "    else: raise SystemExit('it was made')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
 
 
 def test_ids_that_somebody_else_registered_stay_theirs():
