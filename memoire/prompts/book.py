@@ -209,8 +209,8 @@ class PromptBook:
         finished = _finished(self.facts)
         return bool(finished) and all(epoch in finished for epoch, rows in self._open.items() if rows)
 
-    def forget(self, dataset: str, epoch: int) -> int:
-        """Let the prompts of an epoch leave; returns how many.
+    def forget(self, dataset: str, epoch: int) -> list[PromptRow]:
+        """Let the prompts of an epoch leave; returns them. Evaluations among them may still be under a lease.
 
         Raises:
             ProtocolError: (code "busy") some of them are neither committed nor dropped.
@@ -226,7 +226,7 @@ class PromptBook:
             self.has_new_facts = True
         for row in rows:
             self._remove(row)
-        return len(rows)
+        return rows
 
     def _remove(self, row: PromptRow) -> None:
         self.waiting.discard(row)

@@ -123,7 +123,7 @@ class PromptLeases:
         if row is None or row.worker != worker:
             return False
         row.attempts -= 1
-        self._end(row)
+        self.end(row)
         self._book.move(row, PromptState.WAITING)
         return True
 
@@ -198,7 +198,7 @@ class PromptLeases:
             if row.given_up and set(row.missing) <= set(row.given_up):
                 self._give_back(row)
             return
-        self._end(row)
+        self.end(row)
         required = self._rules.required
         if any(each.is_whole and each.columns & required != required for each in row.answers):
             if row.state is not PromptState.ANSWERED:
@@ -243,7 +243,7 @@ class PromptLeases:
 
     def _give_back(self, row: PromptRow) -> None:
         """A lease has ended without all answers: others may give them, if an attempt is left."""
-        self._end(row)
+        self.end(row)
         if row.attempts < self._rules.attempts:
             self._book.move(row, PromptState.WAITING)
             return
@@ -252,7 +252,8 @@ class PromptLeases:
         self._book.move(row, PromptState.WAITING)  # it is in no lease any more: settle brings it on
         self.settle(row)
 
-    def _end(self, row: PromptRow) -> None:
+    def end(self, row: PromptRow) -> None:
+        """End the lease of a prompt, if it is under one; its state is the caller's to change."""
         if row.lease:
             del self._rows[row.lease]
             held = self._held[row.worker]
@@ -265,7 +266,7 @@ class PromptLeases:
         """A prompt is not wanted any more; False if it is drawn, or over."""
         if row.state >= PromptState.DRAWN:
             return False
-        self._end(row)
+        self.end(row)
         self._book.move(row, PromptState.DROPPED, reason)
         return True
 

@@ -115,9 +115,11 @@ class PromptTable:
 
     def forget(self, dataset: str, epoch: int) -> int:
         """Let the prompts of an epoch leave that is over; returns how many. Raises ProtocolError (code "busy")."""
-        done = self.book.forget(dataset, epoch)
+        rows = self.book.forget(dataset, epoch)
+        for row in rows:
+            self.leases.end(row)
         self.tidy()
-        return done
+        return len(rows)
 
     # Workers
 

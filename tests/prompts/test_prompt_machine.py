@@ -224,6 +224,17 @@ class PromptMachine(RuleBasedStateMachine):
         else:
             assert self.table.forget("d", epoch) == expected
 
+    @rule(epoch=st.integers(0, 1), leases=st.integers(0, 3))
+    def end_epoch(self, epoch, leases):
+        """All prompts that train are over: the epoch can be forgotten while evaluations are leased."""
+        for _ in range(leases):
+            self.lease(WORKERS[1])
+        self.commit(0)
+        for key in [key for key, each in self.model.prompts.items() if key[1] == epoch and not each.is_evaluation]:
+            if self.table.cancel([key]):
+                self.model.drop(self.model.prompts[key], "cancelled")
+        self.forget(epoch, 0)
+
     @rule(is_saved=st.just(True))
     def restart(self, is_saved):
         for kind, key, body in take_changes(self.table):
