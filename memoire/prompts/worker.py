@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,8 @@ class PromptWorker:
         self._servers = servers
         self._one_lease = threading.Lock()  # held while prompts are leased: what is `held` must be known by then
         self._lock = threading.Lock()  # for what follows
-        self._held: dict[str, set[int]] = {}  # leases by server
+        self._held: dict[str, dict[int, set[int]]] = {}  # by server and lease: answers that are still wanted
+        self._ends: dict[tuple[str, int], float] = {}  # of leases but those renewed for the table's time
         self._homes: dict[Key, str] = {}  # of prompts that were leased or listed
         self._pieces: dict[tuple[int, int], int] = {}  # of answers that are not whole: pieces that were sent
         self._turn = 0
@@ -85,8 +87,7 @@ class PromptWorker:
         for place in range(len(names)):
             name = names[(self._turn + place) % len(names)]
             patience = deadline if len(names) == 1 else min(deadline, self._servers.transport.now() + LEASE_TIMEOUT)
-            with self._lock:
-                having = sorted(self._held.get(name, ()))
+            having = self._having(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
             answer = self._servers.some({name: PromptRequest(body)}, patience)[name]
             if isinstance(answer, Refused):
@@ -109,14 +110,44 @@ class PromptWorker:
                 Lease(key, told.lease, payload, tuple(told.missing), until, told.is_evaluation, told.tags, name)
             )
         with self._lock:
-            self._held.setdefault(name, set()).update(lease.number for lease in leases)
+            held = self._held.setdefault(name, {})
+            for lease in leases:
+                held[lease.number] = set(lease.missing)
+                self._ends[name, lease.number] = lease.until
             self._homes.update((lease.key, name) for lease in leases)
         return leases
 
     def forget(self, lease: Lease) -> None:
         """A lease is over, as far as this worker is concerned."""
         with self._lock:
-            self._held.get(lease.server, set()).discard(lease.number)
+            self._held.get(lease.server, {}).pop(lease.number, None)
+            self._ends.pop((lease.server, lease.number), None)
+
+    def _renewed(self, lease: Lease, seconds: float) -> None:
+        """A lease goes on. Without `seconds` it does as long as the table says, which this worker does not know."""
+        with self._lock:
+            if seconds:
+                self._ends[lease.server, lease.number] = self._servers.transport.now() + seconds
+            else:
+                self._ends.pop((lease.server, lease.number), None)
+
+    def _having(self, name: str) -> list[int]:
+        """Numbers of the leases at a server that this worker knows of, without those whose time has passed."""
+        now = self._servers.transport.now()
+        with self._lock:
+            held = self._held.get(name, {})
+            for number in [number for number in held if self._ends.get((name, number), math.inf) < now]:
+                del held[number], self._ends[name, number]
+            return sorted(held)
+
+    def _settle(self, lease: Lease, indexes: Iterable[int]) -> None:
+        """These answers are not wanted of this worker any more; a lease without others is over."""
+        with self._lock:
+            wanted = self._held.get(lease.server, {}).get(lease.number)
+            if wanted is not None:
+                wanted.difference_update(indexes)
+        if wanted is not None and not wanted:
+            self.forget(lease)
 
     def keep(self, call: str, leases: Sequence[Lease], seconds: float, patience: float) -> list[bool]:
         """Renew leases, or give them back ("release"); for each whether it was this worker's."""
@@ -130,6 +161,8 @@ class PromptWorker:
         for lease in leases:
             if call == "release" or not found[lease.number]:
                 self.forget(lease)
+            else:
+                self._renewed(lease, seconds)
         return [found[lease.number] for lease in leases]
 
     # Answers
@@ -161,8 +194,7 @@ class PromptWorker:
         for lease, answers in given if is_last else ():
             for index in answers:
                 self._pieces.pop((lease.number, index), None)
-            if answers.keys() >= set(lease.missing):
-                self.forget(lease)
+            self._settle(lease, answers)
         return [[flags[lease.number, index] for index in answers] for lease, answers in given]
 
     def _requests(
@@ -192,7 +224,10 @@ class PromptWorker:
         piece = messages.AnswerPiece(*lease.key, lease.number, index, 0, True, 0, 0, [], 0, reason[:1000], is_again)
         body = messages.Answers(call="fail", pieces=[piece])
         deadline = self._servers.transport.now() + patience
-        return self._servers.one(lease.server, PromptRequest(body), deadline).body.flags[0] < 2
+        was_wanted = self._servers.one(lease.server, PromptRequest(body), deadline).body.flags[0] < 2
+        if not is_again:
+            self._settle(lease, [index])
+        return was_wanted
 
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
         """Bring columns of an answer from elsewhere; whether they came in time."""
