@@ -733,9 +733,14 @@ cdef class EntryStore:
         self._keep("bootstraps", _aligned(0, np.float32))
         self._keep("free_finals", _aligned(0, np.int64))
         self._keep("final_values", _aligned(0, np.float32))
+        self._seed(seeds)
+        self.rooms = _make_tree(&self.tree, capacity)  # last: `_hold` sees by it that all is there
+
+    def _seed(self, list seeds):
+        """Draw from now on by these four 64-bit numbers."""
+        cdef int i
         for i in range(4):
             self.random[i] = seeds[i]
-        self.rooms = _make_tree(&self.tree, capacity)  # last: `_hold` sees by it that all is there
 
     cdef _keep(self, str name, cnp.ndarray array):
         """Hold one of the arrays that the loops work on."""

@@ -6,7 +6,6 @@ loop over tree levels, and every odd case defined. For arrays, windows, n-step r
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from memoire._core import PriorityTree
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.columns import Column
+from memoire.replay.forks import ForkedGenerator
 from memoire.replay.schema import Schema
 from memoire.replay.strict_attributes import StrictAttributes
 
@@ -90,7 +90,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
         self._handles = np.full(capacity, -1, np.int64)
         self._added = 0
         self._tree = PriorityTree(capacity)
-        self._rng = np.random.default_rng(random.SystemRandom().getrandbits(64) if seed is None else seed)
+        self._rng = ForkedGenerator(seed)
         self._lock = threading.Lock()
         self._guard()
 

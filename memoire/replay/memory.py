@@ -30,7 +30,7 @@ from .entry_conversion import (
     refuse,
     version_of,
 )
-from .forks import survive_forks
+from .forks import seed_here
 from .gathering import BatchGatherer, Sample
 from .parameters import Parameters, reward_size
 from .ragged import Ragged
@@ -50,7 +50,7 @@ class Memory(_core.EntryStore, StrictAttributes):
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
     window is complete. Every method may be called from several threads, and loops run without the GIL. A process forked
-    from this one has a copy that goes its own way.
+    from this one has a copy that goes its own way, and draws other entries (see `forks`).
 
     Args:
         schema: The columns of an entry.
@@ -99,14 +99,13 @@ class Memory(_core.EntryStore, StrictAttributes):
         self._dimensions = reward_size(schema)
         self._frames = FrameCopier(schema)
         columns = [storage_of(schema[name], int(capacity)) for name in schema.names]
-        seeds = np.random.SeedSequence(seed).generate_state(4, np.uint64).tolist()
-        self.generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+        self.generator = np.random.default_rng(0)
         """Random numbers for draws that are not the loops', while the memory is held."""
-        self._setup(columns, int(capacity), page_rows, self._dimensions, live, seeds)
+        self._setup(columns, int(capacity), page_rows, self._dimensions, live, [0] * 4)
+        seed_here(self, seed)
         self._parameters = parameters
         self._apply(parameters)
         self.limit_ragged(ragged_limit)
-        survive_forks(self)
         self._guard()
 
     # What there is
@@ -150,6 +149,13 @@ class Memory(_core.EntryStore, StrictAttributes):
         check_whole("ragged_limit", ragged_limit, 0, 1 << 62)
         self._ragged_limit = int(ragged_limit)
         self._limit_ragged(self._ragged_limit)
+
+    def reseed(self, seeds: np.random.SeedSequence) -> None:
+        """Draw from now on by these seeds."""
+        beside = np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, 1))
+        with self.held():
+            self._seed(seeds.generate_state(4, np.uint64).tolist())
+            self.generator.bit_generator.state = np.random.PCG64(beside).state
 
     # Episodes
 

@@ -23,6 +23,7 @@ from memoire.errors import NoSuchField, ParameterError, WrongType
 
 from . import advantages
 from .dataset import Episode
+from .forks import ForkedGenerator
 from .ragged import Ragged
 from .schema import Schema
 
@@ -181,7 +182,7 @@ class Rollouts:
         size, epochs = whole("size", size, 1), whole("epochs", epochs, 1)
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise WrongType("rng", "a numpy.random.Generator, or None", type(rng).__name__)
-        return self._minibatches(size, epochs, np.random.default_rng() if rng is None else rng)
+        return self._minibatches(size, epochs, ForkedGenerator() if rng is None else rng)
 
     def _minibatches(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
         for _ in range(epochs):

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from memoire.errors import ParameterError
+from memoire.replay.forks import ForkedGenerator
 
 SPEED_LIMIT: Final = 2.0
 """Units per second, in each direction."""
@@ -39,7 +38,7 @@ class DummyDrone:
         low, high = delays
         if not 0.0 <= low <= high:
             raise ParameterError("delays", delays, "seconds (at least, at most), neither below 0")
-        self._delays, self._clock, self._random = delays, clock, np.random.default_rng(seed)
+        self._delays, self._clock, self._random = delays, clock, ForkedGenerator(seed)
         self._lock = threading.Lock()  # guards all below
         # Velocities by the time from which they hold; the first one holds already, at the position of that time.
         self._legs: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from memoire.arguments import whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
+from memoire.replay.forks import ForkedGenerator
 
 from .codec import Codec
 from .trees import Structure, assembled, leaves_of, paths_of, structure_of
@@ -73,7 +74,7 @@ class GenericMemory:
     ) -> None:
         self.capacity = whole("capacity", capacity, 2)
         self.codec = codec or NONE
-        self.random = np.random.default_rng(seed)
+        self.random = ForkedGenerator(seed)
         """Draws."""
         self._folder = None if folder is None else Path(folder)
         self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, WrongModel
+from memoire.replay.forks import ForkedGenerator
 
 from . import weights
 from .moments import Moments
@@ -84,7 +85,7 @@ class MlpPolicy:
 
     def __init__(self, body: bytes | None = None, version: int = 0, *, seed: int | None = None) -> None:
         self.version = 0
-        self._random = np.random.default_rng(seed)
+        self._random = ForkedGenerator(seed)
         self._policy: Layers = []
         self._value: Layers = []
         self._log_std: Float32Array | None = None

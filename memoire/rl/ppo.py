@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 
 from memoire.errors import NoSuchField, ParameterError
 from memoire.replay import advantages
+from memoire.replay.forks import ForkedGenerator
 from memoire.replay.rollouts import Rollouts
 from memoire.suggestions import checked_names, one_of
 
@@ -106,7 +107,7 @@ class PPO:
         self.value_coef, self.entropy_coef, self.gamma, self.lam = value_coef, entropy_coef, gamma, lam
         self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
         self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5, fused=self.device.type in FUSED)
-        self.random = np.random.default_rng(seed)
+        self.random = ForkedGenerator(seed)
 
     @property
     def device(self) -> torch.device:

@@ -22,6 +22,7 @@ from memoire.arguments import whole
 from memoire.errors import DataError, NoSuchField, ParameterError
 from memoire.inference.computation import packed_row, packed_rows, unpacked
 from memoire.inference.stats import MAX_LINEAGE, StartsStats
+from memoire.replay.forks import ForkedGenerator
 from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.suggestions import checked_names
 
@@ -69,7 +70,7 @@ class StartStates:
         self._key, self._action = key, tuple(action)
         if not temperature >= 0.0:
             raise ParameterError("temperature", temperature, "a number of at least 0")
-        self._temperature, self._rng = float(temperature), np.random.default_rng(seed)
+        self._temperature, self._rng = float(temperature), ForkedGenerator(seed)
         self._states: dict[int, Start] = {}
         self._links: dict[
             int, tuple[int, Mapping[str, Any]]

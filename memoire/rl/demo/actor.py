@@ -12,13 +12,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
 from memoire.nodes.gym_environments import make_envs, sizes
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
+from memoire.replay.forks import ForkedGenerator
 from memoire.replay.writer import Writer
 
 from .qlearning import LearningSettings, Network, act
@@ -64,7 +63,7 @@ class Player:
         self.steps = 0
         self.chance = 1.0
         """Of a random action, now."""
-        self._random = np.random.default_rng(seed)
+        self._random = ForkedGenerator(seed)
         self._obs, _ = envs.reset(seed=seed)
 
     def step(self, model_version: int = 0) -> None:
