@@ -54,18 +54,36 @@ def collect(tree: Any, value: Any, found: list[Any]) -> None:
     if isinstance(tree, str):
         found.append(value)
         return
+    if isinstance(tree, dict) and isinstance(value, tuple) and value and all(_is_named(each, tree) for each in value):
+        rows: list[list[Any]] = [[] for _ in value]  # of vector environments: one graph for each
+        for row, each in zip(rows, value, strict=True):
+            collect(tree, each, row)
+        found += [list(column) for column in zip(*rows, strict=True)]
+        return
     keys: Any = tree if isinstance(tree, dict) else range(len(tree))
+    is_named = _is_named(value, tree)
     for key in keys:
+        if is_named and getattr(value, key) is None:  # a graph without edges
+            found += [()] * _leaves(tree[key])
+            continue
         try:
-            # A graph is a named tuple, with None where it has no edges.
-            is_named = isinstance(value, tuple) and isinstance(key, str) and hasattr(value, key)
-            part = value[key] if not is_named else () if getattr(value, key) is None else getattr(value, key)
+            part = getattr(value, key) if is_named else value[key]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             kind = f"a {type(value).__name__}"
             raise SchemaError(
                 f"a nested value should have {key!r} (for {_first(tree[key])!r}), but {kind} without it came."
             ) from error
         collect(tree[key], part, found)
+
+
+def _is_named(value: Any, tree: Any) -> bool:
+    """Whether a value is a graph: a named tuple with these parts."""
+    return isinstance(value, tuple) and isinstance(tree, dict) and all(hasattr(value, key) for key in tree)
+
+
+def _leaves(tree: Any) -> int:
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return 1 if isinstance(tree, str) else sum(map(_leaves, parts))
 
 
 def _first(tree: Any) -> str:

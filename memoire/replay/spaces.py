@@ -50,10 +50,24 @@ def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> d
     """Ragged columns nodes, and edges and edge_links where the space has them: the fields of a GraphInstance."""
     parts = {"nodes": space.node_space} | ({} if space.edge_space is None else {"edges": space.edge_space})
     found = {part: columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
-    columns = {part: Column(inner.dtype, (None, *inner.shape), role) for part, inner in found.items()}
+    columns = {part: _ragged(f"{name}.{part}", inner, parts[part]) for part, inner in found.items()}
     if space.edge_space is not None:
         columns["edge_links"] = Column(np.int32, (None, 2), role)
     return columns
+
+
+def _ragged(name: str, columns: Any, space: Any) -> Any:
+    """Columns of nodes or edges with a free first axis, nested as they are."""
+    if isinstance(columns, Mapping):
+        return {key: _ragged(f"{name}.{key}", part, space) for key, part in columns.items()}
+    if isinstance(columns, tuple):
+        return tuple(_ragged(f"{name}.{place}", part, space) for place, part in enumerate(columns))
+    if columns.is_ragged:
+        raise SchemaError(
+            f"column {name!r}: nodes or edges of the space {space} have no fixed shape. Those of Box, Discrete, "
+            f"MultiDiscrete, MultiBinary, and Dict and Tuple of these can be stored; wrap the environment to give such."
+        )
+    return Column(columns.dtype, (None, *columns.shape), columns.role)
 
 
 def allowing_nan(template: Any) -> Any:

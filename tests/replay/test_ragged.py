@@ -5,6 +5,9 @@ import pickle
 import resource
 import zipfile
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -137,7 +140,57 @@ def test_sequence_graph_and_text_spaces_are_ragged_columns() -> None:
         np.testing.assert_array_equal(episode.columns["obs.graph.edges"][t], edges)
 
 
+def graph_spaces() -> dict[str, Any]:
+    box, spaces = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces
+    nodes = {
+        "box": box,
+        "discrete": spaces.Discrete(4),
+        "dict": spaces.Dict({"a": box, "b": spaces.Discrete(3)}),
+        "tuple": spaces.Tuple((box, spaces.Dict({"c": spaces.Discrete(2)}))),
+    }
+    return {
+        f"{node} {edge}": spaces.Graph(nodes[node], nodes.get(edge))
+        for node in nodes
+        for edge in ("none", "box", "dict")
+    }
+
+
+@pytest.mark.parametrize("kind", graph_spaces())
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_graphs_of_any_nodes_are_stored_also_of_vector_environments(
+    kind: str, num_envs: int | None, tmp_path: Path
+) -> None:
+    space = graph_spaces()[kind]
+    space.seed(3)
+    is_edgeless = space.edge_space is not None
+    schema = Schema.from_env(SimpleNamespace(observation_space=space, action_space=gym.spaces.Discrete(2)))
+    buffer = memoire.Buffer(schema, 60, seed=1)
+    writer = buffer.writer() if num_envs is None else buffer.writer(num_envs=num_envs, autoreset="disabled")
+    lanes: list[list[Any]] = [[space.sample() for _ in range(6)] for _ in range(num_envs or 1)]
+    if is_edgeless:
+        lanes[-1][2] = lanes[-1][2]._replace(edges=None, edge_links=None)
+    zeros = np.zeros(num_envs or 1)
+    for t in range(5):
+        before, after = (tuple(lane[t + place] for lane in lanes) for place in (0, 1))
+        ends = np.full(num_envs or 1, t == 4)
+        if num_envs is None:
+            writer.step(before[0], 0, 0.0, t == 4, False, after[0])
+        else:
+            writer.step(before, zeros.astype(int), zeros, ends, zeros > 0, after)
+    buffer.save(tmp_path / "graphs.npz")
+    episodes = list(memoire.dataset.load(tmp_path / "graphs.npz"))
+    for lane, episode in zip(lanes, episodes, strict=True):
+        for t, graph in enumerate(lane[:5]):
+            for name, leaf in zip(schema.leaves("obs"), schema.flatten("obs", graph), strict=True):
+                stored = episode.columns[name][t]
+                np.testing.assert_array_equal(stored, np.reshape(leaf, stored.shape))
+                assert len(stored) == len(leaf)
+
+
 def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
+    words = gym.spaces.Graph(gym.spaces.Dict({"words": gym.spaces.Sequence(gym.spaces.Discrete(3))}), None)
+    with pytest.raises(SchemaError, match=r"'obs.nodes.words': nodes or edges of the space .* have no fixed shape"):
+        Schema({"obs": words})
     nested = gym.spaces.Sequence(gym.spaces.Sequence(gym.spaces.Discrete(3)))
     with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of something that has no fixed shape"):
         Schema({"obs": nested})
