@@ -1,11 +1,10 @@
 """Stable-Baselines3 algorithms on memoire's replay: `pip install 'memoire-rl[sb3]'`.
 
-    model = SAC("MlpPolicy", env, replay_buffer_kwargs={"sampler": memoire.Prioritized(0.6, beta=0.4)})
+    model = SAC("MlpPolicy", env, replay_buffer_kwargs={"sampler": memoire.Prioritized(0.7, beta=0.5)})
 
 `DQN`, `SAC`, `TD3` and `QRDQN` (which takes sb3-contrib) are those of the same names with prioritized replay done
 right: each sample's losses are multiplied by its importance, and its TD error becomes its priority. Any other
-off-policy algorithm trains from `replay_buffer_class=memoire.sb3.ReplayBuffer`; it draws by priorities that nobody
-renews.
+off-policy algorithm trains from `replay_buffer_class=memoire.sb3.ReplayBuffer`, which then draws uniformly.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from torch.nn import functional
 from memoire.replay.batch import Batch
 from memoire.replay.buffer import Buffer
 from memoire.replay.parameters import NAMES, Parameters
-from memoire.replay.sampling import Sampler, Uniform
+from memoire.replay.sampling import Prioritized, Sampler, Uniform
 from memoire.replay.schema import Schema
 
-from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
+from .errors import EmptyMemory, EpisodeTorn, NotCopied, NotInstalled, ParameterError
 from .suggestions import checked_names
 from .torch import TorchBatch
 
@@ -50,16 +49,20 @@ class ReplayBuffer(buffers.ReplayBuffer):
         optimize_memory_usage: Taken and ignored: a frame is stored once in any case.
         handle_timeout_termination: Whether `infos` say which episodes were cut off, and have a value behind their
             end. Without it they are not read: all that is done has terminated.
-        sampler: How entries are chosen; None draws uniformly.
+        sampler: How entries are chosen; None draws uniformly, and the algorithms of this module by
+            Prioritized(0.6, beta=0.4). Others are refused if chances follow priorities (see `is_corrected`).
         multi_step: Steps whose rewards are summed; 1 unless it is given.
         discount: The algorithm's gamma, which Stable-Baselines3 does not tell its buffer: needed with more steps than
             one. With one step the algorithm discounts by itself: samples have `discounts` None, and it is refused.
         n_steps, gamma: The names of Stable-Baselines3 for `multi_step` and `discount`.
-        seed: Of the draws.
+        seed: Of the draws. None takes one from NumPy's global generator, which Stable-Baselines3 seeds: two runs of
+            an algorithm with the same seed are equal.
         writer: In place of a buffer: where entries go, such as `client.writer(num_envs=n, autoreset="disabled")`.
         source: With it, who draws: a `Server` or `Reader`, whose `get_batch` is called. It has settings of its own:
             `sampler`, `seed` and `fields` are refused, `multi_step` and `discount` are compared with its own.
         timeout: Seconds that `source` waits for samples.
+        is_corrected: Whether the algorithm multiplies `importance()` into its losses and reports its errors by
+            `update_priorities`, as those of this module do.
         fields: Other fields of `Parameters`.
 
     Raises:
@@ -86,6 +89,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         writer: Any = None,
         source: Any = None,
         timeout: float = 30.0,
+        is_corrected: bool = False,
         **fields: Any,
     ) -> None:
         # The one above makes arrays of its own.
@@ -101,6 +105,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ParameterError("discount", None, f"given with multi_step={self._steps}: the gamma of the algorithm")
         self.handle_timeout_termination = handle_timeout_termination
         self.optimize_memory_usage = False
+        self.is_corrected = is_corrected
+        """Whether importance is used and errors are reported. False after unpickling, until somebody sets it."""
         self._timeout = timeout
         self._added = 0
         self._action_shape = (n_envs, *action_space.shape)
@@ -128,7 +134,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 sampler=Uniform() if sampler is None else sampler,
                 multi_step=self._steps,
                 discount=1.0 if self._discount is None else self._discount,
-                seed=seed,
+                seed=int(np.random.randint(1 << 31)) if seed is None else seed,  # noqa: NPY002  (SB3 seeds this one)
                 **fields,
             )
             self._writer = self._made_writer()
@@ -168,6 +174,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if drawn_by.multi_step != self._steps:
             expected = f"the multi_step of the {who}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
             raise ParameterError("multi_step", self._steps, expected)
+        if drawn_by.priority_exponent and not self.is_corrected:
+            received = f"{drawn_by.prioritization}, exponent {drawn_by.priority_exponent:g}"
+            expected = (
+                f"memoire.Uniform() at the {who}: this algorithm neither uses importance nor reports errors. Those of "
+                f"memoire.sb3 do; if yours does, too, set is_corrected=True"
+            )
+            raise ParameterError("sampler", received, expected)
         if self._discount is not None:
             _refuse_gamma(self._discount, drawn_by.discount_factor, who)
         elif 0.0 in drawn_by.discount_factor:
@@ -219,11 +232,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         With one step `discounts` is None, as in Stable-Baselines3: the algorithm takes its gamma where `dones` is 0.
         """
         self._check_parameters()
-        if self.memory is not None:
-            self.batch = self.memory.sample(batch_size)
-        else:
+        if self.memory is None:
             self.batch = self.source.get_batch(batch_size, self._timeout)
-        return self._samples(self.batch, env)
+            return self._samples(self.batch, env)
+        with self.memory.memory.held():  # rewards of the batch are read after it is drawn
+            try:
+                self.batch = self.memory.sample(batch_size)
+            except EmptyMemory:
+                if not self._writer.cut():  # else the newest steps can be drawn before their successors are there
+                    raise
+                self.batch = self.memory.sample(batch_size)
+            return self._samples(self.batch, env)
 
     def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples:
         size = len(batch.ids)
@@ -233,9 +252,24 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.to_torch(batch["action"].reshape(size, -1), copy=False),
             self._tensors(self._normalize_obs(batch["next_obs"], env)),
             self.to_torch((batch["discount"] == 0.0).astype(np.float32).reshape(size, 1), copy=False),
-            self.to_torch(self._normalize_reward(batch["reward"].reshape(size, 1), env), copy=False),
+            self.to_torch(self._rewards(batch, env).reshape(size, 1), copy=False),
             self.to_torch(batch["discount"].reshape(size, 1), copy=False) if self._steps != 1 else None,
         )
+
+    def _rewards(self, batch: Batch, env: Any) -> NDArray[np.float32]:
+        """[B] the rewards of samples; VecNormalize scales and clips each of several steps, and not their sum."""
+        if self._steps == 1 or not getattr(env, "norm_reward", False):
+            rewards: NDArray[np.float32] = self._normalize_reward(batch["reward"], env)
+            return rewards
+        if self.memory is None:
+            expected = "1 for rewards that VecNormalize clips one by one: a source gives the sums of several steps"
+            raise ParameterError("multi_step", self._steps, expected)
+        turn = np.arange(self._steps)
+        normalized = self._normalize_reward(self.memory.memory.rewards(batch.ids, self._steps), env)
+        counted = turn < batch.gathered.steps[:, None]
+        discounted = normalized * counted * np.float64(self._discount or 0.0) ** turn
+        sums: NDArray[np.float32] = discounted.sum(axis=1).astype(np.float32)
+        return sums
 
     def _tensors(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -264,7 +298,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         if self.memory is None:
             raise NotCopied("ReplayBuffer of a cluster", "Its entries are at the servers: server.snapshot(path).")
-        return vars(self) | {"_writer": None, "_last": None, "batch": None, "_checked": None}
+        self._writer.cut()  # the newest steps are saved with the states behind them
+        return vars(self) | {"_writer": None, "_last": None, "batch": None, "_checked": None, "is_corrected": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -360,6 +395,9 @@ class _CorrectedAlgorithm:
         discount = _agreed(**{name: told[name] for name in _GAMMA if name in told})
         if discount is not None and not np.all(np.ravel(discount) == own.gamma):
             raise ParameterError("discount", discount, f"the algorithm's gamma, {own.gamma}, or left out")
+        rest["is_corrected"] = True
+        if rest.get("sampler") is None and rest.get("source") is None:
+            rest["sampler"] = Prioritized()
         return rest | {"multi_step": self._n_steps, "discount": own.gamma if self._n_steps != 1 else None}
 
     @property
@@ -374,6 +412,7 @@ class _CorrectedAlgorithm:
             kind = type(own.replay_buffer)
             expected = "a memoire.sb3.ReplayBuffer: fill one by its `add`, or take the algorithm of Stable-Baselines3"
             raise ParameterError("replay_buffer", f"{kind.__module__}.{kind.__qualname__}", expected)
+        own.replay_buffer.is_corrected = True
         own.replay_buffer.check_algorithm(own.gamma, self._n_steps)
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:

@@ -503,6 +503,20 @@ class Memory(_core.EntryStore, StrictAttributes):
             check_out(out, dtype, where.size * width)
         check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
 
+    def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
+        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
+
+        Raises StaleEntry where one has left.
+        """
+        wanted = entry_numbers(numbers)
+        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
+        if self.schema.reward is not None:
+            with self.held():
+                discount = np.empty_like(made)
+                _, codes, _ = self._cutter.cut(self, wanted, np.empty(len(wanted), np.int32), discount)
+                self._frames.copy(self, self.schema.reward, codes, made)
+        return made
+
     def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
         """Seconds since the entries of rows [N] were added, float32 [N]."""
         where = np.ascontiguousarray(rows, np.int64)

@@ -1,5 +1,6 @@
 """Tensors are the batch's own memory, and an algorithm of Stable-Baselines3 learns from a buffer and from a cluster."""
 
+import pickle
 from types import SimpleNamespace
 
 import gymnasium
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import memoire.torch
-from memoire import Buffer, Column, MixedBatch, Prioritized, Reader, Schema, Server, connect
+from memoire import Buffer, Column, Greedy, MixedBatch, Prioritized, Reader, Schema, Server, Uniform, connect
 from memoire.errors import NotCopied, ParameterError, WrongModel, WrongType
 
 pytestmark = pytest.mark.torch
@@ -384,8 +385,9 @@ class TestStableBaselines:
         self.is_saved_and_loaded(model, tmp_path / "replay.pkl")
 
     def is_saved_and_loaded(self, model, path):
+        model.save_replay_buffer(path)  # with the newest step, which no other one follows
         weights = np.sort(model.replay_buffer.memory.memory.contents()["weights"])
-        model.save_replay_buffer(path)
+        assert model.replay_buffer.memory.memory.num_positive == 284
         model.load_replay_buffer(path)
         buffer = model.replay_buffer
         np.testing.assert_allclose(
@@ -404,7 +406,7 @@ class TestStableBaselines:
         for name in ("SAC", "TD3", "DQN"):
             env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
             options = {"learning_starts": 1000, "seed": 1, "replay_buffer_class": memoire.sb3.ReplayBuffer}
-            ours = getattr(memoire.sb3, name)("MlpPolicy", env, **options)
+            ours = getattr(memoire.sb3, name)("MlpPolicy", env, **options, replay_buffer_kwargs={"sampler": Uniform()})
             theirs = getattr(stable_baselines3, name)("MlpPolicy", env, **options)
             ours.learn(120)
             theirs.policy.load_state_dict(ours.policy.state_dict())
@@ -454,6 +456,99 @@ class TestStableBaselines:
         assert len(ours_drawn) > 150 * num_envs and len(ours_drawn - theirs_drawn) == 0
         assert len(theirs_drawn - ours_drawn) <= num_envs, "what waits for its next step"
 
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("module", ["stable_baselines3", "memoire.sb3"])
+    @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN"])
+    def test_two_runs_with_one_seed_are_equal_and_the_first_steps_can_be_drawn(self, module, name, tmp_path):
+        import importlib
+
+        from memoire.sb3 import ReplayBuffer
+
+        kind = getattr(importlib.import_module(module), name)
+        env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
+        runs = []
+        for _ in range(2):
+            options = {"replay_buffer_class": ReplayBuffer, "learning_starts": 0, "batch_size": 8, "train_freq": 1}
+            model = kind("MlpPolicy", env, seed=3, policy_kwargs={"net_arch": [8]}, **options).learn(12)
+            model.save(tmp_path / "model.zip")
+            model.save_replay_buffer(tmp_path / "replay.pkl")
+            model.learn(5)
+            again = kind.load(tmp_path / "model.zip", env=model.env)
+            again.learn(3)  # with an empty replay, after all of learning_starts
+            runs.append([*values(model.policy).values(), *values(again.policy).values()])
+            again.load_replay_buffer(tmp_path / "replay.pkl")
+            assert len(again.replay_buffer.memory) == again.replay_buffer.memory.memory.num_positive == 12
+        assert model._n_updates == 17 and again._n_updates == 15
+        for one, other in zip(*runs, strict=True):
+            assert torch.equal(one, other)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_who_does_not_correct_for_priorities_draws_uniformly(self):
+        import stable_baselines3
+
+        import memoire.sb3
+
+        env = gymnasium.make("CartPole-v1")
+        options = {"replay_buffer_class": memoire.sb3.ReplayBuffer}
+        told = [{"sampler": Prioritized(0.6)}, {"sampler": Greedy()}, {"priority_exponent": 0.5}]
+        source = Buffer(memoire.sb3.schema_of(env), 100)
+        for replay in (*told, {"writer": source.writer(num_envs=1, autoreset="disabled"), "source": source}):
+            with pytest.raises(
+                ParameterError, match=r"sampler must be memoire.Uniform\(\) at the .* is_corrected=True"
+            ):
+                stable_baselines3.DQN("MlpPolicy", env, **options, replay_buffer_kwargs=replay)
+        plain = stable_baselines3.DQN("MlpPolicy", env, **options)
+        assert plain.replay_buffer.parameters.priority_exponent == 0
+        ours = memoire.sb3.DQN("MlpPolicy", env)
+        assert ours.replay_buffer.parameters.priority_exponent == 0.6 and ours.replay_buffer.is_corrected
+        plain.replay_buffer = pickle.loads(pickle.dumps(ours.replay_buffer))
+        with pytest.raises(ParameterError, match="sampler must be"):
+            plain.replay_buffer.sample(4)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_the_file_of_another_replay_buffer_is_refused_and_changes_nothing(self, tmp_path):
+        import stable_baselines3
+
+        import memoire.sb3
+
+        stable_baselines3.DQN("MlpPolicy", "CartPole-v1", buffer_size=9).save_replay_buffer(tmp_path / "theirs.pkl")
+        model = memoire.sb3.DQN("MlpPolicy", "CartPole-v1")
+        before = model.replay_buffer
+        with pytest.raises(ParameterError, match=r"replay_buffer must be a memoire.sb3.ReplayBuffer.*got 'stable_base"):
+            model.load_replay_buffer(tmp_path / "theirs.pkl")
+        assert model.replay_buffer is before
+
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    def test_rewards_under_vec_normalize_are_those_of_stable_baselines(self, n_steps):
+        from stable_baselines3.common import buffers
+        from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+        from memoire.sb3 import ReplayBuffer
+
+        env = VecNormalize(DummyVecEnv([Short]), norm_obs=False, clip_reward=0.4)
+        env.ret_rms.var = 0.25
+        told = {"n_steps": n_steps, "gamma": 0.5}
+        spaces = Short.observation_space, Short.action_space
+        ours = ReplayBuffer(500, *spaces, **(told if n_steps > 1 else {}))
+        theirs = buffers.NStepReplayBuffer(500, *spaces, **told)
+        obs = env.venv.reset()
+        for _ in range(200):
+            after, rewards, dones, infos = env.venv.step(np.zeros(1, int))
+            real = infos[0]["terminal_observation"][None] if dones[0] else after
+            for each in (ours, theirs):
+                each.add(obs, real, np.zeros((1, 1), int), rewards, dones, infos)
+            obs = after
+        drawn = [
+            {tuple(row.round(decimals=5).tolist()) for row in torch.cat([each.observations, each.rewards], dim=1)}
+            for each in (ours.sample(8000, env), theirs.sample(8000, env))
+        ]
+        assert len(drawn[0]) > 150 and drawn[0] <= drawn[1]
+        source = SimpleNamespace(get_batch=lambda size, timeout: ours.memory.sample(size))
+        if n_steps > 1:
+            far = ReplayBuffer(500, *spaces, writer=object(), source=source, **told)
+            with pytest.raises(ParameterError, match="multi_step must be 1 for rewards that VecNormalize clips"):
+                far.sample(8, env)
+
     SIDES = {"gamma": 0.9, "n_steps": 3}
 
     def model_told(self, way, gamma, n_steps, tmp_path):
@@ -478,7 +573,7 @@ class TestStableBaselines:
             model = DQN("MlpPolicy", env, gamma=gamma, n_steps=n_steps, replay_buffer_kwargs={"gamma": gamma})
             model.save(tmp_path / "model.zip")
             return DQN.load(tmp_path / "model.zip", env=env, custom_objects=self.SIDES)
-        source = Buffer(schema_of(env), 100, discount=gamma, multi_step=n_steps)
+        source = Buffer(schema_of(env), 100, sampler=Uniform(), discount=gamma, multi_step=n_steps)
         drawn = SimpleNamespace(parameters=source.parameters, get_batch=lambda size, timeout: source.sample(size))
         writer = source.writer(num_envs=1, autoreset="disabled")
         if way == "a source":
@@ -574,8 +669,6 @@ class TestStableBaselines:
         assert model.replay_buffer.memory.parameters.multi_step == 3
 
     def test_the_replay_of_a_cluster_is_saved_by_its_servers(self):
-        import pickle
-
         from memoire.sb3 import ReplayBuffer
 
         env = gymnasium.make("CartPole-v1")
