@@ -609,6 +609,46 @@ class TestStableBaselines:
                 with pytest.raises(ParameterError, match=name):
                     self.model_told(way, gamma, n_steps, tmp_path)
 
+    OF_BOTH = {  # name: a value other than the algorithm's own
+        "action_space": None, "buffer_size": 5, "device": "meta", "discount": 0.5, "discount_factor": 0.5,
+        "gamma": 0.5, "multi_step": 2, "n_envs": 2, "n_steps": 2, "observation_space": None,
+        "optimize_memory_usage": True,
+    }  # fmt: skip
+    OF_THE_BUFFER = {  # what no algorithm has; its seed is that of other draws
+        "burn_in", "cache_size", "compression", "fields", "frame_stack", "handle_timeout_termination",
+        "importance_batches", "importance_exponent", "importance_final", "is_corrected", "max_age", "max_episode",
+        "max_model_lag", "max_times_sampled", "min_size", "mix_lambda", "model_topic", "next", "normalize", "prev",
+        "prioritization", "priority_epsilon", "priority_exponent", "reuse_cache", "reward_coeff", "rollout_length",
+        "sampler", "samples_per_insert", "samples_per_insert_tolerance", "seed", "sequence_first", "sequence_length",
+        "sequence_max_share", "sequence_overlap", "source", "start", "stratified", "timeout", "writer",
+    }  # fmt: skip
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_every_parameter_of_buffer_and_algorithm_and_of_buffer_and_source_is_equal_or_refused_by_name(self):
+        import inspect
+
+        import stable_baselines3
+
+        import memoire.sb3
+        from memoire.replay.parameters import NAMES
+
+        names = {*inspect.signature(memoire.sb3.ReplayBuffer).parameters, *NAMES}
+        assert names == self.OF_BOTH.keys() | self.OF_THE_BUFFER, "list a new parameter with those of both, or not"
+        for name in ("DQN", "SAC", "TD3", "DDPG"):
+            shared = names & set(inspect.signature(getattr(stable_baselines3, name)).parameters)
+            assert shared - {"seed"} <= self.OF_BOTH.keys()
+        env = gymnasium.make("CartPole-v1")
+        told = {"gamma": 0.9, "n_steps": 3, "device": "cpu"}
+        for name, value in self.OF_BOTH.items():
+            with pytest.raises((ParameterError, TypeError), match=name.removesuffix("_factor")):
+                memoire.sb3.DQN("MlpPolicy", env, **told, replay_buffer_kwargs={name: value})
+        source = Buffer(memoire.sb3.schema_of(env), 100)
+        kept = {"multi_step", "discount_factor"}  # compared, as the test of each way shows
+        for name in (NAMES | {"seed", "sampler"}) - kept:
+            with pytest.raises(ParameterError, match=f"{name} must be left out with `source`"):
+                replay = {"writer": object(), "source": source, name: 1}
+                memoire.sb3.DQN("MlpPolicy", env, replay_buffer_kwargs=replay)
+
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN"])
     def test_a_plain_algorithm_discounts_by_its_own_gamma(self, name):
