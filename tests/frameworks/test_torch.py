@@ -478,7 +478,7 @@ class TestStableBaselines:
             runs.append([*values(model.policy).values(), *values(again.policy).values()])
             again.load_replay_buffer(tmp_path / "replay.pkl")
             assert len(again.replay_buffer.memory) == again.replay_buffer.memory.memory.num_positive == 12
-        assert model._n_updates == 17 and again._n_updates == 15
+        assert vars(model)["_n_updates"] == 17 and vars(again)["_n_updates"] == 15
         for one, other in zip(*runs, strict=True):
             assert torch.equal(one, other)
 
