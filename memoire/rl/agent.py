@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 
 class TrainingAgent(ABC):
@@ -12,7 +12,12 @@ class TrainingAgent(ABC):
     Args:
         observation_space, action_space: Of the environment.
         device: Where batches are, and where it learns; None leaves batches as they are drawn, in NumPy.
+
+    Attributes:
+        fixed: Names of attributes that an agent which goes on from a checkpoint cannot be made with otherwise.
     """
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
         self.observation_space = observation_space

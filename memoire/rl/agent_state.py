@@ -1,24 +1,34 @@
 """An agent's state as one file of named arrays: found by looking at its attributes, put back into the same ones.
 
-    model.actor.net.0.weight      parameters and buffers of a module      facts      numbers, texts, random generators,
-    pi_optimizer:3.exp_avg        of an optimizer, by parameter                      what the trainer counts: as JSON
-    log_alpha                     a tensor, or an array
+    model.actor.net.0.weight      parameters and buffers of a module     :facts      everything else, as JSON:
+    log_alpha                     a tensor, or an array                              numbers, texts, generators, lists,
+    pi_optimizer['state'][3][...  of an optimizer or scheduler                       dicts, what the trainer counts
 
-Nothing in a file can run anything. What is neither is left out, and named in the log once.
+Nothing in a file can run anything. The file also has the form of the agent as it was made. A setting that a later agent
+is made with is compared with it:
+
+    made with then   in the checkpoint   made with now     goes on with
+    64               64                  64                64
+    0                500                 0                 500     training has changed it
+    0.99             0.99                0.9               0.9     it was told so; named in the log
+    1.0              0.1                 0.5               nothing: refused, both values are named
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import random
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import DataError
+from memoire.errors import DataError, ParameterError
 
 from . import weights
 
@@ -26,27 +36,54 @@ _log = logging.getLogger(__name__)
 
 KEPT: Final = 2
 """Checkpoints that stay: the newest, and the one before."""
-LEFT_OUT: Final = frozenset({"observation_space", "action_space", "device"})
-"""Attributes that whoever makes an agent gives it."""
+FACTS: Final = ":facts"
+"""Name of the JSON text: no attribute has it."""
+LEFT_OUT: Final = ("observation_space", "action_space", "device")
+"""Attributes that an agent gets from its caller."""
+SETTINGS: Final = (bool, int, float, str, type(None))
+"""Types of values that JSON holds as they are."""
+CONTAINERS: Final[dict[str, type]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+ARRAYS: Final = ("array", "tensor", "module")
+"""Kinds of nodes whose values are arrays of the file."""
+MISSING: Final = {"kind": "missing"}
+KEEP: Final = {"kind": "keep"}
+"""Stands for the value that the agent has."""
 
 Arrays = dict[str, NDArray[Any]]
+Node = Any
+"""A value as JSON has it: a setting as it is, everything else as a dict with its "kind"."""
 
 
-def save_agent(folder: Path, agent: Any, facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint: on disk, as a whole, when this returns. Raises OSError."""
-    arrays, own = state_of(agent)
+class _NotHeld(Exception):
+    """A value that no checkpoint can hold; says its type."""
+
+
+def save_agent(folder: Path, agent: Any, made: Node, facts: Mapping[str, Any]) -> list[str]:
+    """Write a checkpoint: on disk, as a whole, when this returns. Raises OSError.
+
+    Args:
+        made: `form_of` the agent, before it was trained.
+        facts: What the trainer counts.
+
+    Returns:
+        Names of modules and optimizers that the agent has made since: a restart cannot make them, and is refused.
+    """
+    arrays, tree = state_of(agent)
+    tree |= {"made": made, "trainer": dict(facts)}
     number = max(_numbers(folder), default=0) + 1
-    arrays["facts"] = _text({"agent": own, "trainer": dict(facts)})
-    weights.save(_path(folder, number), arrays)
+    weights.save(_path(folder, number), arrays | {FACTS: text_of(tree)})
     for old in sorted(_numbers(folder))[:-KEPT]:
         _path(folder, old).unlink(missing_ok=True)
+    nodes = tree["agent"].items()
+    return [name for name, node in nodes if _kind(node) in ("module", "state") and _kind(made.get(name)) != _kind(node)]
 
 
 def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
-    """Put the newest checkpoint into an agent; what the trainer counted, or None if there is no checkpoint.
+    """Put the newest checkpoint into an agent that was just made; what the trainer counted, or None if there is none.
 
     Raises:
         DataError: it is damaged, or of another agent.
+        ParameterError: the agent was made with another value of something that training has changed, too.
     """
     number = max(_numbers(folder), default=0)
     if not number:
@@ -54,63 +91,84 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
     path = _path(folder, number)
     arrays = weights.load(path)
     try:
-        facts = json.loads(arrays.pop("facts").tobytes())
-        restore(agent, arrays, facts["agent"])
-        return dict(facts["trainer"])
+        tree = json.loads(arrays.pop(FACTS).tobytes())
+        trainer = dict(tree["trainer"])
+        restore(agent, arrays, tree, tree["made"], str(path))
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        if isinstance(error, DataError | ParameterError):
+            raise
         raise DataError(str(path), f"does not fit this agent ({str(error).splitlines()[0]})") from error
+    return trainer
 
 
-def state_of(agent: Any) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays [*F] by name, and plain facts by attribute, of what an agent's attributes hold."""
-    arrays: Arrays = {}
-    facts: dict[str, Any] = {}
-    for name, value in _attributes(agent):
-        if _is_module(value):
-            arrays |= {f"{name}.{key}": _array(tensor) for key, tensor in value.state_dict().items()}
-        elif _is_optimizer(value):
-            _add_optimizer(name, value, arrays, facts)
-        elif _is_tensor(value) or isinstance(value, np.ndarray):
-            arrays[name] = _array(value)
-        elif isinstance(value, np.random.Generator):
-            facts[name] = {"generator": value.bit_generator.state}
-        elif _is_plain(value):
-            facts[name] = {"value": value}
-    arrays |= _random_arrays()
-    return arrays, facts
+def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays [*F] by name, and a JSON tree, of what an object's attributes and the global generators hold."""
+    writer = _Writer(owner)
+    agent = {name: node for name, value in _attributes(owner, skipped) if (node := writer.attribute(name, value))}
+    found = {
+        "agent": {name: node[0] for name, node in agent.items()},
+        "random": writer.node(_global_random(), "random"),
+    }
+    return writer.arrays, found
 
 
-def restore(agent: Any, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
-    """Put arrays [*F] and facts of `state_of` back. Raises KeyError, DataError, RuntimeError: they do not fit."""
-    for name, value in _attributes(agent):
-        if _is_module(value):
-            _restore_module(name, value, arrays)
-        elif _is_optimizer(value):
-            _restore_optimizer(name, value, arrays, facts)
-        elif _is_tensor(value):
-            _copy_into(value, arrays[name])
-        elif isinstance(value, np.ndarray):
-            value[...] = arrays[name]
-        elif isinstance(value, np.random.Generator):
-            value.bit_generator.state = facts[name]["generator"]
-        elif _is_plain(value) and name in facts:
-            setattr(agent, name, facts[name]["value"])
-    _restore_random(arrays)
+def form_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> Node:
+    """What an object was made with: its settings, and the shapes and dtypes of its arrays."""
+    return {name: _form(node) for name, node in state_of(owner, skipped)[1]["agent"].items()}
 
 
-def unsaved(agent: Any) -> list[str]:
-    """Attributes that no checkpoint holds, with their types."""
-    kinds = (np.ndarray, np.random.Generator)
-    return [
-        f"{name} ({type(value).__name__})"
-        for name, value in _attributes(agent)
-        if not (_is_module(value) or _is_optimizer(value) or _is_tensor(value) or _is_plain(value))
-        and not isinstance(value, kinds) and not callable(value) and not _is_parameters(value)
-    ]  # fmt: skip
+def restore(
+    owner: Any, arrays: Mapping[str, NDArray[Any]], tree: Mapping[str, Any], made: Node, path: str,
+    skipped: Collection[str] = LEFT_OUT,
+) -> list[str]:  # fmt: skip
+    """Put arrays [*F] and the tree of `state_of` into an object that was just made, and the global generators.
+
+    Args:
+        made: `form_of` the former object, as it was made.
+        path: What errors call the checkpoint.
+
+    Returns:
+        A sentence for each setting that stays as the object was made with it, and that differs; they are logged.
+
+    Raises:
+        DataError: they do not fit. ParameterError: a setting differs, and training has changed it.
+    """
+    now, saved = form_of(owner, skipped), tree["agent"]
+    merge = _Merge(path, frozenset(getattr(owner, "fixed", ())))
+    for name in now.keys() - saved.keys():
+        if _kind(now[name]) in (*ARRAYS, "state"):
+            raise DataError(path, f"has no {name!r}, which this agent has as {_shown(now[name])}")
+    merged = {name: merge(made.get(name, MISSING), node, now.get(name, MISSING), name) for name, node in saved.items()}
+    reader = _Reader(owner, arrays, path)
+    # Modules come first: lists and optimizers hold their parameters.
+    for name in sorted(merged, key=lambda name: _kind(merged[name]) != "module"):
+        if merged[name] is not KEEP:
+            setattr(owner, name, reader.value(getattr(owner, name, None), merged[name], name))
+    _restore_random(reader.value(None, tree["random"], "random"))
+    for sentence in merge.kept:
+        _log.warning("%s", sentence)
+    return merge.kept
 
 
-def _attributes(agent: Any) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in vars(agent).items() if name not in LEFT_OUT)
+def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
+    """Attributes that no checkpoint holds, with their types. Functions and classes are code, and not listed."""
+    writer, found = _Writer(owner), []
+    for name, value in _attributes(owner, skipped):
+        try:
+            writer.node(value, name)
+        except _NotHeld as error:
+            if not callable(value):
+                found.append(f"{name} ({error})")
+    return found
+
+
+def text_of(tree: Any) -> NDArray[np.uint8]:
+    """A JSON text as an array [B] of a file."""
+    return np.frombuffer(json.dumps(tree).encode(), np.uint8)
+
+
+def _attributes(owner: Any, skipped: Collection[str]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(vars(owner).items()) if name not in skipped)
 
 
 # Torch is asked for nothing by name: this module is imported where there is none.
@@ -124,93 +182,412 @@ def _is_module(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "parameters", None))
 
 
-def _is_optimizer(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and hasattr(value, "param_groups")
+def _is_stateful(value: Any) -> bool:
+    """Whether it is an optimizer, a scheduler, or another object that gives and takes its state."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _is_parameters(value: Any) -> bool:
-    """Whether it is a list of tensors: those are of a module, which has them."""
-    return isinstance(value, list | tuple) and all(_is_tensor(each) for each in value)
+def state_of_generator(value: Any) -> tuple[str, Any] | None:
+    """The kind and state of a random generator, as JSON has them; None of anything else."""
+    if isinstance(value, np.random.Generator):
+        return "numpy", _listed(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return "numpy.legacy", _listed(value.get_state(legacy=False))
+    if type(value) is random.Random:
+        return "python", _listed(value.getstate())
+    if type(value).__name__ == "Generator" and hasattr(value, "initial_seed"):
+        return "torch", value.get_state().tolist()
+    return None
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether JSON holds it as it is."""
-    if isinstance(value, bool | int | float | str) or value is None:
-        return type(value) in (bool, int, float, str, type(None))
-    if isinstance(value, list):
-        return all(_is_plain(each) for each in value)
-    return isinstance(value, dict) and all(type(key) is str and _is_plain(each) for key, each in value.items())
+class _Writer:
+    """Values as nodes, with their arrays beside.
 
+    Args:
+        owner: Whose parameters other attributes may hold, too.
+    """
 
-def _array(value: Any) -> NDArray[Any]:
-    return np.array(value.detach().cpu().numpy() if _is_tensor(value) else value)
+    def __init__(self, owner: Any) -> None:
+        self.arrays: Arrays = {}
+        self._seen: dict[int, tuple[str, Any]] = {}  # objects by their ids: the path of each, and itself
+        self._parameters = {
+            id(parameter): [name, key]
+            for name, module in vars(owner).items()
+            if not isinstance(module, type) and _is_module(module) and hasattr(module, "named_parameters")
+            for key, parameter in module.named_parameters()
+        }
 
+    def attribute(self, name: str, value: Any) -> tuple[Node] | None:
+        """The node of an attribute; None of one that cannot be held."""
+        before = dict(self.arrays)
+        try:
+            return (self.node(value, name),)
+        except _NotHeld:
+            self.arrays = before
+            return None
 
-def _copy_into(tensor: Any, array: NDArray[Any]) -> None:
-    import torch
+    def node(self, value: Any, path: str) -> Node:
+        """A value, and what it holds. Raises _NotHeld."""
+        if type(value) in SETTINGS:
+            return value
+        if isinstance(value, type):
+            raise _NotHeld("a class")
+        if id(value) in self._parameters:
+            return {"kind": "parameter", "of": self._parameters[id(value)]}
+        if id(value) in self._seen:
+            return {"kind": "same", "of": self._seen[id(value)][0]}
+        node = self._new(value, path)
+        self._seen[id(value)] = path, value  # alive, so that no other object gets its id
+        return node
 
-    if tuple(tensor.shape) != array.shape:
-        problem = f"holds a tensor of shape {array.shape} where this agent has one of {tuple(tensor.shape)}"
-        raise DataError("a checkpoint", problem)
-    with torch.no_grad():
-        tensor.copy_(torch.from_numpy(array))
+    def _new(self, value: Any, path: str) -> Node:
+        generator = state_of_generator(value)
+        if generator is not None:
+            return {"kind": "generator", "of": generator[0], "state": generator[1]}
+        if _is_module(value):
+            forms = {key: self._add(f"{path}.{key}", tensor) for key, tensor in value.state_dict().items()}
+            return {"kind": "module", "arrays": forms}
+        if _is_stateful(value):
+            return {"kind": "state", "of": type(value).__name__, "tree": self.node(value.state_dict(), path)}
+        if _is_tensor(value):
+            grad = bool(value.requires_grad and value.is_leaf)
+            return {"kind": "tensor", "name": path, "form": self._add(path, value), "grad": grad,
+                    "is_on_cpu": value.device.type == "cpu"}  # fmt: skip
+        if isinstance(value, np.generic):
+            return {"kind": "number", "dtype": value.dtype.str, "bytes": value.tobytes().hex()}
+        if type(value) is np.ndarray:
+            return {"kind": "array", "name": path, "form": self._add(path, value)}
+        return self._container(value, path)
 
+    def _container(self, value: Any, path: str) -> Node:
+        name = type(value).__name__
+        if CONTAINERS.get(name) is type(value):
+            each: Any = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            items = [self.node(item, f"{path}[{place}]") for place, item in enumerate(each)]
+            return {"kind": name, "items": items, "room": getattr(value, "maxlen", None)}
+        if type(value) is dict or name in ("OrderedDict", "defaultdict"):
+            pairs = [[self.node(key, path), self.node(each, f"{path}[{key!r}]")] for key, each in value.items()]
+            return {"kind": "dict", "items": pairs}
+        if isinstance(value, bytes):
+            return {"kind": "bytes", "bytes": value.hex()}
+        raise _NotHeld(type(value).__name__)
 
-def _restore_module(name: str, module: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-    for key, tensor in module.state_dict().items():
-        _copy_into(tensor, arrays[f"{name}.{key}"])
-
-
-def _add_optimizer(name: str, optimizer: Any, arrays: Arrays, facts: dict[str, Any]) -> None:
-    state = optimizer.state_dict()
-    plain: dict[str, dict[str, Any]] = {}
-    for number, each in state["state"].items():
-        for key, value in each.items():
+    def _add(self, name: str, value: Any) -> list[Any]:
+        """Put a tensor or array [*F] into the file; its dtype and shape. Dtypes that files do not have lie as bytes."""
+        try:
+            array: Any = value.detach().cpu().contiguous() if _is_tensor(value) else np.ascontiguousarray(value)
+            dtype, shape = str(array.dtype).removeprefix("torch."), [int(each) for each in value.shape]
             if _is_tensor(value):
-                arrays[f"{name}:{number}.{key}"] = _array(value)
-            else:
-                plain.setdefault(str(number), {})[key] = value
-    facts[name] = {"state": plain, "groups": [_plain_group(group) for group in state["param_groups"]]}
+                if dtype in ("bfloat16", "complex32") or dtype.startswith("float8"):
+                    import torch
+
+                    array = array.reshape(-1).view(torch.uint8)
+                array = array.numpy()
+        except (TypeError, RuntimeError, AttributeError) as error:
+            raise _NotHeld(type(value).__name__) from error
+        if array.dtype.hasobject:
+            raise _NotHeld("an array of objects")
+        if array.dtype not in weights.DTYPES.values():
+            dtype = dtype if _is_tensor(value) else array.dtype.str
+            array = np.frombuffer(array.tobytes(), np.uint8)
+        self.arrays[name] = np.array(array)
+        return [dtype, shape]
 
 
-def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in group.items()}
-    return {key: value for key, value in values.items() if key != "params" and _is_plain(value)}
+class _Merge:
+    """What an object goes on with: see the table at the top.
+
+    Args:
+        path: What errors call the checkpoint.
+        fixed: Names of attributes that have to be as in the checkpoint.
+    """
+
+    def __init__(self, path: str, fixed: frozenset[str]) -> None:
+        self._path, self._fixed = path, fixed
+        self.kept: list[str] = []
+        """What differs from the checkpoint, a sentence each."""
+
+    def __call__(self, made: Node, saved: Node, now: Node, name: str) -> Node:
+        """The node to put back, with KEEP in it for what stays; of the former one made, saved, and of this one."""
+        kind, form = _kind(now), _form(saved)
+        if _kind(saved) in ("module", "state") and _kind(now) != _kind(saved):
+            problem = f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}"
+            raise DataError(self._path, f"{problem}: make it in the agent's __init__, so that a restart can fill it")
+        if now is MISSING or _same(form, now) or (_same(made, now) and kind not in ("module", "state")):
+            return saved
+        if kind == "state" and _kind(made) in ("state", "missing"):
+            before = made if made is MISSING else made["tree"]
+            return saved | {"tree": self(before, saved["tree"], now["tree"], name)}
+        if kind == _kind(saved) == _kind(made) == "dict":
+            return saved | {"items": self._pairs(made, saved, now, name)}
+        if kind == _kind(saved) == _kind(made) and kind in ("list", "tuple") and (
+            len(made["items"]) == len(saved["items"]) == len(now["items"])
+        ):  # fmt: skip
+            rows = enumerate(zip(made["items"], saved["items"], now["items"], strict=True))
+            return saved | {"items": [self(*three, f"{name}[{place}]") for place, three in rows]}
+        if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
+            raise DataError(self._path, f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}")
+        if name not in self._fixed and made is not MISSING and _same(form, made):
+            self.kept.append(f"going on with {name} = {_shown(now)}, as this agent was made with; "
+                             f"{self._path} has {_shown(saved)}")  # fmt: skip
+            return KEEP
+        if made is MISSING:
+            self.kept.append(f"going on with {name} = {_shown(saved)} of {self._path}; this agent was made with "
+                             f"{_shown(now)}")  # fmt: skip
+            return saved
+        raise ParameterError(name, _value(now), self._expected(made, saved))
+
+    def _pairs(self, made: Node, saved: Node, now: Node, name: str) -> list[Any]:
+        before, former, here = ({json.dumps(key): each for key, each in node["items"]} for node in (made, saved, now))
+        found = []
+        for key in [*here, *(key for key in former if key not in here and key not in before)]:
+            each, place = here.get(key, MISSING), f"{name}[{json.loads(key)!r}]"
+            node = self(before.get(key, MISSING), former[key], each, place) if key in former else KEEP
+            found.append([json.loads(key), node])
+        return found
+
+    def _expected(self, made: Node, saved: Node) -> str:
+        if _same(_form(saved), made):
+            return f"{_shown(saved)}, as in {self._path}: it cannot be changed"
+        return (
+            f"{_shown(made)}, as it was when the agent of {self._path} was made: training has changed it to "
+            f"{_shown(saved)} since. Set it after the trainer is made, or put the checkpoint aside"
+        )
 
 
-def _restore_optimizer(name: str, optimizer: Any, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
-    import torch
+class _Reader:
+    """Nodes as values, put into those that are there if they fit.
 
-    found = facts[name]
-    state: dict[int, dict[str, Any]] = {int(number): dict(each) for number, each in found["state"].items()}
-    for key, array in arrays.items():
-        if key.startswith(f"{name}:"):
-            number, _, field = key.removeprefix(f"{name}:").partition(".")
-            state.setdefault(int(number), {})[field] = torch.from_numpy(array)
-    groups = optimizer.state_dict()["param_groups"]
-    for group, saved in zip(groups, found["groups"], strict=True):
-        group |= {key: tuple(v) if isinstance(group.get(key), tuple) else v for key, v in saved.items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    Args:
+        owner: Whose modules have the parameters; tensors go to its device.
+        arrays: Of the file.
+        path: What errors call it.
+    """
+
+    def __init__(self, owner: Any, arrays: Mapping[str, NDArray[Any]], path: str) -> None:
+        self._owner, self._arrays, self._path = owner, arrays, path
+        self._made: dict[str, Any] = {}  # values by their paths
+        self._filled: dict[int, Any] = {}  # values that are another node's already, by their ids
+
+    def value(self, now: Any, node: Node, path: str) -> Any:
+        """The value of a node; `now` itself, with new content, if it can hold it."""
+        if type(node) in SETTINGS:
+            return node
+        kind = node["kind"]
+        if kind == "keep":
+            return now
+        if kind == "same":
+            return self._made[node["of"]]
+        if kind == "parameter":
+            name, key = node["of"]
+            return dict(getattr(self._owner, name).named_parameters())[key]
+        place = None if id(now) in self._filled else now
+        self._made[path] = found = getattr(self, f"_{kind}")(place, node, path)
+        self._filled[id(found)] = found
+        return found
+
+    def _module(self, now: Any, node: Node, path: str) -> Any:
+        for key, tensor in now.state_dict().items():
+            if [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] != node["arrays"].get(key):
+                raise DataError(self._path, f"holds {path!r} as {_shown(node)} where this agent has another module")
+            self._fill(tensor, f"{path}.{key}", node["arrays"][key])
+        return now
+
+    def _state(self, now: Any, node: Node, path: str) -> Any:
+        now.load_state_dict(self.value(now.state_dict(), node["tree"], path))
+        return now
+
+    def _tensor(self, now: Any, node: Node, path: str) -> Any:
+        if _is_tensor(now) and [str(now.dtype).removeprefix("torch."), list(now.shape)] == node["form"]:
+            return self._fill(now, node["name"], node["form"])
+        made = self._torch(node["name"], node["form"])
+        device = None if node["is_on_cpu"] else getattr(self._owner, "device", None)
+        return (made if device is None else made.to(device)).requires_grad_(node["grad"])
+
+    def _array(self, now: Any, node: Node, path: str) -> Any:
+        dtype, shape = node["form"]
+        array = self._arrays[node["name"]]
+        found = (np.frombuffer(array.tobytes(), dtype) if str(array.dtype) != dtype else array).reshape(shape)
+        if type(now) is np.ndarray and (now.dtype, now.shape) == (found.dtype, found.shape) and now.flags.writeable:
+            now[...] = found
+            return now
+        return np.array(found)
+
+    def _number(self, now: Any, node: Node, path: str) -> Any:
+        return np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0]
+
+    def _bytes(self, now: Any, node: Node, path: str) -> Any:
+        return bytes.fromhex(node["bytes"])
+
+    def _generator(self, now: Any, node: Node, path: str) -> Any:
+        state = node["state"]
+        here = None if now is None else state_of_generator(now)
+        if here is None or here[0] != node["of"] or _bits(here[1]) != _bits(state):
+            now = _new_generator(node["of"], state, getattr(self._owner, "device", None))
+        put_generator(now, node["of"], state)
+        return now
+
+    def _dict(self, now: Any, node: Node, path: str) -> Any:
+        here = now if isinstance(now, dict) else {}
+        found = {}
+        for key, each in node["items"]:
+            name = self.value(None, key, path)
+            found[name] = self.value(here.get(name), each, f"{path}[{name!r}]")
+        return _refilled(now, found, dict)
+
+    def _list(self, now: Any, node: Node, path: str) -> Any:
+        kind = CONTAINERS[node["kind"]]
+        here = list(now) if isinstance(now, list | tuple | deque) and len(now) == len(node["items"]) else None
+        found = [
+            self.value(None if here is None else here[place], each, f"{path}[{place}]")
+            for place, each in enumerate(node["items"])
+        ]
+        return _refilled(now, deque(found, node["room"]) if kind is deque else kind(found), kind)
+
+    _tuple = _set = _frozenset = _deque = _list
+
+    def _fill(self, tensor: Any, name: str, form: list[Any]) -> Any:
+        import torch
+
+        with torch.no_grad():
+            tensor.copy_(self._torch(name, form))
+        return tensor
+
+    def _torch(self, name: str, form: list[Any]) -> Any:
+        import torch
+
+        dtype, array = getattr(torch, form[0]), np.array(self._arrays[name])
+        tensor = torch.from_numpy(array)
+        return tensor if tensor.dtype == dtype else tensor.reshape(-1).view(dtype).reshape(form[1])
 
 
-def _random_arrays() -> Arrays:
-    """States of the generators that agents draw from."""
-    import sys
+def _refilled(now: Any, found: Any, kind: Any) -> Any:
+    """A list, dict or deque that is there with new content; else the new one."""
+    if type(now) is not kind or kind not in (list, dict, deque) or getattr(now, "maxlen", None) != getattr(
+        found, "maxlen", None
+    ):  # fmt: skip
+        return found
+    now.clear()
+    getattr(now, "update" if kind is dict else "extend")(found)
+    return now
 
+
+def _kind(node: Node) -> str:
+    return str(node["kind"]) if isinstance(node, dict) else "value"
+
+
+def _form(node: Node) -> Node:
+    """A node without states of generators."""
+    if isinstance(node, list):
+        return [_form(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _form(each) for key, each in node.items() if key != "state" or _kind(node) != "generator"}
+
+
+def _same(one: Node, other: Node) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+def _value(node: Node) -> Any:
+    """A node as errors show it."""
+    return node if not isinstance(node, dict) else _Shown(_shown(node))
+
+
+class _Shown(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(node: Node) -> str:
+    if not isinstance(node, dict):
+        return repr(node)
+    kind = node["kind"]
+    if kind == "missing":
+        return "nothing"
+    if kind in ("array", "tensor"):
+        return f"{node['form'][0]}{node['form'][1]}"
+    if kind == "number":
+        return repr(np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0].item())
+    if kind == "module":
+        forms = ", ".join(f"{key} {dtype}{shape}" for key, (dtype, shape) in node["arrays"].items())
+        return f"a module of {forms or 'no arrays'}"
+    if kind == "dict":
+        return "{" + ", ".join(f"{_shown(key)}: {_shown(each)}" for key, each in node["items"]) + "}"
+    if "items" in node:
+        return f"{kind}({', '.join(map(_shown, node['items']))})"
+    return f"a {node.get('of', kind)}" if kind != "generator" else f"a generator of {node['of']}"
+
+
+def _listed(state: Any) -> Any:
+    """The state of a generator as JSON has it."""
+    if isinstance(state, np.ndarray | np.generic):
+        return state.tolist()
+    if isinstance(state, Mapping):
+        return {key: _listed(each) for key, each in state.items()}
+    return [_listed(each) for each in state] if isinstance(state, list | tuple) else state
+
+
+def _bits(state: Any) -> Any:
+    """The name of NumPy's bit generator, if it is the state of one."""
+    return state.get("bit_generator") if isinstance(state, Mapping) else None
+
+
+BIT_GENERATORS: Final = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+
+
+def _new_generator(kind: str, state: Any, device: Any) -> Any:
+    if kind == "python":
+        return random.Random()
+    if kind == "torch":
+        import torch
+
+        return torch.Generator(device or "cpu")
+    name = _bits(state)
+    if name not in BIT_GENERATORS:
+        raise DataError("a checkpoint", f"holds a generator of {name}, and NumPy has {', '.join(BIT_GENERATORS)}")
+    bits = getattr(np.random, name)()
+    return np.random.RandomState(bits) if kind == "numpy.legacy" else np.random.Generator(bits)
+
+
+def put_generator(generator: Any, kind: str, state: Any) -> None:
+    """Have a generator go on from a state of `state_of_generator`."""
+    if kind == "python":
+        generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif kind == "torch":
+        import torch
+
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+    elif kind == "numpy":
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _global_random() -> dict[str, Any]:
+    """States of the generators that belong to the process: Python's, NumPy's, and torch's of each device in use."""
+    found = {"python": _listed(random.getstate()), "numpy": _listed(np.random.get_state(legacy=False))}  # noqa: NPY002
     torch = sys.modules.get("torch")
-    return {} if torch is None else {"random:torch": torch.get_rng_state().numpy()}
+    if torch is not None:
+        found["torch"] = torch.get_rng_state().numpy()
+        if torch.cuda.is_initialized():
+            found["cuda"] = [each.numpy() for each in torch.cuda.get_rng_state_all()]
+    return found
 
 
-def _restore_random(arrays: Mapping[str, NDArray[Any]]) -> None:
-    import sys
-
+def _restore_random(states: Mapping[str, Any]) -> None:
+    put_generator(random, "python", states["python"])
+    put_generator(np.random, "numpy.legacy", states["numpy"])
     torch = sys.modules.get("torch")
-    if torch is not None and "random:torch" in arrays:
-        torch.set_rng_state(torch.from_numpy(arrays["random:torch"]))
-
-
-def _text(facts: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    if torch is None:
+        return
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+    if torch.cuda.is_available():
+        for number, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(torch.from_numpy(state), number)
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -9,12 +9,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.reader.reader import Reader
 
+from .agent_state import put_generator, state_of_generator
 from .envelope import Sample, samples_of
 
 _log = logging.getLogger(__name__)
@@ -134,6 +135,14 @@ class EpisodeReturns:
             self._ended["train"].append((length, returned))
         self._open[sample.client] = (length, returned)
 
+    def state(self) -> list[list[Any]]:
+        """The episodes that go on, as JSON has them: client, length and return."""
+        return [[client.hex(), *each] for client, each in self._open.items()]
+
+    def restore(self, state: list[list[Any]]) -> None:
+        """Go on with these episodes."""
+        self._open = {bytes.fromhex(client): (length, returned) for client, length, returned in state}
+
     def figures(self) -> dict[str, float]:
         """return_train, return_test, episode_length_train and episode_length_test, in the mean; {} of no episodes."""
         found = {}
@@ -187,6 +196,34 @@ class MemoryExperience:
         self.received += sum(not sample.is_reset for sample in samples)
         for sample in samples:
             self.returns.add(sample)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes, as JSON has it: the newest sample, open episodes, and the memory's own generators."""
+        last = self._last
+        return {
+            "last": None if last is None else [last.client.hex(), last.episode, last.step],
+            "open": self.returns.state(), "random": {name: state_of_generator(each) for name, each in self._random()},
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any], received: int) -> None:
+        """Go on where another process was when it called `state`, and had received so many samples."""
+        self.received = received
+        if state["last"] is not None:
+            client, episode, step = state["last"]
+            self._last = Sample(
+                None, None, None, False, False, {}, client=bytes.fromhex(client), episode=episode, step=step
+            )
+        self.returns.restore(state["open"])
+        for name, generator in self._random():
+            if name in state["random"]:
+                put_generator(generator, *state["random"][name])
+
+    def _random(self) -> Iterator[tuple[str, Any]]:
+        """The generators by which the memory draws."""
+        for owner in (self.memory, getattr(self.memory, "rings", None)):
+            for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
+                if state_of_generator(value) is not None:
+                    yield f"{type(owner).__name__}.{name}", value
 
     def __len__(self) -> int:
         return len(self.memory)

@@ -109,11 +109,13 @@ class SAC(TrainingAgent):
         gamma: Discount; the table computes with its own.
         polyak: Share of the target critics that stays at each step.
         rate: Adam's step size for all.
-        alpha: Weight of the entropy, or its first value.
+        alpha: Weight of the entropy, or its first value. A checkpoint of another one is refused.
         learn_entropy_coef: Whether alpha is learned.
         target_entropy: What it is learned for; None is minus the dimensions of an action.
         seed: Of the first weights; None takes entropy from the system.
     """
+
+    fixed = frozenset({"alpha"})
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class SAC(TrainingAgent):
         super().__init__(observation_space, action_space, device)
         if seed is not None:
             torch.manual_seed(seed)
-        self.gamma, self.polyak, self.learn_entropy_coef = gamma, polyak, learn_entropy_coef
+        self.gamma, self.polyak, self.alpha, self.learn_entropy_coef = gamma, polyak, alpha, learn_entropy_coef
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
         self.policy = policy(observation_space=observation_space, action_space=action_space).to(device)

@@ -25,7 +25,7 @@ from memoire.security.keyfolder import Given
 
 from . import weights
 from .agent import TrainingAgent
-from .agent_state import load_agent, save_agent, unsaved
+from .agent_state import form_of, load_agent, save_agent, unsaved
 from .collector import TOPIC
 from .modelfiles import ModelFiles
 from .standing import TrainerStanding
@@ -173,6 +173,8 @@ class Trainer:
         self._stopped = threading.Event()
         self._files = ModelFiles(model_path, role="trainer")
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
+        self._made_as: Any = None  # form of the agent before it was trained; None where nothing is saved
+        self._said: set[str] = set()  # attributes that the log has named
         self._profiles = Path(profile_folder or ".")
         try:
             self.reader = connected(
@@ -340,8 +342,25 @@ class Trainer:
         """Write the model's file and the checkpoint, each there as a whole or as it was."""
         self.save_model()
         if self._checkpoint_path is not None:
-            state = dataclasses.replace(self.loop.state, samples=self.loop.samples)
-            save_agent(self._checkpoint_path, self.agent, dataclasses.asdict(state))
+            self._warn_of_unsaved()
+            made = save_agent(self._checkpoint_path, self.agent, self._made_as, self._facts())
+            if new := set(made) - self._said:
+                self._said |= new
+                _log.warning("the agent has made %s while it was trained: a restart will be refused. Make them in "
+                             "its __init__", ", ".join(sorted(new)))  # fmt: skip
+
+    def _facts(self) -> dict[str, Any]:
+        """What training goes on with beside the agent."""
+        remember = getattr(self.experience, "state", dict)
+        return {
+            "state": dataclasses.asdict(self.loop.state), "received": self.experience.received,
+            "gate": self.loop.gate.updates, "experience": remember(), "plan": _settings(self.loop.plan),
+        }  # fmt: skip
+
+    def _warn_of_unsaved(self) -> None:
+        if new := set(unsaved(self.agent)) - self._said:
+            self._said |= new
+            _log.warning("checkpoints do not hold these attributes of the agent: %s", ", ".join(sorted(new)))
 
     def save_model(self) -> None:
         """Write the model's file."""
@@ -349,21 +368,30 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the checkpoint, if there is one; samples that came before are owed no steps."""
-        if self._checkpoint_path is not None and (left_out := unsaved(self.agent)):
-            _log.warning("checkpoints do not hold these attributes of the agent: %s", ", ".join(left_out))
-        facts = None if self._checkpoint_path is None else load_agent(self._checkpoint_path, self.agent)
+        facts = None
+        if self._checkpoint_path is not None:
+            self._warn_of_unsaved()
+            self._made_as = form_of(self.agent)
+            facts = load_agent(self._checkpoint_path, self.agent)
         if facts is not None:
-            self.loop.state = TrainingState(**facts)
+            self.loop.state = TrainingState(**facts["state"])
             _log.info("going on from epoch %d, after %d training steps", self.loop.state.epoch, self.loop.state.updates)
-        self._begin_count(is_resumed=facts is not None)
+            for name, value in _settings(self.loop.plan).items():
+                if name in facts["plan"] and facts["plan"][name] != value:
+                    _log.warning("going on with %s = %r, as this trainer was told; the checkpoint has %r",
+                                 name, value, facts["plan"][name])  # fmt: skip
+        self._begin_count(facts)
 
-    def _begin_count(self, is_resumed: bool) -> None:
+    def _begin_count(self, facts: Mapping[str, Any] | None) -> None:
         """Count samples from the start of the run; after a restart from now on, but for the newest ones, which paced
         workers wait for to be trained on.
+
+        Args:
+            facts: Of the checkpoint that training goes on from, as `_facts` makes them.
         """
         experience, first = self.experience, 0
         assert isinstance(experience, DrawnBatches)
-        if is_resumed:
+        if facts is not None:
             steps = max(0, experience.await_count(DRAW_TIMEOUT))
             untrained = steps - self.loop.state.updates / self.loop.plan.max_training_steps_per_env_step
             first = steps - max(0, min(LEAD, int(untrained)))
@@ -390,3 +418,9 @@ def mean_rows(rows: list[dict[str, float]]) -> dict[str, float]:
     """Means of figures over rounds, by name; those that some rounds lack over the others."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
+
+
+def _settings(plan: Training) -> dict[str, Any]:
+    """The numbers of a plan, by name."""
+    values = dataclasses.asdict(dataclasses.replace(plan, agent_scheduler=None))
+    return {name: value for name, value in values.items() if name != "agent_scheduler"}

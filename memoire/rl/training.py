@@ -100,8 +100,8 @@ class Experience(Protocol):
 class RatioGate:
     """Whether another training step may be made, by the samples that came.
 
-    Counts from where it was made: a trainer that goes on after a restart owes no steps for samples that came before,
-    and samples that are gone hold no step back.
+    Counts from where it was made: a trainer that draws from servers owes no steps for samples that came before a
+    restart, and samples that are gone hold no step back. One with a memory of its own puts both counts back.
 
     Args:
         most: Steps for each sample.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
 from memoire.errors import ParameterError
+from memoire.rl.agent_state import SETTINGS, form_of
 from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
@@ -347,10 +348,16 @@ class Trainer(NativeTrainer):
     def _made(self, training_cls: Any, path: Any, load: Callable[..., Any] | None, update: Any) -> Any:
         """The training that goes on: what the caller's function loads, or a new one."""
         if load is None or path is None or not os.path.exists(path):
-            return training_cls()
+            made = training_cls()
+            if load is not None:
+                made.made_as = form_of(made.agent)
+            return made
         self._loaded = True
         found = load(path)
-        return found if update is None else update(found, training_cls)
+        if update is not None:
+            return update(found, training_cls)
+        _take_told(found, training_cls)
+        return found
 
     def _make_experience(self, plan: Training) -> Experience:
         memory, least = self.training.memory, max(1, self.reader.parameters.cache_size)
@@ -371,14 +378,21 @@ class Trainer(NativeTrainer):
             take(buffer)
         return journal
 
-    def _begin_count(self, is_resumed: bool) -> None:
-        """Nothing: samples count as they come."""
+    def _begin_count(self, facts: Mapping[str, Any] | None) -> None:
+        """Go on with the samples, and the order of draws, that a former trainer had."""
+        if self._resume_as == "weights":
+            self.loop.state = TrainingState()
+        elif facts is not None:
+            assert isinstance(self.experience, MemoryExperience)
+            self.experience.restore(facts["experience"], facts["received"])
+            self.loop.gate.updates = facts["gate"]
 
     def _resume(self) -> None:
-        if self._dump is None and not self._loaded and self._resume_as in ("all", "weights"):
+        if self._loaded:
+            made = self.training
+            self.loop.state = TrainingState(made.epoch, made.total_updates, made.total_samples)
+        elif self._dump is None and self._resume_as in ("all", "weights"):
             super()._resume()
-            if self._resume_as == "weights":
-                self.loop.state = TrainingState()
 
     def save(self) -> None:
         """Write the model's file and the checkpoint; by the caller's function if there is one."""
@@ -424,6 +438,28 @@ class Trainer(NativeTrainer):
         lines = None if self._checkpoint_path is None else f"{self._checkpoint_path}_metrics.jsonl"
         self.logger = loggers.Wandb(project, entity=entity, run_id=run_id, key=key, config=config, fallback=lines)
         self.run()
+
+
+def _take_told(training: Any, training_cls: Any) -> None:
+    """Give a training that was loaded the settings that the caller's partials name, and log what differs.
+
+    Raises:
+        ParameterError: the agent has another value, which training may have changed.
+    """
+    told = dict(getattr(training_cls, "keywords", {}))
+    agent_cls = told.pop("training_agent_cls", None)
+    rows = [(training, told, {name: getattr(training, name, None) for name in told})]
+    if hasattr(training, "agent"):
+        rows.append((training.agent, getattr(agent_cls, "keywords", {}), getattr(training, "made_as", {})))
+    for owner, given, made in rows:
+        for name, value in given.items():
+            if type(value) not in SETTINGS or not hasattr(owner, name) or (found := getattr(owner, name)) == value:
+                continue
+            if name not in made or made[name] != found:
+                raise ParameterError(name, value, f"{found!r}, as the loaded training has it; updater_fn can change it")
+            _log.warning("going on with %s = %r, as this trainer was told; the loaded training has %r",
+                         name, value, found)  # fmt: skip
+            setattr(owner, name, value)
 
 
 def _keep_nothing(buffer: Any) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 
 from memoire import Buffer, Schema
 from memoire.errors import DataError, ParameterError
-from memoire.rl import SAC, GaussianPolicy, try_policy, weights
-from memoire.rl.agent_state import load_agent, save_agent, unsaved
+from memoire.rl import SAC, GaussianPolicy, TrainingAgent, try_policy, weights
+from memoire.rl.agent_state import form_of, load_agent, save_agent, unsaved
 
 pytestmark = pytest.mark.torch
 OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -22,12 +23,12 @@ ACT = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0
 
 
 def made(**options: Any) -> SAC:
-    return SAC(OBS, ACT, hidden=(16,), seed=0, **options)
+    return SAC(OBS, ACT, **({"hidden": (16,), "seed": 0} | options))
 
 
 def batch(size: int = 32, seed: int = 0) -> SimpleNamespace:
-    random = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.rand(*shape, generator=random)  # noqa: E731
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.rand(*shape, generator=generator)  # noqa: E731
     return SimpleNamespace(
         obs=draw(size, 2), action=draw(size, 2), reward=draw(size), next_obs=draw(size, 2),
         discount=torch.full((size,), 0.9), importance=torch.ones(size),
@@ -124,16 +125,91 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
     agent = made()
     for _ in range(3):
         agent.train(batch())
-    save_agent(tmp_path, agent, {"epoch": 1})
+    save_agent(tmp_path, agent, form_of(made()), {"epoch": 1})
     ahead = {name: float(value) for name, value in agent.train(batch()).items() if name != "priorities"}
-    again = SAC(OBS, ACT, hidden=(16,), seed=5)
+    again = made(seed=5)
     assert load_agent(tmp_path, again) == {"epoch": 1} and unsaved(agent) == []
     same = {name: float(value) for name, value in again.train(batch()).items() if name != "priorities"}
     assert same == ahead
     for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(DataError, match="does not fit"):
+    with pytest.raises(DataError, match=r"holds 'critic' as .* where this agent has"):
         load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
+
+
+class Torches(TrainingAgent):
+    """Holds torch in all forms that attributes have."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__(None, None, "cpu")
+        self.kind, self.tensor_kind = torch.nn.Linear, torch.Tensor
+        self.nets = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1).bfloat16()]
+        self.optimizer = torch.optim.SGD(self.nets[0].parameters(), rate, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
+        self.net = self.nets[0]
+        self.own: Any = None
+        self.noise: Any = None
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        if self.noise is None:
+            self.noise, self.own = torch.Generator().manual_seed(1), list(self.net.parameters())
+            self.mean = torch.zeros(2)
+            self.heavy = torch.ones(2, dtype=torch.bfloat16)
+        obs = torch.randn(4, 2, generator=self.noise) + torch.rand(1) + random.random()
+        self.mean = 0.9 * self.mean + 0.1 * obs.mean(0)
+        loss = (self.nets[0](obs - self.mean) - sum(each.sum() for each in self.own)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        with torch.no_grad():
+            self.nets[1].weight.add_(loss.bfloat16())
+        return {"loss": loss.detach()}
+
+    def get_actor(self) -> Any:
+        return self.nets[0]
+
+
+def test_torch_in_any_attribute_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    agent, again = Torches(), Torches()
+    form = form_of(agent)
+    for _ in range(3):
+        agent.train(None)
+    save_agent(tmp_path, agent, form, {})
+    ahead = [float(agent.train(None)["loss"]) for _ in range(12)]
+    load_agent(tmp_path, again)
+    assert [float(again.train(None)["loss"]) for _ in range(12)] == ahead and unsaved(agent) == []
+    for one, other in zip(agent.nets, again.nets, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert again.own[0] is again.nets[0].weight and again.heavy.dtype == torch.bfloat16
+
+
+def test_a_step_size_that_was_told_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Torches()
+    form = form_of(agent)
+    agent.train(None)
+    save_agent(tmp_path, agent, form, {})
+    again = Torches(0.2)
+    load_agent(tmp_path, again)
+    assert again.optimizer.param_groups[0]["lr"] == 0.2 and again.scheduler.base_lrs == [0.2]
+    assert any("['lr'] = 0.2, as this agent was made with" in line and "has 0.1" in line for line in caplog.messages)
+    for _ in range(10):
+        agent.train(None)
+    save_agent(tmp_path, agent, form, {})
+    with pytest.raises(ParameterError, match=r"\['lr'\] must be 0\.1, .* changed it to 0\.01\d* since.* got 0\.2"):
+        load_agent(tmp_path, Torches(0.2))
+
+
+def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Path) -> None:
+    agent = made()
+    form = form_of(agent)
+    agent.late = torch.nn.Linear(1, 1)  # type: ignore[attr-defined]
+    assert save_agent(tmp_path, agent, form, {}) == ["late"]
+    with pytest.raises(DataError, match="holds 'late' as a module of .* make it in the agent's __init__"):
+        load_agent(tmp_path, made())
+    save_agent(tmp_path, made(), form, {})
+    with pytest.raises(ParameterError, match=r"alpha must be 0\.2, .* cannot be changed, got 0\.5"):
+        load_agent(tmp_path, made(alpha=0.5))
 
 
 class Reach(gymnasium.Env[Any, Any]):

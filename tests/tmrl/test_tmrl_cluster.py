@@ -289,7 +289,7 @@ def test_a_trainer_that_is_started_again_goes_on(tmp_path: Path) -> None:
         with trainer(server.port, **options, training_cls=training(epochs=2)) as second:
             assert second.loop.state.epoch == 1 and second.agent.count == 40
             assert second.training.memory.seen == former  # by its own append_buffer
-            assert second.loop.gate.updates == 0  # nothing is owed
+            assert second.loop.gate.updates == 40  # the ratio goes on
             second.run()
             assert second.agent.count == 80
     assert weights.load(tmp_path / "a_t.pth")["value"][0] == 80
@@ -339,6 +339,9 @@ def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) ->
             first.run()
         with trainer(server.port, **options) as second:
             assert second.training is first.training
+            assert second.loop.is_done and second.loop.state.updates == 40  # its epoch is not trained again
+        with trainer(server.port, **options, training_cls=training(epochs=3)) as third:
+            assert third.training is first.training and third.loop.plan.epochs == 3  # as told, not as loaded
 
         def updated(old: Any, training_cls: Any) -> Any:
             made = training_cls()
