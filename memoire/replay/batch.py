@@ -17,6 +17,7 @@ from memoire.errors import NotInstalled, ParameterError, WrongType
 from memoire.suggestions import no_field
 
 from .schema import Schema
+from .value_conversion import real_errors
 
 V = TypeVar("V", covariant=True)
 
@@ -102,7 +103,9 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
         ParameterError: they are not as many, or not finite.
     """
     try:
-        errors = np.array(td_errors, np.float32, order="C")
+        errors = np.array(real_errors(td_errors), np.float32, order="C")
+    except ParameterError:
+        raise
     except (TypeError, ValueError, OverflowError):
         raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
     if ids.dtype != ID:
@@ -395,7 +398,7 @@ def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -
     Raises:
         ParameterError: the shapes differ.
     """
-    errors = np.asarray(td_errors, np.float64)
+    errors = np.asarray(real_errors(td_errors), np.float64)
     if errors.shape != mask.shape:
         raise ParameterError(
             "td_errors", f"shape {errors.shape}", f"shape {mask.shape}, as the mask has, or {mask.shape[:1]}"

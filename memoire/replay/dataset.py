@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import MemoireError
+from memoire.errors import EntryError, MemoireError
 
 from .memory import Memory
 from .ragged import Ragged
@@ -126,6 +126,11 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
         EpisodeTooLong: it is longer than the memory. Nothing was added.
     """
     schema = memory.schema
+    columns = ", ".join(schema.names)
+    for name in [name for name in schema.entry_names if name not in episode.columns]:
+        raise EntryError(name, f"a value for each of the columns {columns}", "none")
+    for name in [name for name in episode.columns if name not in schema]:
+        raise EntryError(name, f"nothing: the columns are {columns}", f"{name}=...")
     with memory.held():
         memory.open(lane)
         numbers = np.empty(len(episode), np.int64)

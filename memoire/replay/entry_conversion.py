@@ -16,6 +16,8 @@ from .schema import Schema
 from .value_conversion import exact, finite, form
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+LEAST_WEIGHT = float(np.finfo(np.float32).tiny)
+WEIGHT = f"a finite number of at least 0: 0, or from {LEAST_WEIGHT:.3g} to {FLOAT32_MAX:.3g}, which float32 holds"
 
 
 def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -29,13 +31,15 @@ def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[ND
 
 def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
     """`init_w` of N = `count` entries, a number or [N], as float32 [N]. Raises ParameterError."""
-    if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
+    if isinstance(init_w, float) and LEAST_WEIGHT <= init_w <= FLOAT32_MAX:
         return np.full(count, init_w, np.float32)
-    weights = np.asarray(init_w, np.float32)
+    with np.errstate(over="ignore"):
+        weights = np.asarray(init_w, np.float32)
     if weights.shape not in ((), (count,)):
         raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")
-    if not (weights >= 0.0).all() or not np.isfinite(weights).all():
-        raise ParameterError("init_w", init_w, "finite and at least 0")
+    given = np.asarray(init_w)
+    if not np.where(given == 0, True, (given >= LEAST_WEIGHT) & (given <= FLOAT32_MAX)).all():
+        raise ParameterError("init_w", init_w, WEIGHT)
     return np.ascontiguousarray(weights if weights.ndim else np.full(count, weights))
 
 

@@ -21,6 +21,7 @@ from .memory import Memory
 from .parameters import Parameters
 from .sampling import importance
 from .schema import Schema
+from .value_conversion import real_errors
 from .windows import Float64s, Int64s
 
 
@@ -50,7 +51,7 @@ class EpisodeBatch(Batch):
             ParameterError: another shape, or an error in the mask that is not finite.
         """
         mask = self._arrays["mask"]
-        errors = np.asarray(td_errors)
+        errors = real_errors(td_errors)
         if errors.shape == mask.shape[:1]:
             errors = np.broadcast_to(errors[:, None], mask.shape)
         if errors.shape != mask.shape:

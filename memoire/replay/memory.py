@@ -19,6 +19,7 @@ from . import memory_checks
 from .batch import GatheredSamples, place
 from .engine_setup import checked_page_rows, cutting_of, limits_of, storage_of
 from .entry_conversion import (
+    WEIGHT,
     check_out,
     check_whole,
     count_of,
@@ -36,6 +37,7 @@ from .parameters import Parameters, reward_size
 from .ragged import Ragged
 from .schema import Schema
 from .strict_attributes import StrictAttributes
+from .value_conversion import real_errors
 from .windows import DrawnSequences, DrawnWindows, Float64s, FrameCopier, Int64s, WindowCutter, check_rows, check_stale
 
 MAX_LANES = 1 << 20
@@ -448,7 +450,7 @@ class Memory(_core.EntryStore, StrictAttributes):
             ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
         """
         wanted = entry_numbers(numbers, "ids")
-        errors = np.ascontiguousarray(td_errors, np.float64)
+        errors = np.ascontiguousarray(real_errors(td_errors), np.float64)
         if wanted.shape != errors.shape:
             raise ParameterError("td_errors", f"shape {errors.shape}", f"as many as the ids, shape {wanted.shape}")
         applied, stale = self._update_priorities(wanted, errors, self._parameters.priority_epsilon)
@@ -544,7 +546,7 @@ class Memory(_core.EntryStore, StrictAttributes):
                 exact = exact_columns(self.schema, values, ())
                 status = self._add_status(lane, tuple(exact), init_w, version)
         if status == _core.BAD_WEIGHT:
-            raise ParameterError("init_w", init_w, "a finite number of at least 0")
+            raise ParameterError("init_w", init_w, WEIGHT)
         if status < 0:
             refuse(self, self.schema, lane, status, exact, self._ragged_limit)
         return status

@@ -24,6 +24,7 @@ from memoire.suggestions import no_field
 
 from .batch import Batch, GatheredSamples, PriorityUpdate
 from .schema import Schema
+from .value_conversion import real_errors
 
 MAX_BATCH = (1 << 31) - 1
 
@@ -73,7 +74,7 @@ class MixedBatch(Mapping[str, Batch]):
             for name in errors.keys() - self._parts.keys():
                 raise ParameterError("td_errors", name, f"tables of this batch: {', '.join(map(repr, self._parts))}")
         else:
-            rows, array = self.rows, np.asarray(td_errors)
+            rows, array = self.rows, real_errors(td_errors)
             total = sum(len(part.ids) for part in self._parts.values())
             if array.ndim == 0 or len(array) != total:
                 raise ParameterError("td_errors", array.shape, f"as many TD errors as samples, {total}")

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.errors import EntryError, NotFinite
+from memoire.errors import EntryError, NotFinite, ParameterError
 
 from .columns import ENTRY_BYTES, Column, dtype_text
 from .ragged import Ragged
@@ -147,3 +147,16 @@ def finite(name: str, column: Column, value: Any) -> Any:
         found = numbers[~np.isfinite(numbers)].flat[0]
         raise NotFinite(name, f"finite {column}", f"{found}", column.role == "state")
     return value
+
+
+def real_errors(td_errors: Any) -> NDArray[Any]:
+    """TD errors as an array of real numbers, in their own shape; of a tensor that requires grad its values.
+
+    Raises:
+        ParameterError: they are complex, or no numbers.
+    """
+    detach = getattr(td_errors, "detach", None)
+    errors = np.asarray(detach() if callable(detach) else td_errors)
+    if errors.dtype.kind not in "biuf":
+        raise ParameterError("td_errors", f"{errors.dtype}{list(errors.shape)}", "real numbers, such as abs(td_errors)")
+    return errors

@@ -1,13 +1,16 @@
 """What a memory is given becomes exact arrays, or is refused by name, without a memory."""
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+import memoire
 from memoire import _core
 from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError
+from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
 from memoire.replay.entry_conversion import (
     check_out,
@@ -189,3 +192,57 @@ def test_what_the_engine_refuses_is_explained(status: int, error: type[Exception
 def test_a_refusal_without_a_reason_is_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="an exact entry was refused"):
         refuse(Refusing(), ONE, 0, _core.NOT_FINITE, [np.float32([0.0, 1.0])], 99)
+
+
+class NeedsGradient:
+    """A tensor that requires grad, as torch's is to NumPy."""
+
+    def __init__(self, values):
+        self.values, self.ndim = values, values.ndim
+
+    def __len__(self):
+        return len(self.values)
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+    def detach(self):
+        return self.values
+
+
+def doors_for_td_errors():
+    """Each call that takes TD errors, and their shape: of a Buffer, a batch, sequences, episodes and a mix."""
+    schema = {"obs": np.float32, "action": np.int32, "reward": np.float32}
+    plain, long = memoire.Buffer(schema, 100), memoire.Buffer(schema, 100, sequence_length=4)
+    for made in (plain, long):
+        with made.writer() as writer:
+            for t in range(20):
+                writer.step(np.float32(t), 0, 0.0, t == 19, False, np.float32(t + 1))
+    batch, sequences, whole = plain.sample(4), long.sample(4), plain.sample_episodes(2)
+    yield lambda errors: plain.update_priorities(batch.ids, errors), (4,)
+    yield batch.update_priorities, (4,)
+    yield sequences.update_priorities, sequences.mask.shape
+    yield whole.update_priorities, whole.mask.shape
+    yield lambda errors: td_errors_for(np.zeros(4, ID), errors), (4,)
+
+
+def test_td_errors_are_real_numbers_and_tensors_that_require_grad_are_taken():
+    for give, shape in doors_for_td_errors():
+        for wrong in (np.ones(shape, complex), np.full(shape, "1"), np.full(shape, None)):
+            with pytest.raises(ParameterError, match=r"^td_errors must be real numbers, such as abs\(td_errors\)"):
+                give(wrong)
+        give(NeedsGradient(np.ones(shape)))
+
+
+def test_an_episode_is_put_with_exactly_the_columns_of_its_memory():
+    memory = memoire.Buffer({"obs": np.float32, "reward": np.float32}, 100).memory
+    memory.open()
+    memory.extend(0, [np.zeros(3, np.float32)] * 2)
+    memory.close()
+    (episode,) = memoire.dataset.episodes(memory)
+    unknown = dataclasses.replace(episode, columns={**episode.columns, "extra": np.zeros(3)})
+    missing = dataclasses.replace(episode, columns={"obs": np.zeros(3, np.float32)})
+    for wrong, text in ((unknown, "'extra'.*the columns are obs, reward"), (missing, "'reward'.*obs, reward")):
+        with pytest.raises(EntryError, match=text):
+            memoire.dataset.put(memory, wrong)
+    assert memory.num_entries == 3

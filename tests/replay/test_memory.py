@@ -208,14 +208,14 @@ def test_an_init_w_of_zero_is_never_drawn():
     assert set(memory.draw(1000) % 2) == {1}
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -0.001])
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -0.001, 1e308, 1e-308, 1e-40])
 def test_an_init_w_that_is_no_weight_is_refused(bad):
     memory = Memory(SEVEN, 20)
     memory.open()
     with pytest.raises(ParameterError, match="init_w must be a finite number of at least 0"):
         memory.add(0, entry(), bad)
     many = [np.zeros((2, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names]
-    with pytest.raises(ParameterError, match="init_w must be finite"):
+    with pytest.raises(ParameterError, match="init_w must be a finite number of at least 0"):
         memory.extend(0, many, [1.0, bad])
     assert memory.generated == 0
 
