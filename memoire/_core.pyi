@@ -166,6 +166,7 @@ class EntryStore:
     def _update_priorities(
         self, numbers: NDArray[np.int64], td_errors: NDArray[np.float64], epsilon: float
     ) -> tuple[int, int]: ...
+    def _count_replaced(self, numbers: NDArray[np.int64], seconds: float) -> int: ...
     def _gather(
         self,
         numbers: NDArray[np.int64],

@@ -2126,6 +2126,21 @@ cdef class EntryStore:
         finally:
             self._release()
 
+    def _count_replaced(self, cnp.ndarray numbers, double seconds):
+        """How many of these entries have left, and another one was written to their row more than so many seconds ago."""
+        cdef int64_t i, row, replaced = 0, count = cnp.PyArray_SIZE(numbers)
+        cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
+        cdef double since = self._now() - seconds
+        self._hold()
+        try:
+            with nogil:
+                for i in range(count):
+                    row = number[i] % self.capacity_ if number[i] >= 0 else 0
+                    replaced += number[i] < 0 or (self.meta[row].number > number[i] and self.meta[row].born < since)
+            return replaced
+        finally:
+            self._release()
+
     def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born, cnp.ndarray drawn=None):
         """Give entries what another memory knew of them: priority float32 [B] (below 0: none yet), whether a learner reported it
         uint8 [B], when they were added float64 [B], and how often they were drawn uint32 [B] (None leaves that). Position of the first

@@ -220,6 +220,13 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             b"",
         ),
         "updated_feedback": (wire.Updated(epoch=5, feedback_through=1), made["feedback"]),
+        "updated_more_feedback": (
+            wire.Updated(epoch=5, feedback_through=2, feedback_age=0.25, feedback_waiting=7),
+            made["feedback"],
+        ),
+        "update_feedback": (
+            wire.Update(epoch=5, steps=70, applied=5, stale=2, gone=1, entries=64, feedback_through=2), b""
+        ),
         "cache": (wire.Cache(since=4, number=3, pushed_bytes=4096), made["cache"]),
         "episode": (
             wire.Episode(since=4, number=4, pushed_bytes=5000, has_final=True, terminated=False, bootstrap=[0.5]),

@@ -3,17 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import astuple, dataclass, field
+from operator import add, attrgetter
 
 from memoire.wire.messages import Update
 
-REPORT_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale")
+REPORT_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale", "gone")
 """Sums that a report brings; the greater number wins."""
 HOME_SUMS = ("caches", "cache_bytes")
 """Those that a client counts for each home anew."""
 TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
 """What is added up for each table, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackCounts:
+    """What became of the TD errors that learners gave for the entries of one owner, or of several owners.
+
+    At every moment given = applied + superseded + gone + stale + lost + waiting.
+    """
+
+    given: int = 0
+    applied: int = 0
+    """The owner has set the priority, and said so."""
+    superseded: int = 0
+    """A newer TD error of the same entry came before this one was sent."""
+    gone: int = 0
+    """The entry was gone before the TD error was given."""
+    stale: int = 0
+    """The entry went while the TD error waited, or could not be used."""
+    lost: int = 0
+    """The owner will never fetch it: it ended, is not known, or the server ended; or too many waited."""
+    waiting: int = 0
+    """Sent ones that the owner has not acknowledged are among them."""
+
+    def __add__(self, other: FeedbackCounts) -> FeedbackCounts:
+        return FeedbackCounts(*map(add, astuple(self), astuple(other)))
+
+    def check(self) -> None:
+        """Raise AssertionError where the account does not balance."""
+        assert min(astuple(self)) >= 0, self
+        assert self.given == sum(astuple(self)) - self.given, self
+
+
+FEEDBACK_OUTCOMES = ("given", "applied", "superseded", "gone", "stale")
+"""What is kept of `FeedbackCounts` beside what is lost: what waits ends with the process."""
 
 
 @dataclass(slots=True)
@@ -51,6 +85,14 @@ class Account:
     """Priorities that learners have set and that the client has not fetched yet; only in memory."""
     lost_feedback: int = 0
     """Priorities that it never fetched: it ended, or too many waited for it."""
+    given_feedback: int = 0
+    """What became of all TD errors that this server was given for its entries: see `FeedbackCounts`."""
+    applied_feedback: int = 0
+    superseded_feedback: int = 0
+    gone_feedback: int = 0
+    stale_feedback: int = 0
+    seen_feedback: tuple[int, int] = (0, 0)
+    """`applied` and `gone` of the newest report that was looked at; only in memory."""
     last_cache: float = 0.0
     """When the newest cache arrived; only in memory."""
     label: int = 0
@@ -86,7 +128,20 @@ class Account:
         assert self.pushed_caches == received + self.lost_caches + self.in_flight_caches
         assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
         assert self.received_bytes >= self.accepted_bytes
-        assert self.waiting_feedback >= 0
+        self.feedback.check()
+
+    @property
+    def feedback(self) -> FeedbackCounts:
+        """What became of the TD errors that were given for its entries."""
+        return FeedbackCounts(
+            self.given_feedback,
+            self.applied_feedback,
+            self.superseded_feedback,
+            self.gone_feedback,
+            self.stale_feedback,
+            self.lost_feedback,
+            self.waiting_feedback,
+        )
 
     @property
     def overtaken_caches(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Protocol
 
 from .account import TABLE_SUMS, Account, counts_of
@@ -34,12 +35,16 @@ class FoldedSums:
         self.returns = ExactSum()
         self.tables: dict[str, Counter[int]] = {name: Counter() for name in TABLE_SUMS}
         """`TABLE_SUMS` of each table, by its number."""
+        self.feedback: Counter[str] = Counter()
+        """By the names of `FeedbackCounts`."""
 
     def add(self, account: Account, sign: int = 1) -> None:
         """Add an account, or take it off."""
         counts = counts_of(account)
         for name, value in counts.items():
             self.counts[name] += sign * value
+        for name, value in asdict(account.feedback).items():
+            self.feedback[name] += sign * value
         self.returns.add(account.returns_sum, sign)
         for name, sums in self.tables.items():
             sums[account.table] += sign * counts[name]

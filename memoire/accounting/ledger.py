@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import msgspec
 
@@ -26,7 +27,7 @@ from memoire.errors import ProtocolError
 from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
-from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, Totals, counts_of, counts_something
+from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, FeedbackCounts, Totals, counts_of, counts_something
 from .folded_sums import AccountStore, EmptyAccountStore
 
 MAX_GUESTS = 1 << 14
@@ -71,6 +72,8 @@ class Ledger:
             self.sums[name] = self._folded.counts[name]
         self.present: Counter[int] = Counter()
         """Clients in memory that have not said goodbye, of each table; guests are among them."""
+        self.own_feedback = self.unknown_feedback = FeedbackCounts()
+        """Of entries that the server stores itself, and of owners that it does not know, since it was started."""
         self.strays = 0
         """Caches that came for accounts of a former life of this server."""
         self.ended_count = 0
@@ -308,6 +311,13 @@ class Ledger:
 
     # What is asked
 
+    def feedback(self) -> dict[str, FeedbackCounts]:
+        """What became of TD errors, by whose entries they were for: of clients, of the server, of unknown owners."""
+        sums = Counter(self._folded.feedback)
+        for account in self:
+            sums.update(asdict(account.feedback))
+        return {"clients": FeedbackCounts(**sums), "server": self.own_feedback, "unknown": self.unknown_feedback}
+
     def active(self, since: float) -> list[Account]:
         """Clients that have not said goodbye and were heard from `since` then, guests among them."""
         everybody = (*self._accounts.values(), *self._guests.values())
@@ -332,6 +342,8 @@ class Ledger:
         for client, account in self._accounts.items():
             assert account.client == client
             account.check_invariants()
+        for counts in self.feedback().values():
+            counts.check()
 
     def _check_sums(self) -> None:
         totals = self.totals()

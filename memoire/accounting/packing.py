@@ -1,6 +1,6 @@
 """Accounts as they are kept outside of memory's objects: some seventy bytes for each client, and back. Pure.
 
-    own account        key  client (16)               body  counts (`_bytes.pack_counts`), then codes of rejection
+    own account        key  client (16)               body  counts (`_bytes.pack_counts`), codes of rejection, TD errors
     another server's   key  client (16) + word (4)    body  counts
 
 Texts and long numbers that many accounts share (owner, table and `since`; the homes of other servers) are words: a body
@@ -21,7 +21,7 @@ from memoire.wire import _bytes
 from memoire.wire.messages import Update
 from memoire.wire.rows import ACCOUNT, MAX_RETURNS, unpack_accounts
 
-from .account import Account
+from .account import FEEDBACK_OUTCOMES, Account
 from .folded_sums import FoldedSums
 from .merge import GONE, Rows, exact_sum, merge, row_of
 
@@ -53,6 +53,7 @@ _DIFFERENCES: Final = (
 """The counts of a row in order, and what each is subtracted from."""
 _COUNTS: Final = len(_DIFFERENCES) + 7
 """They are followed by flags, label, first_seen, how much later last_seen is, returns_sum, word and sequence."""
+_REST: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
 _WORD: Final = _COUNTS - 2
 _MASK: Final = (1 << 64) - 1
 _FLOAT: Final = struct.Struct("<d")
@@ -108,8 +109,12 @@ class AccountPacker:
         row = list(row_of(account, self.home))
         row[_PLACE["lost_feedback"]] += account.waiting_feedback
         word = self.words.number(f"{account.since} {account.table} {account.owner}")
-        codes = msgspec.msgpack.encode(account.rejected) if account.rejected else b""
-        return _pack(row, word, account.sequence + 1) + codes
+        feedback = [getattr(account, f"{name}_feedback") for name in FEEDBACK_OUTCOMES]
+        if any(feedback):
+            rest = msgspec.msgpack.encode((account.rejected, feedback))
+        else:
+            rest = msgspec.msgpack.encode(account.rejected) if account.rejected else b""
+        return _pack(row, word, account.sequence + 1) + rest
 
     def unpack(self, client: bytes, body: bytes) -> Account:
         """The account that `pack` packed.
@@ -120,7 +125,7 @@ class AccountPacker:
         counts, used = _bytes.unpack_counts(body, _COUNTS)
         row = dict(zip(_PLACE, _as_rows(np.array([counts], np.uint64))[0].item(), strict=True))
         since, table, owner = self._opening(counts[_WORD])
-        codes = msgspec.msgpack.decode(body[used:], type=dict[str, int]) if used < len(body) else {}
+        codes, feedback = _rest(body[used:], row["lost_feedback"])
         _check(row, codes)
         received, received_bytes = row["received_caches"], row["received_bytes"]
         report = Update(
@@ -155,6 +160,7 @@ class AccountPacker:
             accepted_samples=row["accepted_samples"],
             rejected=codes,
             lost_feedback=row["lost_feedback"],
+            **{f"{name}_feedback": count for name, count in feedback.items()},
             label=row["label"],
             table=table,
             owner=owner,
@@ -188,8 +194,12 @@ class AccountPacker:
         """
         if not bodies:
             return
-        table = np.array([_bytes.unpack_counts(body, _COUNTS)[0] for body in bodies], np.uint64)
+        found = [_bytes.unpack_counts(body, _COUNTS) for body in bodies]
+        table = np.array([counts for counts, _ in found], np.uint64)
         rows = _as_rows(table)
+        for body, (_, used), lost in zip(bodies, found, rows["lost_feedback"].tolist(), strict=True):
+            if used < len(body) or lost:
+                sums.feedback.update(_rest(body[used:], lost)[1] | {"lost": lost})
         for word in np.unique(table[:, _WORD]).tolist():
             mine, number = rows[table[:, _WORD] == word], self._opening(word)[1]
             counts = {name: exact_sum(mine[field]) for name, field in _TOTALS.items()}
@@ -209,6 +219,16 @@ class AccountPacker:
     def _opening(self, word: int) -> tuple[int, int, str]:
         since, table, owner = self.words.text(word).split(" ", 2)
         return int(since), int(table), owner
+
+
+def _rest(packed: bytes, lost: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Codes of rejection, and what became of TD errors by `FEEDBACK_OUTCOMES`. Former versions kept the lost ones."""
+    former: dict[str, int] = {}
+    found = msgspec.msgpack.decode(packed, type=_REST) if packed else former
+    codes, counts = found if isinstance(found, tuple) else (found, (lost, 0, 0, 0, 0))
+    if min(counts) < 0 or counts[0] != sum(counts[1:]) + lost:
+        raise ValueError("TD errors that nobody can have given")
+    return codes, dict(zip(FEEDBACK_OUTCOMES, counts, strict=True))
 
 
 def _check(row: dict[str, Any], codes: dict[str, int]) -> None:

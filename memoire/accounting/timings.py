@@ -6,6 +6,9 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Seconds: upper ends of the buckets of a duration; one more has no end."""
 
@@ -41,6 +44,12 @@ class Timings:
         """Count a duration."""
         self._seconds[kind] += seconds
         self._counts[kind][bisect.bisect_left(BOUNDS, seconds)] += 1
+
+    def saw_all(self, kind: str, seconds: NDArray[np.float64]) -> None:
+        """Count many durations, [n]."""
+        self._seconds[kind] += float(seconds.sum())
+        found = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
+        self._counts[kind] = [mine + new for mine, new in zip(self._counts[kind], found.tolist(), strict=True)]
 
     def now(self) -> dict[str, Timing]:
         """What was counted so far."""

@@ -33,6 +33,7 @@ class ClientCounts:
     dropped_lines: int = 0
     applied: int = 0
     stale: int = 0
+    gone: int = 0
     passed: int = 0
 
     @property
@@ -74,8 +75,10 @@ class RunCounts:
         self.skipped = 0
         """Caches or episodes that were not pushed, because the byte window was full."""
         self.dropped_lines = 0
-        self.applied = self.stale = 0
-        """Priorities that were set, and those whose samples were gone."""
+        self.applied = self.stale = self.gone = 0
+        """Priorities that were set, those whose entries were gone, and those of these that were gone when they were
+        given.
+        """
         self.passed = 0
         """Steps that are no inserts."""
         self.dropped_returns = 0

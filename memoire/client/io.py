@@ -308,7 +308,7 @@ class Connection:
         if said.parameters is not None:
             self._take_parameters(said.parameters, said.parameters_version)
         if payload is not None and said.feedback_through > session.feedback_through and session.is_same_life(said):
-            self._apply_feedback(payload, said.feedback_through)
+            self._apply_feedback(payload, said.feedback_through, said.feedback_age)
         self._hear_of(said.models)
         with self._waiting.changed:
             step = session.updated(said, asked, time.monotonic())
@@ -322,19 +322,20 @@ class Connection:
             self._session.refuse("parameters")
             self._fail(error)
 
-    def _apply_feedback(self, payload: Any, through: int) -> None:
+    def _apply_feedback(self, payload: Any, through: int, age: float) -> None:
         session = self._session
         try:
             found = unpack.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
             session.refuse(error.code)
-            return
+            found = {}  # the home hears that it could not be used: the same would come again and again
         if (mine := found.get(session.client)) is not None:
-            applied, stale = self._local.update_priorities(*mine)
+            applied, stale, gone = self._local.update_priorities(*mine, age)
             session.counts.applied += applied
             session.counts.stale += stale
+            session.counts.gone += gone
         session.feedback_through = through
-        session.schedule.is_dirty = True
+        session.schedule.is_dirty = session.schedule.has_feedback = True
 
     # Models
 

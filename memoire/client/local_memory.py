@@ -150,18 +150,24 @@ class LocalMemory:
         if self._memory is not None:
             self._memory.saw_model(self._session.parameters.newest_model(models))
 
-    def update_priorities(self, numbers: NDArray[Any], errors: NDArray[Any]) -> tuple[int, int]:
-        """Learners have said this of its samples; returns how many priorities were set, and how many samples are gone.
+    def update_priorities(self, numbers: NDArray[Any], errors: NDArray[Any], age: float) -> tuple[int, int, int]:
+        """Learners have said this of its samples; returns how many priorities were set, how many entries are gone, and
+        how many of these had surely gone before any of it was said.
 
         Args:
             numbers: Of the entries, [N].
             errors: Temporal difference errors, [N].
+            age: Seconds since the first of them was said.
         """
-        return (0, 0) if self._memory is None else self._memory.update_priorities(numbers, errors)
+        if self._memory is None:
+            return 0, len(numbers), len(numbers)
+        applied, stale = self._memory.update_priorities(numbers, errors)
+        return applied, stale, self._memory.count_replaced(numbers, age) if stale else 0
 
     def sums(self) -> MemorySums:
         """Total weight, number of positive weights and the smallest of them, from one moment."""
         if self._memory is None:
             return MemorySums()
+        entries = self._memory.num_entries
         weight, positives, minimum = self._memory.sums()
-        return MemorySums(weight, positives, minimum) if positives else MemorySums()
+        return MemorySums(weight, positives, minimum, entries) if positives else MemorySums(entries=entries)

@@ -17,11 +17,12 @@ ENDED_PER_UPDATE = 1024
 
 
 class MemorySums(NamedTuple):
-    """What the memory weighs at one moment; zeros if nothing can be drawn."""
+    """What the memory weighs at one moment, zeros if nothing can be drawn; and entries that it holds."""
 
     weight: float = 0.0
     positives: int = 0
     minimum: float = 0.0
+    entries: int = 0
 
 
 def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> messages.Update:
@@ -53,6 +54,8 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
         ended=session.counts.oldest_episodes(ENDED_PER_UPDATE),
         applied=counts.applied,
         stale=counts.stale,
+        gone=counts.gone,
+        entries=sums.entries,
         feedback_through=session.feedback_through,
         leaving=session.is_leaving,
         finished=session.is_finished,

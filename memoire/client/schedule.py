@@ -11,7 +11,7 @@ from .push_window import PushWindow
 HEARTBEAT_INTERVAL = 5.0
 """Seconds between two UPDATE messages of a client that has no news."""
 PRESSED_INTERVAL = 0.01
-"""Seconds between two UPDATE messages while the byte window is half used."""
+"""Seconds between two UPDATE messages while the byte window is half used, or TD errors wait at the home."""
 REPORT_DELAY = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
 
@@ -36,6 +36,10 @@ class UpdateSchedule:
         """Newest log line that somebody waits for."""
         self.pressed = 0
         """Calls that wait for room in the byte window."""
+        self.has_feedback = False
+        """Whether TD errors were applied that the home does not know of."""
+        self.awaits_feedback = False
+        """Whether more of them wait at the home than one reply brings."""
         self._interval, self._rng = interval, rng
         self._sent_at = 0.0
         self._news_at = float("inf")  # when to answer NEWS
@@ -58,6 +62,7 @@ class UpdateSchedule:
     def begin(self, now: float) -> None:
         """One is sent."""
         self.is_open, self._sent_at, self._news_at = True, now, float("inf")
+        self.has_feedback = self.awaits_feedback = False
 
     def put_off(self, until: float) -> None:
         """The newest one was refused: send none before."""
@@ -76,6 +81,8 @@ class UpdateSchedule:
             return self._sent_at
         if inserts.waiting or inserts.is_short:
             return self._sent_at + inserts.pause
-        if self.pressed or window.is_half_used or inserts.is_half_used:
+        if self.pressed or window.is_half_used or inserts.is_half_used or self.awaits_feedback:
             return self._sent_at + PRESSED_INTERVAL
+        if self.has_feedback:  # a learner is at work: what it says next is fetched soon, too
+            return min(self._news_at, self._sent_at + self._interval / 2)
         return min(self._news_at, self._sent_at + (self._interval if self.is_dirty else HEARTBEAT_INTERVAL))

@@ -298,6 +298,7 @@ class Session:
                 said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked.at, lost_caches=said.lost
             )
         self.windows.grant(said.credit)
+        self.schedule.awaits_feedback = is_same and said.feedback_waiting > 0
         self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight)
         self._follow_run(said, asked)
         if is_same and self.counts.boundary is None:  # a grant of another run does not count this one's entries

@@ -458,6 +458,12 @@ class Memory(_core.EntryStore, StrictAttributes):
             raise ParameterError(f"td_errors[{stale}]", float(errors[stale]), "finite")
         return applied, stale
 
+    def count_replaced(self, numbers: ArrayLike, seconds: float) -> int:
+        """How many of these entries, int64 [B], have left, and another one took their place more than so many seconds
+        ago.
+        """
+        return self._count_replaced(entry_numbers(numbers, "ids"), seconds)
+
     # What caches are built of
 
     def draw_windows(self, count: int) -> DrawnWindows:

@@ -23,6 +23,7 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook, LogEntry
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Run, StateStore
+from memoire.accounting.timings import Timing
 from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -43,7 +44,7 @@ from .handlers.accounts import AccountsHandler
 from .handlers.clients import ClientsHandler
 from .handlers.control import ControlHandler
 from .handlers.draws import DrawsHandler
-from .handlers.feedback import FeedbackHandler, by_client
+from .handlers.feedback import FeedbackHandler, Pieces, by_client
 from .handlers.folding import AccountFolder
 from .handlers.intake import IntakeHandler, Pushed
 from .handlers.keyed import KeyedHandler
@@ -141,6 +142,7 @@ class Dispatcher:
         keyed = KeyedHandler(state, self.keyed_rows)
         prompts = PromptsHandler(state)
         self._unlocked: dict[type[messages.Body], Handler] = {
+            messages.Feedback: self._take_feedback,
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
             messages.Take: TakesHandler(state).take,
@@ -155,7 +157,6 @@ class Dispatcher:
             messages.Update: self._clients.update,
             messages.Fetch: self._models.fetch,
             messages.Publish: self._models.receive,
-            messages.Feedback: self._feedback.feedback,
             messages.Control: self._control.control,
             messages.Ledger: self._accounts.page,
             messages.Inherit: self._accounts.bring,
@@ -226,8 +227,18 @@ class Dispatcher:
 
     @property
     def feedback_lost(self) -> int:
-        """Priorities whose client is not known here, or that waited too long for it."""
+        """Priorities whose client is not known here, or never fetched them."""
         return self._feedback.lost
+
+    @property
+    def feedback_overflowed(self) -> int:
+        """Of the lost ones, those that were dropped because too many waited for one client."""
+        return self._feedback.overflowed
+
+    @property
+    def feedback_delays(self) -> Timing:
+        """Seconds from the arrival of TD errors until their owner acknowledged them."""
+        return self._feedback.delays
 
     # --------------------------------------------------------------------------------------------------- messages
 
@@ -358,12 +369,14 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------- accounts
 
     def fold(self) -> None:
-        """Let accounts leave memory, and former runs: see `AccountFolder.fold`. Warn if too many new clients come."""
+        """Let accounts leave memory, and former runs: see `AccountFolder.fold`. Warn if too many new clients come, or
+        clients do not fetch their TD errors fast enough.
+        """
         now = self.now
         with self.lock:
-            warning = self._folding.warning(now)
+            warnings = self._folding.warning(now), self._feedback.warning(now)
             self._folding.fold(now)
-        if warning:
+        for warning in filter(None, warnings):
             _log.warning("server %s: %s", self.name, warning)
 
     def trouble(self) -> str:
@@ -415,9 +428,20 @@ class Dispatcher:
             ids: `ID` [B], as a batch has them.
             td_errors: [B], finite.
         """
-        pieces = by_client(ids, td_errors)
+        return self._apply_feedback(by_client(ids, td_errors))
+
+    def _take_feedback(self, _: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
+        return self._feedback.taken(header, self._apply_feedback(self._feedback.read(header, payload)))
+
+    def _apply_feedback(self, pieces: Pieces) -> PriorityUpdate:
         with self.lock:
-            return self._feedback.apply(pieces)
+            made = self._feedback.apply(pieces, self.now)
+            merges = self._feedback.merges()
+        for merge in merges:
+            merge.work()
+            with self.lock:
+                self._feedback.merged(merge)
+        return made
 
     def credit(self, table: OpenTable) -> int:
         """Bytes that each client of a table may have on the way now."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memoire.accounting.account import Account, Totals
+from memoire.accounting.account import Account, FeedbackCounts, Totals
 from memoire.accounting.runs import FolderStats
 from memoire.accounting.timings import Timing
 from memoire.arguments import MAX_SCALARS
@@ -61,6 +61,8 @@ class ClientStats:
     scalars: dict[str, float]
     newest_models: dict[str, int]
     """Newest version of each topic when the client reported `models` and `scalars`."""
+    feedback: FeedbackCounts
+    """What became of the TD errors that learners gave for its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,20 @@ class ServerStats:
     models: dict[str, int]
     model_bytes: int
     log_lines: int
+    feedback: FeedbackCounts
+    """What became of the TD errors that learners gave in this run; `ClientStats.feedback` has each client's."""
+    feedback_owners: dict[str, FeedbackCounts]
+    """The same from the same moment, by whose entries they were for: "clients", "server" (it stores episodes itself)
+    and "unknown" owners; of the latter two since the server was started.
+    """
+    feedback_overflowed: int
+    """Of the lost ones since the server was started, those that too many waited with for one client."""
+    feedback_delay: Timing
+    """Seconds from the arrival of each TD error until its client acknowledged it."""
+    actor_entries: int
+    """Entries that the memories of active clients hold, as they say."""
     feedback_given: int
+    """Since the server was started."""
     feedback_lost: int
     parameters_version: int
     """Of the first table."""
@@ -226,6 +241,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
         models=dict(report.models),
         scalars=dict(report.scalars),
         newest_models=dict(account.newest_models),
+        feedback=account.feedback,
     )
 
 
@@ -324,10 +340,15 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
             "newcomers_left": int(dispatcher.newcomers.least(now)),
             "learners": learners,
             "credit": dispatcher.credit(dispatcher.tables.first),
+            "feedback_owners": ledger.feedback(),
+            "feedback_overflowed": dispatcher.feedback_overflowed,
+            "feedback_delay": dispatcher.feedback_delays,
+            "actor_entries": sum(account.report.entries for account in active),
             "models": dispatcher.models.versions(),
         }
     silent = max(0, totals.clients + guests - totals.gone - len(active))
     return counted | {
+        "feedback": sum(counted["feedback_owners"].values(), FeedbackCounts()),
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
         "recent": recent(ended, TRAIN),
         "tested": recent(ended, TEST),

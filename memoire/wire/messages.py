@@ -238,6 +238,8 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     ended: Annotated[list[Ended], Meta(max_length=4096)] = []  # not yet acknowledged
     applied: Count = 0  # feedback: samples whose priority was set, were gone, or could not be used
     stale: Count = 0
+    gone: Count = 0  # of the stale ones, those that were gone before the home was given their TD error
+    entries: Count = 0  # that its memory holds
     feedback_through: Count = 0  # number of the newest feedback that was applied
     leaving: bool = False
     finished: bool = False  # it knows that the run is over
@@ -264,6 +266,8 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     parameters: Parameters | None = None  # only when newer than the client's
     models: Versions = {}
     feedback_through: Count = 0  # number of the newest feedback in the payload
+    feedback_age: Seconds = 0.0  # since the home was given the oldest of it
+    feedback_waiting: Count = 0  # samples of feedback that wait beyond the payload: ask again at once
     run_name: Name = ""  # the run that is counted now; UPDATE says the rest about a former one before HELLO
     finished: bool = False
     time: Seconds = 0.0  # unix, of the home's clock when it answered

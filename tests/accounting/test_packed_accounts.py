@@ -1,5 +1,6 @@
 """Accounts packed into a few bytes and back: nothing changes on the way, and damage is an error and never an account."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.accounting.account import Account, counts_of
+from memoire.accounting.account import FEEDBACK_OUTCOMES, Account, FeedbackCounts, counts_of
 from memoire.accounting.folded_sums import FoldedSums
 from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
 from memoire.accounting.merge import GONE, key_of, merge, row_of, rows_of
@@ -36,6 +37,7 @@ def accounts(draw, client=CLIENTS[0]):
         cache_bytes=10 * (received + lost + flying),
         leaving=draw(st.booleans()),
     )
+    feedback = draw(st.lists(st.integers(0, 2**50), min_size=5, max_size=5))
     return Account(
         client=client,
         first_seen=draw(moments),
@@ -55,7 +57,9 @@ def accounts(draw, client=CLIENTS[0]):
         accepted_bytes=10 * accepted,
         accepted_samples=draw(counts),
         rejected=rejected,
-        lost_feedback=draw(counts),
+        lost_feedback=feedback[4],
+        given_feedback=sum(feedback),
+        **{f"{name}_feedback": count for name, count in zip(FEEDBACK_OUTCOMES[1:], feedback, strict=False)},
         label=draw(st.integers(0, 2**32 - 1)),
         table=draw(st.integers(0, 2**32 - 1)),
         owner=draw(st.sampled_from(["", "actor/me", "actor/a.b-c d"])),
@@ -104,9 +108,14 @@ def test_an_account_comes_back_as_it_was(account):
 
 @given(accounts())
 def test_feedback_that_waits_in_memory_is_lost_with_it(account):
+    account.given_feedback += 7 - account.lost_feedback
     account.lost_feedback, account.waiting_feedback = 3, 4
     packing = AccountPacker(HOME, NumberedTexts())
-    assert packing.unpack(account.client, packing.pack(account)).lost_feedback == 7
+    found = packing.unpack(account.client, packing.pack(account))
+    assert found.lost_feedback == 7 and found.feedback == dataclasses.replace(account.feedback, lost=7, waiting=0)
+    sums = FoldedSums()
+    packing.add_up(sums, [packing.pack(account)] * 2)
+    assert FeedbackCounts(**sums.feedback) == found.feedback + found.feedback
 
 
 @given(accounts(), st.data())

@@ -61,6 +61,7 @@ def draw(reader: Reader, record: Recorder) -> None:
     for tag, number in obs[:, :2].tolist():
         newest[tag] = max(newest.get(tag, 0), number)
     torn = int((~is_whole(batch)).sum())
+    batch.update_priorities(np.full(len(obs), 0.5))
     record("drew", samples=len(obs), torn=torn, newest={str(tag): number for tag, number in newest.items()})
 
 

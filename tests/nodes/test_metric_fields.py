@@ -85,8 +85,9 @@ FIELDS = {
                            "overwritten": "overwritten_caches"},
         "dropped_replies": "dropped_replies", "log_lines": "log_lines", "dropped_log_lines": "totals.dropped_lines", "request_duration_seconds": "requests",
         "credit_bytes": "credit", "model_version": "models", "model_bytes": "model_bytes",
-        "feedback_samples": {"given": "feedback_given", "lost": "feedback_lost", "applied": ("tables.applied",),
-                             "stale": ("tables.stale",)},
+        "feedback_samples": {name: f"feedback.{name}" for name in ("given", "applied", "superseded", "gone", "stale", "lost")},
+        "feedback_waiting_samples": "feedback.waiting", "feedback_overflowed": "feedback_overflowed",
+        "feedback_delay_seconds": "feedback_delay", "actor_entries": "actor_entries",
         "episode_return_mean": "recent.return_mean", "episode_return_min": "recent.return_min",
         "episode_return_max": "recent.return_max", "episode_length_mean_steps": "recent.length_mean",
         "test_episode_return_mean": "tested.return_mean", "test_episode_length_mean_steps": "tested.length_mean",
@@ -173,9 +174,10 @@ def test_every_metric_shows_the_figure_of_its_name(role):
         family = catalogue[name].family(stats)
         if catalogue[name].kind == "histogram":
             label, timings = catalogue[name].label, getattr(stats, said)
-            sums = {one.labels[label]: one.value for one in family.samples if one.name.endswith("_sum")}
+            timings = timings if label else {"": timings}
+            sums = {one.labels.get(label, ""): one.value for one in family.samples if one.name.endswith("_sum")}
             assert sums == {kind: timing.seconds for kind, timing in timings.items()}
-            counts = {one.labels[label]: one.value for one in family.samples if one.name.endswith("_count")}
+            counts = {one.labels.get(label, ""): one.value for one in family.samples if one.name.endswith("_count")}
             assert counts == {kind: sum(timing.counts) for kind, timing in timings.items()}
             continue
         found = {next(iter(one.labels.values()), ""): one.value for one in family.samples}

@@ -67,7 +67,7 @@ def test_what_is_kept_of_a_client_goes_with_its_account(ends):
     ends.control.finish()
     ends.update(steps=1, finished=True)
     numbers = np.arange(3, dtype=np.int64)
-    ends.feedback.apply([(ME, numbers, np.ones(3, np.float32))])
+    ends.feedback.apply([(ME, numbers, np.ones(3, np.float32))], NOW)
     assert ends.state.informed == {ME}
     assert folded(ends, NOW + 601.0) == set()
     assert ends.feedback.lost == 3 and ends.state.informed == set() and ends.state.ledger.totals().lost_feedback == 3

@@ -43,7 +43,7 @@ def banded(**facts):
 def feed(ends, client=ME, samples=3):
     """Have priorities wait for a client."""
     numbers = np.arange(samples, dtype=np.int64)
-    return ends.feedback.apply([(client, numbers, np.ones(samples, np.float32))]).lost
+    return ends.feedback.apply([(client, numbers, np.ones(samples, np.float32))], NOW).lost
 
 
 # ------------------------------------------------------------------------------------------------------------ HELLO

@@ -87,7 +87,7 @@ def test_another_run_begins_with_nothing_of_the_former_one():
     ends.update(steps=25, finished=True)
     ends.update(YOU, steps=1, finished=True)
     numbers = np.arange(3, dtype=np.int64)
-    ends.feedback.apply([(ME, numbers, np.ones(3, np.float32)), (YOU, numbers, np.ones(3, np.float32))])
+    ends.feedback.apply([(ME, numbers, np.ones(3, np.float32)), (YOU, numbers, np.ones(3, np.float32))], NOW)
     cleared, ends.state.tables.first.pool.clear = [], lambda: cleared.append(1)
     ends.control.finish()
     ends.state.informed.add(ME)

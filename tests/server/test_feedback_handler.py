@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from fake_store import Disk
+from memoire.accounting.account import FeedbackCounts
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID
-from memoire.server.handlers.feedback import FEEDBACK_PER_REPLY, FEEDBACK_SAMPLES, FeedbackHandler, by_client
+from memoire.server.handlers.feedback import FEEDBACK_SAMPLES, MERGED_SAMPLES, FeedbackHandler, by_client
 from memoire.wire import messages, pack, unpack
 from netkit import SCHEMA
 from serverkit import ME, NOW, READER, YOU, ask, save, state_of, store_of
@@ -32,13 +33,22 @@ def piece(client=ME, samples=3, first=0):
     return client, np.arange(first, first + samples, dtype=np.int64), np.full(samples, 0.5, np.float32)
 
 
+def feedback_of(state, client=ME):
+    return state.ledger.find(client).feedback
+
+
+def merged(handler):
+    for merge in handler.merges():
+        merge.work()
+        handler.merged(merge)
+
+
 def fetched(handler, state, through=0, client=ME):
     """(number, entry numbers) of what waits for a client."""
     found = handler.fetch(state.tables.first, state.ledger.find(client), through, NOW)
     if found is None:
         return None
-    number, payload = found
-    return number, unpack.read_feedback(payload, SCHEMA)[client][0].tolist()
+    return found.number, unpack.read_feedback(found.payload, SCHEMA)[client][0].tolist()
 
 
 def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
@@ -56,43 +66,75 @@ def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
 def test_priorities_wait_for_their_owner_until_it_has_applied_them(state):
     handler = FeedbackHandler(state)
     assert fetched(handler, state) is None
-    assert handler.apply([piece(), piece(first=3, samples=1)]) == (0, 0, 4, 0)
-    assert fetched(handler, state) == fetched(handler, state) == (2, [0, 1, 2, 3])
-    assert state.ledger.find(ME).waiting_feedback == 4
-    handler.apply([piece(first=7, samples=1)])
-    assert fetched(handler, state, through=2) == (3, [7])
-    assert fetched(handler, state, through=3) is None and state.ledger.find(ME).waiting_feedback == 0
+    assert handler.apply([piece(), piece(first=3, samples=1)], NOW) == (0, 0, 4, 0)
+    assert fetched(handler, state) == fetched(handler, state) == (1, [0, 1, 2, 3])
+    handler.apply([piece(first=7, samples=1)], NOW)
+    assert fetched(handler, state) == (1, [0, 1, 2, 3]), "what was sent is sent again as it was"
+    assert feedback_of(state) == FeedbackCounts(given=5, waiting=5)
+    state.ledger.report(ME, 2, messages.Update(steps=5, applied=1, stale=3, gone=2), NOW)
+    assert fetched(handler, state, through=1) == (2, [7])
+    assert feedback_of(state) == FeedbackCounts(given=5, applied=1, gone=2, stale=1, waiting=1)
+    assert fetched(handler, state, through=2) is None and feedback_of(state).stale == 2, "it could not be used"
     assert (handler.given, handler.lost) == (5, 0)
 
 
 def test_those_of_clients_that_are_not_here_are_lost(state):
     handler = FeedbackHandler(state)
     state.ledger.greet(YOU, NOW)
-    assert handler.apply([piece(YOU), piece(READER, 1)]) == (0, 0, 0, 4), "a guest has recorded nothing"
+    assert handler.apply([piece(YOU), piece(READER, 1)], NOW) == (0, 0, 0, 4), "a guest has recorded nothing"
     state.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW)
-    assert handler.apply([piece()]) == (0, 0, 0, 3)
-    assert (handler.given, handler.lost) == (7, 7) and state.ledger.totals().lost_feedback == 0
-
-
-def test_the_oldest_that_nobody_fetches_are_lost_and_counted(state):
-    handler = FeedbackHandler(state)
-    part, large = FEEDBACK_SAMPLES // 2, FEEDBACK_SAMPLES + 100
-    assert [handler.apply([piece(samples=part)]).lost for _ in range(4)] == [0, 0, part, part]
-    assert handler.apply([piece(samples=large)]).lost == 2 * part, "the newest piece stays, however large"
-    assert state.ledger.find(ME).waiting_feedback == large and handler.lost == 4 * part
-    assert state.ledger.totals().lost_feedback == 4 * part
+    assert handler.apply([piece()], NOW) == (0, 0, 0, 3)
+    assert (handler.given, handler.lost) == (7, 7) and state.ledger.totals().lost_feedback == 3
+    assert state.ledger.unknown_feedback == FeedbackCounts(given=4, lost=4)
     state.ledger.check_invariants()
 
 
-def test_one_reply_brings_a_bounded_number(state):
+def test_the_newest_of_an_entry_stays_and_what_was_sent_is_not_dropped(state):
+    handler, half = FeedbackHandler(state), MERGED_SAMPLES // 2
+    handler.apply([(ME, np.arange(half), np.zeros(half, np.float32))], NOW)
+    assert fetched(handler, state)[0] == 1
+    for value in (1.0, 2.0, 3.0):
+        handler.apply([(ME, np.arange(half), np.full(half, value, np.float32))], NOW)
+    merged(handler)
+    assert feedback_of(state) == FeedbackCounts(given=4 * half, superseded=2 * half, waiting=2 * half)
+    assert fetched(handler, state) == (1, [*range(half)])
+    found = handler.fetch(state.tables.first, state.ledger.find(ME), 1, NOW + 2.5)
+    numbers, errors = unpack.read_feedback(found.payload, SCHEMA)[ME]
+    assert (found.number, found.age, found.waiting) == (2, 2.5, 0)
+    assert numbers.tolist() == [*range(half)] and set(errors.tolist()) == {3.0}
+    state.ledger.check_invariants()
+
+
+def test_what_was_sent_while_it_was_merged_is_left_alone(state):
+    handler, few = FeedbackHandler(state), MERGED_SAMPLES // 2 + 1
+    for _ in range(2):
+        handler.apply([piece(samples=few)], NOW)
+    [merge] = handler.merges()
+    merge.work()
+    assert fetched(handler, state)[0] == 1
+    handler.merged(merge)
+    assert feedback_of(state) == FeedbackCounts(given=2 * few, waiting=2 * few)
+
+
+def test_those_that_wait_longest_are_lost_where_too_many_wait_and_one_warning_says_so(state):
     handler = FeedbackHandler(state)
-    half = FEEDBACK_PER_REPLY // 2
-    handler.apply([piece(samples=half), piece(samples=half), piece(samples=1)])
-    number, numbers = fetched(handler, state)
-    assert (number, len(numbers)) == (2, 2 * half)
-    assert fetched(handler, state, through=2) == (3, [0])
-    handler.apply([piece(samples=2 * FEEDBACK_PER_REPLY)])
-    assert len(fetched(handler, state, through=3)[1]) == 2 * FEEDBACK_PER_REPLY, "a piece is never cut"
+    handler.apply([piece(samples=FEEDBACK_SAMPLES), piece(first=FEEDBACK_SAMPLES, samples=100)], NOW)
+    merged(handler)
+    assert feedback_of(state) == FeedbackCounts(given=FEEDBACK_SAMPLES + 100, lost=100, waiting=FEEDBACK_SAMPLES)
+    assert handler.overflowed == handler.lost == 100 and fetched(handler, state)[1][0] == 100
+    assert handler.warning(NOW).startswith("100 TD errors were dropped") and not handler.warning(NOW + 61)
+    state.ledger.check_invariants()
+
+
+def test_a_reply_brings_half_of_the_longest_request_and_says_how_much_is_left(state):
+    handler, most = FeedbackHandler(state), state.limits.request_bytes // 2
+    handler.apply([piece(samples=100_000)], NOW)
+    through = left = 0
+    while (found := handler.fetch(state.tables.first, state.ledger.find(ME), through, NOW)) is not None:
+        size = found.payload.nbytes
+        assert size <= most and (not found.waiting or size > most * 0.9)
+        through, left = found.number, found.waiting
+    assert left == 0 and through == 4 and feedback_of(state).waiting == 0
 
 
 def test_what_is_given_up_is_counted_for_its_client_and_saved():
@@ -102,8 +144,8 @@ def test_what_is_given_up_is_counted_for_its_client_and_saved():
         state.ledger.report(client, 1, messages.Update(steps=5), NOW)
     save(state, disk)
     handler = FeedbackHandler(state)
-    handler.apply([piece(), piece(YOU, 2)])
-    assert state.committer.is_saved("run", ME), "what waits is in memory alone"
+    handler.apply([piece(), piece(YOU, 2)], NOW)
+    save(state, disk)
     handler.give_up(state.run, ME)
     handler.give_up(state.run, ME)
     assert handler.lost == 3 and not state.committer.is_saved("run", ME) and state.committer.is_saved("run", YOU)
@@ -114,7 +156,8 @@ def test_what_is_given_up_is_counted_for_its_client_and_saved():
 
 def test_nothing_is_lost_with_a_client_that_has_applied_everything(state):
     handler = FeedbackHandler(state)
-    handler.apply([piece()])
+    handler.apply([piece()], NOW)
+    assert fetched(handler, state)[0] == 1
     assert fetched(handler, state, through=1) is None
     handler.give_up(state.run, ME)
     assert handler.lost == 0
@@ -122,7 +165,7 @@ def test_nothing_is_lost_with_a_client_that_has_applied_everything(state):
 
 def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(state):
     handler = FeedbackHandler(state)
-    handler.apply([piece()])
+    handler.apply([piece()], NOW)
     state.runs.begin("next", NOW)
     handler.give_up(state.run, ME)
     assert handler.lost == 0
@@ -130,7 +173,7 @@ def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(state):
 
 def test_entries_of_the_server_itself_are_set_in_its_pool(state):
     handler, pool = FeedbackHandler(state), state.tables["whole"].pool
-    assert handler.apply([piece(pool.owner)]) == (0, 3, 0, 0)
+    assert handler.apply([piece(pool.owner)], NOW) == (0, 3, 0, 0)
     assert pool.stats().stale == 3, "it has no such entries"
 
 

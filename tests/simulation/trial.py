@@ -42,6 +42,8 @@ from .rarely import Rarely
 from .world import Process, Stuck, World
 
 PORT: Final = 5560
+LOOK: Final = 5.0
+"""Seconds between two looks at what became of the TD errors that a server was given."""
 END: Final = 120.0
 """Seconds of the world's time in which everybody has to deliver and leave, once all is healed."""
 TERM: Final = 20.0
@@ -114,6 +116,13 @@ class Outcome:
         )
         figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
         return "\n".join([facts, figures, f"rare: {self.rare}", *self.violations[:20]])
+
+
+def balance(server: Server) -> None:
+    """Raise AssertionError if a TD error that the server was given is nowhere, or in two places."""
+    stats = server.stats()
+    for counts in (stats.feedback, *stats.feedback_owners.values(), *(each.feedback for each in server.clients())):
+        counts.check()
 
 
 class Line:
@@ -219,7 +228,7 @@ class Trial:
             "rollouts": {"schema": SCHEMA, "storage": "rollouts", "rollout_length": 8, "capacity": 4096},
             "prompts": {"tables": {"t": prompts.table()}},
         }[self.settings.storage]
-        self.nodes[name] = Server(
+        self.nodes[name] = server = Server(
             self.endpoint(name),
             name=name,
             run=self.runs[0],
@@ -228,6 +237,9 @@ class Trial:
             limits=self.rarely.limits,
             **options,
         )
+        while self.nodes.get(name) is server:
+            balance(server)
+            self.world.park(LOOK)
 
     def _proxy(self, name: str, process: Process) -> None:
         self.nodes[name] = Proxy(self.endpoint(name), [self.endpoint(server) for server in self.names["server"]])
@@ -398,6 +410,7 @@ class Trial:
         def end() -> None:
             node.close(TERM - 5.0)
             if isinstance(node, Server):
+                balance(node)
                 self.final[name] = _server_report(node)
             took = self.world.now - began
             self.record("nemesis")("ended", target=name, life=process.life, status=0, took=took, grace=TERM, tail=[])

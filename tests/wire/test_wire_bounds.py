@@ -132,7 +132,7 @@ FIELDS = {
     "count": "GROUPS.step PROMPTED.done ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
     "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
     "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
-    "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
+    "UPDATE.gone UPDATE.entries UPDATED.feedback_waiting UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
     "UPDATED.received_bytes UPDATED.lost UPDATED.lost_bytes UPDATED.credit UPDATED.parameters_version "
     "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
@@ -165,7 +165,7 @@ FIELDS = {
     "signed": "GROUPS.priority ServerRate.surplus ClusterRate.surplus",
     "share": "GROUPS.replay ClusterRate.share",
     "seconds": "ANSWERS.seconds "
-    "UPDATED.time INFER.patience INFERRED.waited WORK.patience JOB.lease ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
+    "UPDATED.time UPDATED.feedback_age INFER.patience INFERRED.waited WORK.patience JOB.lease ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
     "4096 lines": "UPDATE.lines",
     "4096 ended": "UPDATE.ended",
     "65536 floats or nothing": "EPISODE.bootstrap",

@@ -200,12 +200,15 @@ class ClientsHandler:
         self, table: OpenTable, account: Account, body: messages.Update, now: float
     ) -> tuple[Any, dict[str, Any]]:
         """Priorities that wait for a client: their container, and the reply's field that numbers them."""
-        # Pieces are numbered from 1 at each start.
+        # Numbers begin again at each start.
         through = body.feedback_through if body.epoch == self._state.epoch else 0
         found = self._feedback.fetch(table, account, through, now)
         if account.report.leaving:
             self._feedback.give_up(self._state.run, account.client)
-        return (None, {}) if found is None else (found[1], {"feedback_through": found[0]})
+        if found is None:
+            return None, {}
+        said = {"feedback_through": found.number, "feedback_age": found.age, "feedback_waiting": found.waiting}
+        return found.payload, said
 
     def _report(self, table: OpenTable, header: MessageHeader, body: messages.Update, account: Account) -> None:
         """Tell pool and limiter what a client of the present run has reported."""

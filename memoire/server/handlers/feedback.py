@@ -1,23 +1,26 @@
 """Priorities that learners set: those of entries that are here are applied, the others wait for their owners. Pure.
 
 learner     ids and TD errors ──▶ apply       entries of this server: set in the pool
-                                              entries of client 7: piece 3, piece 4        until it says UPDATE
-client 7    UPDATE ──▶ fetch(through=2)       pieces 3 and 4, which stay until it says that it has applied them
-            UPDATE ──▶ fetch(through=4)       nothing is left
+                                              entries of client 7: wait, the newest of each    until it says UPDATE
+client 7    UPDATE ──▶ fetch(through=0)       piece 1 is sent, and kept until it says that it has applied it
+            UPDATE ──▶ fetch(through=1)       piece 2, of what has come since
+
+At every moment each TD error is in one place of `FeedbackCounts`. What was sent is never dropped, since its owner may
+have applied it. Of those that were not sent the newest of an entry is enough.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.accounting.account import Account
+from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
+from memoire.accounting.timings import Timing, Timings
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
 from memoire.server.reply import Reply
@@ -25,21 +28,102 @@ from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import MessageHeader
 
-FEEDBACK_SAMPLES = 1 << 16
-"""Samples of feedback that wait for one client; the oldest are lost (and counted) beyond."""
-FEEDBACK_PER_REPLY = 1 << 14
-"""Samples of feedback that one reply brings, unless its first piece has more."""
+FEEDBACK_SAMPLES = 1 << 18
+"""TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
+MERGED_SAMPLES = 1 << 14
+"""They are merged when so many have come since they were merged last, and as many as there were then."""
+SAMPLE_BYTES = 16
+"""Of a TD error in a reply: number, error and owner."""
+CONTAINER_BYTES = 1024
+"""What a reply has beside them, at most."""
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings that clients do not keep up."""
 
 Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 """Feedback by client: its id, numbers of entries [n], TD errors [n]."""
 
 
-@dataclass(slots=True)
-class _WaitingFeedback:
-    """Feedback for one client: pieces of (number of the piece, entry numbers [n], TD errors [n])."""
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """TD errors of one client's entries; the arrays are never changed."""
 
-    pieces: deque[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = field(default_factory=deque)
+    numbers: NDArray[np.int64]
+    """Of the entries, [n]."""
+    errors: NDArray[np.float32]
+    """[n]"""
+    given: NDArray[np.float64]
+    """When each came, in seconds since 1970, [n]."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, rows: slice | NDArray[np.intp]) -> _Errors:
+        """Some of them."""
+        return _Errors(self.numbers[rows], self.errors[rows], self.given[rows])
+
+
+def _joined(pieces: list[_Errors]) -> _Errors:
+    return _Errors(
+        np.concatenate([piece.numbers for piece in pieces]),
+        np.concatenate([piece.errors for piece in pieces]),
+        np.concatenate([piece.given for piece in pieces]),
+    )
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits for one client."""
+
+    pieces: list[_Errors] = field(default_factory=list)
+    """Not sent yet, in the order in which they came."""
+    merged: int = 0
+    """TD errors that were left when they were merged last."""
+    sent: _Errors | None = None
     number: int = 0
+    """Of the piece that was sent."""
+
+    @property
+    def unsent(self) -> int:
+        """TD errors that were not sent yet."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether they should be merged."""
+        unsent = self.unsent
+        return unsent > MERGED_SAMPLES and unsent >= 2 * self.merged
+
+
+class Merge:
+    """TD errors of one client that are to be merged: of each entry the newest stays, in the place of the oldest.
+
+    `work` needs no lock.
+    """
+
+    def __init__(self, client: bytes, pieces: list[_Errors]) -> None:
+        self.client, self.pieces = client, pieces
+        self.result: _Errors | None = None
+
+    def work(self) -> None:
+        """Find what stays."""
+        joined = _joined(self.pieces)
+        numbers, count = joined.numbers, len(joined)
+        _, first = np.unique(numbers, return_index=True)
+        newest = count - 1 - np.unique(numbers[::-1], return_index=True)[1]
+        self.result = joined.part(newest[np.argsort(first)])
+
+
+class Fetched(NamedTuple):
+    """What a client is sent."""
+
+    number: int
+    """Of the piece."""
+    payload: Any
+    """Its container."""
+    age: float
+    """Seconds since the oldest of it came."""
+    waiting: int
+    """TD errors that wait beyond it."""
 
 
 def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
@@ -67,58 +151,124 @@ class FeedbackHandler:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._waiting: dict[bytes, _WaitingFeedback] = {}
+        self._waiting: dict[bytes, _Waiting] = {}
+        self._long: set[bytes] = set()  # clients for which so much waits that it should be merged
+        self._number = 0  # of the newest piece that was sent to any client
+        self._delays = Timings(["delay"])
+        self._warned_at, self._warned_of = float("-inf"), 0
         self.given = 0
         """Priorities that learners have set."""
         self.lost = 0
-        """Those whose client is not known here, or that waited too long for it."""
+        """Those whose client is not known here, or never fetched them."""
+        self.overflowed = 0
+        """Of the lost ones, those that waited for a client for which too many waited."""
 
-    def feedback(self, _: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
+    @property
+    def delays(self) -> Timing:
+        """Seconds from the arrival of each TD error until its owner said that it was applied, or stale."""
+        return self._delays.now()["delay"]
+
+    def feedback(self, now: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
         """Apply or keep what a learner says from far away."""
+        return self.taken(header, self.apply(self.read(header, payload), now))
+
+    def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
+        """TD errors of a FEEDBACK message by client. Needs no lock. Raises ProtocolError."""
         table = self._state.tables.numbered(header.table)
         found = unpack.read_feedback(payload, table.schema, self._state.limits)
-        made = self.apply(
+        return [
             (client, numbers.astype(np.int64), errors.astype(np.float32)) for client, (numbers, errors) in found.items()
-        )
-        samples = sum(len(numbers) for numbers, _ in found.values()) - made.lost
+        ]
+
+    def taken(self, header: MessageHeader, made: PriorityUpdate) -> Reply:
+        """The answer to a FEEDBACK message of which this was made."""
+        table = self._state.tables.numbered(header.table)
+        samples = made.applied + made.stale + made.sent
         return Reply(messages.Taken(samples=samples, lost=made.lost, parameters_version=table.parameters_version))
 
-    def apply(self, pieces: Pieces) -> PriorityUpdate:
+    def apply(self, pieces: Pieces, now: float) -> PriorityUpdate:
         """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
-        with their next UPDATE.
+        with their next UPDATE. `merges` are due then.
         """
         made = PriorityUpdate()
         for client, numbers, errors in pieces:
             self.given += len(numbers)
-            made = made.plus(self._apply(client, numbers, errors))
+            made = made.plus(self._apply(client, numbers, errors, now))
         self.lost += made.lost
         return made
 
-    def _apply(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> PriorityUpdate:
+    def _apply(
+        self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float
+    ) -> PriorityUpdate:
+        ledger = self._state.ledger
         for table in self._state.tables:
             if client == table.pool.owner and (counts := table.pool.apply(client, numbers, errors)) is not None:
-                return PriorityUpdate(*counts)
-        return self._keep(client, numbers, errors)
+                applied, gone = counts
+                ledger.own_feedback += FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                return PriorityUpdate(applied, gone)
+        account, count = ledger.find(client), len(numbers)
+        if account is None or not ledger.is_counted(account):
+            ledger.unknown_feedback += FeedbackCounts(given=count, lost=count)
+            return PriorityUpdate(lost=count)
+        account.given_feedback += count
+        account.waiting_feedback += count
+        self._touch(self._state.run, account)
+        if account.report.leaving:
+            self._lose(self._state.run, account, count)
+            return PriorityUpdate(lost=count)
+        waiting = self._waiting.setdefault(client, _Waiting())
+        waiting.pieces.append(_Errors(numbers, errors, np.full(count, now)))
+        if waiting.is_long:
+            self._long.add(client)
+        return PriorityUpdate(sent=count)
 
-    def _keep(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> PriorityUpdate:
-        state = self._state
-        account = state.ledger.find(client)
-        if account is None or account.report.leaving or not state.ledger.is_counted(account):
-            return PriorityUpdate(lost=len(numbers))
-        waiting = self._waiting.setdefault(client, _WaitingFeedback())
-        waiting.number += 1
-        waiting.pieces.append((waiting.number, numbers, errors))
-        account.waiting_feedback += len(numbers)
-        lost = 0
-        while account.waiting_feedback - lost > FEEDBACK_SAMPLES and len(waiting.pieces) > 1:
-            lost += len(waiting.pieces.popleft()[1])
-        if lost:
-            self._count_lost(state.run, account, lost)
-        return PriorityUpdate(sent=len(numbers), lost=lost)
-
-    def _count_lost(self, run: Run, account: Account, samples: int) -> None:
-        run.ledger.lost_feedback(account, samples)
+    def _touch(self, run: Run, account: Account) -> None:
         self._state.committer.touch(run.name, account)
+
+    def _lose(self, run: Run, account: Account, samples: int) -> None:
+        run.ledger.lost_feedback(account, samples)
+        self._touch(run, account)
+
+    # What waits is kept short
+
+    def merges(self) -> list[Merge]:
+        """What should be merged now: `Merge.work` without a lock, then `merged`."""
+        found = [(client, self._waiting.get(client)) for client in self._long]
+        self._long.clear()
+        return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting is not None]
+
+    def merged(self, merge: Merge) -> None:
+        """Take what was merged, unless some of it was sent or given up meanwhile."""
+        waiting, account = self._waiting.get(merge.client), self._state.ledger.find(merge.client)
+        former, result = merge.pieces, merge.result
+        if waiting is None or account is None or result is None or not former:
+            return
+        same = waiting.pieces[: len(former)]
+        if len(same) < len(former) or any(mine is not theirs for mine, theirs in zip(same, former, strict=True)):
+            return
+        superseded = sum(map(len, former)) - len(result)
+        account.superseded_feedback += superseded
+        account.waiting_feedback -= superseded
+        if len(result) > FEEDBACK_SAMPLES:
+            overflow = len(result) - FEEDBACK_SAMPLES
+            result = result.part(slice(overflow, None))
+            self.overflowed += overflow
+            self.lost += overflow
+            self._lose(self._state.run, account, overflow)
+        waiting.pieces[: len(former)] = [result]
+        waiting.merged = len(result)
+        self._touch(self._state.run, account)
+
+    def warning(self, now: float) -> str:
+        """That clients do not keep up, if the log is to have it now, which is every `WARN_INTERVAL` seconds at most."""
+        lost = self.overflowed - self._warned_of
+        if not lost or now <= self._warned_at + WARN_INTERVAL:
+            return ""
+        self._warned_at, self._warned_of = now, self.overflowed
+        return (
+            f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them with "
+            "its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the server sets itself"
+        )
 
     def give_up(self, run: Run, client: bytes) -> None:
         """Count as lost what waits for a client that will not fetch it any more."""
@@ -127,36 +277,64 @@ class FeedbackHandler:
         account = run.ledger.find(client)
         if account is not None and account.waiting_feedback:
             self.lost += account.waiting_feedback
-            self._count_lost(run, account, account.waiting_feedback)
+            self._lose(run, account, account.waiting_feedback)
 
     def give_up_all(self, run: Run) -> None:
         """Count as lost all TD errors that clients of this run have not fetched: another run is counted now."""
         for client in list(self._waiting):
             self.give_up(run, client)
 
-    def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> tuple[int, Any] | None:
-        """Number and container of what waits for a client; None if nothing does.
+    # What a client fetches
+
+    def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> Fetched | None:
+        """What a client is sent now; None if nothing waits.
 
         Args:
-            through: Number of the newest piece that the client has applied; those up to it are dropped.
+            account: With the report that came with this.
+            through: Number of the newest piece that the client has applied.
         """
         waiting = self._waiting.get(account.client)
+        report, seen = account.report, account.seen_feedback
+        account.seen_feedback = report.applied, report.gone
         if waiting is None:
             return None
-        while waiting.pieces and waiting.pieces[0][0] <= through:
-            account.waiting_feedback -= len(waiting.pieces.popleft()[1])
-        chosen: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = []
-        samples = 0
-        for piece in waiting.pieces:
-            samples += len(piece[1])
-            if chosen and samples > FEEDBACK_PER_REPLY:
-                break
-            chosen.append(piece)
-        if not chosen:
+        if waiting.sent is not None and waiting.number <= through:
+            self._acknowledged(account, waiting.sent, report.applied - seen[0], report.gone - seen[1], now)
+            waiting.sent = None
+        if waiting.sent is None and waiting.pieces:
+            self._number += 1
+            most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
+            waiting.sent, waiting.number = self._cut(waiting, most), self._number
+        if waiting.sent is None:
             return None
-        numbers = np.concatenate([piece[1] for piece in chosen])
-        errors = np.concatenate([piece[2] for piece in chosen])
-        ids = np.empty(len(numbers), ID)
+        ids = np.empty(len(waiting.sent), ID)
         ids["client"] = np.frombuffer(account.client, "<u8")
-        ids["number"] = numbers
-        return chosen[-1][0], pack.pack_feedback(table.schema, ids, errors, now=now)
+        ids["number"] = waiting.sent.numbers
+        age = max(0.0, now - float(waiting.sent.given.min()))
+        payload = pack.pack_feedback(table.schema, ids, waiting.sent.errors, now=now)
+        return Fetched(waiting.number, payload, age, waiting.unsent)
+
+    def _cut(self, waiting: _Waiting, most: int) -> _Errors:
+        """The first TD errors of those that wait, which are no longer among these."""
+        chosen, room = [], most
+        while waiting.pieces and room:
+            piece = waiting.pieces.pop(0)
+            if len(piece) > room:
+                waiting.pieces.insert(0, piece.part(slice(room, None)))
+                piece = piece.part(slice(room))
+            chosen.append(piece)
+            room -= len(piece)
+        waiting.merged = 0 if not waiting.pieces else min(waiting.merged, waiting.unsent)
+        return _joined(chosen)
+
+    def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
+        """A client has all that was sent to it, and says how many it could use, and how many were gone before."""
+        count = len(sent)
+        applied = min(count, max(0, applied))
+        gone = min(count - applied, max(0, gone))
+        account.waiting_feedback -= count
+        account.applied_feedback += applied
+        account.gone_feedback += gone
+        account.stale_feedback += count - applied - gone
+        self._touch(self._state.run, account)
+        self._delays.saw_all("delay", np.maximum(0.0, now - sent.given))
