@@ -61,6 +61,8 @@ class Counters:
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
         }
+        if delay := stats.get("feedback_delay"):  # servers of former versions say none
+            counted |= {"feedback": sum(delay["counts"]), "feedback seconds": delay["seconds"]}
         for kind in (stats.get("requests") or {}).values():
             for place, count in enumerate(kind["counts"]):
                 counted[f"request {place}"] = counted.get(f"request {place}", 0) + count
@@ -125,6 +127,18 @@ class Counters:
         """The share of rejected caches among those that arrived in the newest minute."""
         accepted, rejected = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
         return rejected / (accepted + rejected) if rejected > 0 else 0.0
+
+    def feedback(self, entries: int) -> tuple[float, float] | None:
+        """Seconds from the arrival of TD errors until their actors acknowledged them, as a mean of the newest minute;
+        and in how many seconds actors record as much as their memories hold, `entries`. None if that is not known.
+        """
+        waited, acknowledged, steps = (
+            self._ring.gained(name, LONG_WINDOW)[0] for name in ("feedback seconds", "feedback", "steps")
+        )
+        seconds = self._ring.gained("steps", LONG_WINDOW)[1]
+        if not (entries and acknowledged > 0 and steps > 0):
+            return None
+        return waited / acknowledged, entries * seconds / steps
 
     @property
     def totals(self) -> dict[str, float]:

@@ -226,6 +226,7 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
             for table in overview.tables
             if table.storage == "rollouts" and table.max_model_lag is None and table.lag_mean is not None
         ),
+        feedback=counters.feedback(sum(node.stats.get("actor_entries") or 0 for node in up)),
         stale=tuple(
             TableFigure(table.name, table.stale_share) for table in overview.tables if table.stale_share is not None
         ),

@@ -28,6 +28,8 @@ MUCH_REFUSED = 0.1
 """Requests that an inference node refuses each second, above which that is worth a word."""
 MUCH_LAG = 8.0
 """Model versions between acting and learning, as a mean, above which rollouts are old."""
+MUCH_OF_TURNOVER = 0.5
+"""Part of the time for which actors hold an entry, above which TD errors come too late."""
 MUCH_STALE = 0.1
 """Share of what arrives that is skipped as too old, above which that is worth a word."""
 
@@ -37,7 +39,8 @@ CODES = (
     "finished", "no_actors", "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent",
     "no_inserts", "no_caches", "inserts_limited", "waits_for_inference", "draws_limited", "learner_waits",
     "actors_ahead", "no_learner", "learner_behind", "settling", "balanced", "left_out", "samples_old", "models_behind",
-    "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "caches_rejected", "disk_full", "refused",
+    "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "feedback_late", "caches_rejected",
+    "disk_full", "refused",
 )  # fmt: skip
 """All that a verdict can say."""
 
@@ -144,6 +147,8 @@ class VerdictInputs:
     """Nodes that answer."""
     lags: tuple[TableFigure, ...] = ()
     """Of tables of rollouts without a `max_model_lag`: model versions between acting and learning."""
+    feedback: tuple[float, float] | None = None
+    """Seconds that TD errors wait for their actors, and in which the memories of these turn over."""
     stale: tuple[TableFigure, ...] = ()
     """Of tables of rollouts: entries whose model was too old, as a share of those that left in the newest minute."""
     only_rollouts: bool = False
@@ -409,6 +414,14 @@ def _quality(signs: VerdictInputs) -> list[Verdict]:
         )
         found.append(Verdict("notice", "models_behind", text, "--beside"))
     found += [*_inference(signs), *_lag(signs)]
+    if signs.feedback is not None and signs.feedback[0] > MUCH_OF_TURNOVER * signs.feedback[1]:
+        delay, turnover = signs.feedback
+        text = (
+            f"TD errors come late: they reach their actors after {delay:.1f} s, and the actors' memories hold "
+            f"{turnover:.1f} s of steps, so that many find their entry gone. Give actors a larger capacity, or store "
+            "episodes, whose priorities the server sets itself."
+        )
+        found.append(Verdict("notice", "feedback_late", text, "capacity"))
     if signs.rejected_share > MUCH_REJECTED:
         text = (
             f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "

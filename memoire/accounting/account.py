@@ -40,10 +40,11 @@ class FeedbackCounts:
     def __add__(self, other: FeedbackCounts) -> FeedbackCounts:
         return FeedbackCounts(*map(add, astuple(self), astuple(other)))
 
-    def check(self) -> None:
-        """Raise AssertionError where the account does not balance."""
-        assert min(astuple(self)) >= 0, self
-        assert self.given == sum(astuple(self)) - self.given, self
+    @property
+    def is_balanced(self) -> bool:
+        """Whether each TD error is in one place."""
+        counts: tuple[int, ...] = astuple(self)
+        return min(counts) >= 0 and 2 * self.given == sum(counts)
 
 
 FEEDBACK_OUTCOMES = ("given", "applied", "superseded", "gone", "stale")
@@ -128,7 +129,7 @@ class Account:
         assert self.pushed_caches == received + self.lost_caches + self.in_flight_caches
         assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
         assert self.received_bytes >= self.accepted_bytes
-        self.feedback.check()
+        assert self.feedback.is_balanced, self.feedback
 
     @property
     def feedback(self) -> FeedbackCounts:

@@ -343,7 +343,7 @@ class Ledger:
             assert account.client == client
             account.check_invariants()
         for counts in self.feedback().values():
-            counts.check()
+            assert counts.is_balanced, counts
 
     def _check_sums(self) -> None:
         totals = self.totals()

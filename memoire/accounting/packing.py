@@ -140,7 +140,7 @@ class AccountPacker:
             cache_bytes=row["pushed_bytes"],
             leaving=bool(row["flags"] & GONE),
         )
-        return Account(
+        account = Account(
             client=client,
             first_seen=row["first_seen"],
             last_seen=row["last_seen"],
@@ -160,11 +160,13 @@ class AccountPacker:
             accepted_samples=row["accepted_samples"],
             rejected=codes,
             lost_feedback=row["lost_feedback"],
-            **{f"{name}_feedback": count for name, count in feedback.items()},
             label=row["label"],
             table=table,
             owner=owner,
         )
+        for name, count in feedback.items():
+            setattr(account, f"{name}_feedback", count)
+        return account
 
     def pack_row(self, row: np.void) -> tuple[bytes, bytes]:
         """Key and body of an account that another server has counted, or this one in a life that it forgot."""

@@ -46,7 +46,7 @@ class Timings:
         self._counts[kind][bisect.bisect_left(BOUNDS, seconds)] += 1
 
     def saw_all(self, kind: str, seconds: NDArray[np.float64]) -> None:
-        """Count many durations, [n]."""
+        """Count many durations, [N]."""
         self._seconds[kind] += float(seconds.sum())
         found = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
         self._counts[kind] = [mine + new for mine, new in zip(self._counts[kind], found.tolist(), strict=True)]

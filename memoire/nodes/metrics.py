@@ -218,7 +218,9 @@ SERVER = (
         "outcome",
     ),
     _gauge("feedback_waiting_samples", "TD errors that clients have not acknowledged.", "feedback.waiting"),
-    _counter("feedback_overflowed", "Of the lost ones, those that were too many for one client.", "feedback_overflowed"),
+    _counter(
+        "feedback_overflowed", "Of the lost ones, those that were too many for one client.", "feedback_overflowed"
+    ),
     MetricEntry(
         "feedback_delay_seconds",
         "histogram",

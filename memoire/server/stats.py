@@ -327,6 +327,7 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
     now = dispatcher.now
     with dispatcher.lock:
         ledger, totals = dispatcher.ledger, dispatcher.ledger.totals()
+        feedback = ledger.feedback()
         active = ledger.active(now - dispatcher.limits.client_timeout)
         guests, learners = len(ledger.guests), dispatcher.learners.now(now)
         ended = [ended for _, ended in ledger.ended]
@@ -340,7 +341,8 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
             "newcomers_left": int(dispatcher.newcomers.least(now)),
             "learners": learners,
             "credit": dispatcher.credit(dispatcher.tables.first),
-            "feedback_owners": ledger.feedback(),
+            "feedback": sum(feedback.values(), FeedbackCounts()),
+            "feedback_owners": feedback,
             "feedback_overflowed": dispatcher.feedback_overflowed,
             "feedback_delay": dispatcher.feedback_delays,
             "actor_entries": sum(account.report.entries for account in active),
@@ -348,7 +350,6 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
         }
     silent = max(0, totals.clients + guests - totals.gone - len(active))
     return counted | {
-        "feedback": sum(counted["feedback_owners"].values(), FeedbackCounts()),
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
         "recent": recent(ended, TRAIN),
         "tested": recent(ended, TEST),

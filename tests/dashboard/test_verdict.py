@@ -46,6 +46,7 @@ signs = st.builds(
     stale_after=st.floats(1.0, 5000.0), outdated=few, expected_inference=few,
     inference=st.lists(inference, max_size=3).map(tuple), lags=st.lists(figures, max_size=2).map(tuple),
     stale=st.lists(st.builds(TableFigure, st.just("t"), share), max_size=2).map(tuple), only_rollouts=st.booleans(),
+    feedback=st.none() | st.tuples(st.floats(0.0, 10.0), st.floats(0.1, 20.0)),
 )  # fmt: skip
 
 
@@ -96,6 +97,8 @@ def plain(s):
         said.add(("notice", "lag"))
     if [table for table in s.stale if table.value > 0.1]:
         said.add(("notice", "learner_skips_stale"))
+    if s.feedback is not None and s.feedback[0] > s.feedback[1] / 2:
+        said.add(("notice", "feedback_late"))
     if s.rejected_share > 0.01:
         said.add(("notice", "caches_rejected"))
     held = len(s.inserts_wait) > 0

@@ -12,6 +12,7 @@ def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **tota
     return {
         "totals": {"steps": 0, "episodes": 0, "accepted_caches": 0} | totals,
         "held_caches": 2,
+        "feedback": {"given": 9, "applied": 5, "superseded": 1, "gone": 1, "stale": 1, "lost": 0, "waiting": 1},
         "recent": recent,
         "clients": clients,
     }
@@ -49,6 +50,16 @@ def test_progress_before_anything_was_reported() -> None:
     assert (made.mean_return, made.is_reached) == (None, False)
     assert dict(made.figures())["learner waits"] == "-"
     assert demo.summary(made)[-1].split() == ["cluster", "0", "0", "0"]
+
+
+def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() -> None:
+    fine, wrong = report([], {}), report([], {})
+    wrong["feedback"] = wrong["feedback"] | {"given": 10}
+    made = progress_of(fine, fine)
+    assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, [])
+    assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 0 lost"
+    [said] = progress_of(fine, wrong).unbalanced
+    assert "'given': 10" in said
 
 
 def test_counts_that_do_not_add_up_are_found() -> None:

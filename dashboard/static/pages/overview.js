@@ -75,7 +75,7 @@ const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
   servers_missing: ["nodes"], proxies_missing: ["nodes"], no_inserts: ["actors", {sort: "last_seen"}], no_caches: ["nodes"],
   learner_behind: ["live"], samples_old: ["live"], models_behind: ["lag"], caches_rejected: ["actors", {sort: "rejected_caches"}], actors_gone: ["actors"],
-  inference_missing: ["nodes"], waits_for_inference: ["inference"], inference_behind: ["inference"], inference_refuses: ["inference"], lag: ["lag"], learner_skips_stale: ["lag"],
+  inference_missing: ["nodes"], waits_for_inference: ["inference"], inference_behind: ["inference"], inference_refuses: ["inference"], lag: ["lag"], learner_skips_stale: ["lag"], feedback_late: ["memory"],
   no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
   learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
 };

@@ -35,6 +35,10 @@ LAST_WORD = 2.0
 """Seconds in which an actor that ends tries to tell what it did last; a launcher waits no longer."""
 LAST_WORD_ALONE = 24.0
 """The same of one that nobody launched: within the 30 s that a Pod of the chart has to end."""
+CAPACITY = 200_000
+"""Entries that an actor's memory holds: ten seconds of steps of a fast machine. What the learner says of an entry comes
+half a second after it was drawn, and has to find it.
+"""
 PATIENCE = 10.0
 """Seconds to wait for the cluster, unless it is told otherwise."""
 
@@ -134,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--env", default="CartPole-v1", help="Gymnasium environment with discrete actions")
     parser.add_argument("--num-envs", type=int, default=4, help="environments that are stepped side by side")
     parser.add_argument("--epsilon", type=float, default=0.05, help="chance of a random action")
-    parser.add_argument("--capacity", type=int, default=20_000, help="entries that the actor's memory has room for")
+    parser.add_argument("--capacity", type=int, default=CAPACITY, help="entries that the memory holds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS", help="to wait for the cluster")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")

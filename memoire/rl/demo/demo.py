@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -79,6 +80,10 @@ class ClusterProgress:
     episodes: int = 0
     caches: int = 0
     held_caches: int = 0
+    feedback: Counter[str] = field(default_factory=Counter)
+    """What became of the learner's TD errors."""
+    unbalanced: list[str] = field(default_factory=list)
+    """Servers that said of TD errors what does not add up, and what."""
     learner: dict[str, Any] = field(default_factory=dict)
     dashboard: str | None = None
     """Its address, once it answers."""
@@ -111,6 +116,9 @@ class ClusterProgress:
         self.episodes = sum(report["totals"]["episodes"] for report in reports)
         self.caches = sum(report["totals"]["accepted_caches"] for report in reports)
         self.held_caches = sum(report["held_caches"] for report in reports)
+        counts: list[dict[str, int]] = [report["feedback"] for report in reports]
+        self.feedback = sum(map(Counter, counts), Counter())
+        self.unbalanced += [str(each) for each in counts if 2 * each["given"] != sum(each.values())]
         recent = sorted((ended for report in reports for ended in report["recent"]), key=lambda ended: float(ended[0]))
         self.returns = [float(ended[1]) for ended in recent[-EPISODES:]]
         self.clients = merged([report["clients"] for report in reports])
@@ -126,6 +134,10 @@ class ClusterProgress:
             ("caches", f"{self.caches:,} ({self.held_caches} held)"),
             ("batches", f"{learner.get('batches', 0):,} ({learner.get('batch_rate', 0.0):,.0f}/s)"),
             (f"return of the last {EPISODES}", "-" if mean is None else f"{mean:.1f}{goal}"),
+            (
+                "TD errors",
+                ", ".join(f"{self.feedback[name]:,} {name}" for name in ("given", "applied", "lost")),
+            ),
             ("sample age", f"{learner['age']:.2f} s" if "age" in learner else "-"),
             ("learner waits", f"{100.0 * learner['waiting']:.0f} %" if "waiting" in learner else "-"),
             ("model", f"version {learner.get('version', 0)}"),
@@ -389,6 +401,7 @@ class Demo:
         for line in summary(progress):
             print(line)
         faults = differences(progress, self.own_counts) if is_complete else []
+        faults += [f"of TD errors a server said {said}" for said in progress.unbalanced[:1]]
         for fault in faults:
             print(f"counts do not add up: {fault}")
         if is_complete and not faults:

@@ -173,7 +173,9 @@ class FeedbackHandler:
         return self.taken(header, self.apply(self.read(header, payload), now))
 
     def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
-        """TD errors of a FEEDBACK message by client. Needs no lock. Raises ProtocolError."""
+        """TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no lock.
+        Raises ProtocolError.
+        """
         table = self._state.tables.numbered(header.table)
         found = unpack.read_feedback(payload, table.schema, self._state.limits)
         return [
@@ -266,8 +268,8 @@ class FeedbackHandler:
             return ""
         self._warned_at, self._warned_of = now, self.overflowed
         return (
-            f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them with "
-            "its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the server sets itself"
+            f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them "
+            "with its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the server sets"
         )
 
     def give_up(self, run: Run, client: bytes) -> None:
