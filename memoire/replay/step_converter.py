@@ -20,7 +20,10 @@ from .schema import Schema
 from .value_conversion import exact, finite, form
 
 ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
-_NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
+# Parameters of `step`: no column can be called like one, but the column that it gives.
+_PARAMETERS = frozenset({"self", "obs", "action", "reward", "terminated", "truncated", "next_obs", "info"}) | {
+    "bootstrap_value", "init_w", "model_version", "members",
+}  # fmt: skip
 
 
 class StepConverter:
@@ -144,6 +147,28 @@ class StepConverter:
             found |= unequal.reshape(self._count, -1).any(axis=1)
         return found
 
+    def parts(self, obs: Any) -> list[Any]:
+        """N observations, nested as the schema is: copies of each environment's part of one."""
+        leaves = self._schema.leaves(self.root)
+        arrays = [
+            _convert(name, self._schema[name], value, self._lead + self._schema[name].shape, self._lead)
+            for name, value in zip(leaves, self._flat(self.root, obs), strict=True)
+        ]
+        rows = (zip(leaves, (np.array(array[i]) for array in arrays), strict=True) for i in range(self._count))
+        return [self._schema.nest(self.root, dict(row)) for row in rows]
+
+    def together(self, parts: list[Any]) -> Any:
+        """One observation [N, ...] of what `parts` took apart."""
+        leaves = self._schema.leaves(self.root)
+        columns = zip(*(self._flat(self.root, part) for part in parts), strict=True)
+        return self._schema.nest(
+            self.root,
+            {
+                name: list(column) if self._schema[name].is_ragged else np.stack(column)
+                for name, column in zip(leaves, columns, strict=True)
+            },
+        )
+
     def exact_entry(self, values: list[Any]) -> tuple[Any, ...]:
         """The values of one entry in the form of their columns, such as a reward [1] for a scalar column."""
         return tuple(
@@ -195,8 +220,10 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
     (state,) = states
     given = {state, schema.reward, schema.qvest, "action", "terminated", "truncated"}
     extras = frozenset(root for root in schema.roots if root not in given)
-    if taken := sorted(extras & _NOT_EXTRA):
-        raise SchemaError(f"column {taken[0]!r}: Writer.step has a parameter of this name. Choose another.")
+    own = {state: "obs", schema.reward: "reward"}
+    taken = extras & _PARAMETERS | {name for name in own if name in _PARAMETERS and name != own[name]}
+    if taken:
+        raise SchemaError(f"column {min(map(str, taken))!r}: Writer.step has a parameter of this name. Choose another.")
     return state, extras
 
 

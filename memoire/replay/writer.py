@@ -75,9 +75,9 @@ class Writer:
 
     # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
     __slots__ = (
-        "__weakref__", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_inside", "_last",
-        "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
-        "_schema", "_single", "_stamp", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+        "__weakref__", "_apart", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_id", "_inside",
+        "_last", "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
+        "_schema", "_single", "_some", "_stamp", "_starts", "_usual", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
     __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
@@ -109,6 +109,9 @@ class Writer:
         self._returns = np.zeros((count, *schema.reward_shape))
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
+        self._apart: list[Any] | None = None  # instead, once members step apart: where each was left, None unknown
+        self._id: Any = None  # `env_id` of a single environment
+        self._some: dict[int, StepConverter] = {}  # by how many members step at once
         self._owned = False  # whether that is an array of its own, which a reset does not write over
         self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
         self._refused = (-1, "")  # clock when a step was refused, and why
@@ -131,11 +134,13 @@ class Writer:
         bootstrap_value: Any = None,
         init_w: Any = 1.0,
         model_version: int = 0,
+        members: Any = None,
         **extras: Any,
     ) -> None:
         """Record one step of every environment, as `env.step(action)` returned it from `obs`; on error, nothing of it.
 
-        Shapes: N num_envs in front of everything, nothing for a single environment; F the column's own shape.
+        Shapes: N num_envs, or len(members), in front of everything, nothing for a single environment; F the column's
+        own shape.
 
         Args:
             obs: [N, *F], or dicts and tuples of such arrays, nested as the schema is.
@@ -151,10 +156,15 @@ class Writer:
             init_w: What these entries' priorities are multiplied by: a number, or [N].
             model_version: The version of the model that acted; 0 is unknown. A client's writer puts in its place the
                 version that `newest` or `wait` last handed out, of the table's `model_topic` or else of the only topic.
+            members: [N] which members of the vector environment made this step, each once, where not all do or their
+                order changes: `info["env_id"]` of EnvPool. The order of all other arguments is theirs. None is all
+                of them in order.
             extras: [N, *F] a value for each further column, by name.
 
         Raises:
             EntryError: a value is missing, or does not match its column.
+            ParameterError: members are no different members of this writer, or not given where `info["env_id"]` says
+                that this is not a step of all in order.
             NotFinite: a reward, value or observation is NaN or infinite, where its column does not allow that.
             ParameterError: init_w or model_version cannot be.
             ModelUnknown: model_version is unknown while `max_model_lag` is set, or the client follows several topics.
@@ -177,9 +187,15 @@ class Writer:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
             if self._stamp is not None:
                 model_version = self._stamp(model_version)
-            if self._usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
+            who = None
+            if members is not None or self._apart is not None:
+                who = self._members(members)
+            if members is None and info and "env_id" in info:
+                self._check_ids(info["env_id"])
+            usual = self._usual if who is None else None
+            if usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
                 step = (obs, action, reward, terminated, truncated, next_obs)
-                if known := self._usual.add(*step, self._last, extras, init_w, model_version):
+                if known := usual.add(*step, self._last, extras, init_w, model_version):
                     self._clock += 1
                     self._room -= 1
                     self._last, self._owned = next_obs, known == 2
@@ -189,9 +205,9 @@ class Writer:
                     return
             given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
             try:
-                self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
+                self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version, who)
             except EntryError as error:
-                if advice := self._given.advice(obs, reward, terminated, truncated, next_obs):
+                if advice := self._converter(who).advice(obs, reward, terminated, truncated, next_obs):
                     raise EntryError(error.column, error.expected, error.received, advice) from None
                 raise
         except Exception as error:
@@ -219,8 +235,13 @@ class Writer:
             if self._closed:
                 raise Closed(self._closed)
             everyone = np.ones(self.num_envs, np.bool_)
-            self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
-            self._last, self._owned = obs, self._owned and obs is self._last
+            chosen = everyone if mask is None else np.asarray(mask, np.bool_) & everyone
+            self._abandon(chosen, bootstrap_value)
+            if self._apart is not None and not chosen.all():
+                self._apart = [None if reset else left for reset, left in zip(chosen, self._apart, strict=True)]
+            else:
+                self._owned = self._apart is None and self._owned and obs is self._last
+                self._apart, self._last = None, obs
 
     def cut(self) -> int:
         """Store what is open, ended by the next_obs of the last step, and go on in the same episodes: of rollouts it
@@ -292,32 +313,46 @@ class Writer:
         bootstrap_value: Any,
         init_w: Any,
         model_version: int,
+        who: NDArray[np.int64] | None,
     ) -> None:
-        """A step of any kind: find out what ends, convert, store, and close the episodes that ended."""
+        """A step of any kind: find out what ends, convert, store, and close the episodes that ended.
+
+        Args:
+            who: [n] members that made it; None is all, in order.
+        """
         model_version = self._memory.checked_version(model_version)
+        converter = self._converter(who)
         reward, terminated, truncated = given["reward"], given["terminated"], given["truncated"]
-        given[self._given.root] = obs
-        values = self._given.values(given, reward)
-        rewards = self._given.rewards(reward, self._returns.shape)
-        self._check_order(obs, next_obs)
+        given[converter.root] = obs
+        values = converter.values(given, reward)
+        count = self.num_envs if who is None else len(who)
+        rewards = converter.rewards(reward, (count, *self._returns.shape[1:]))
+        self._check_order(obs, next_obs, who)
+        left = None if who is None else self._left_apart(converter, next_obs, who)
         ends: list[_End] = []
         if not (self._single and terminated is False and truncated is False):
-            states = partial(self._given.final_state, next_obs, info, self.autoreset)
-            ends = _ends(self._given, terminated, truncated, bootstrap_value, self._pending, states)
-        begins = self._begins(obs, ends)
+            states = partial(converter.final_state, next_obs, info, self.autoreset)
+            resetting = self._pending if who is None or self._pending is None else self._pending[who]
+            ends = _ends(converter, terminated, truncated, bootstrap_value, resetting, states)
+            if who is not None:
+                ends = [end._replace(environment=int(who[end.environment])) for end in ends]
+        begins = self._begins(obs, ends, who)
         if self._room <= 0:
-            self._cut(given, self._longest)
+            self._cut(given, self._longest, who)
         self._room -= 1
         try:
-            added = self._add(values, rewards, init_w, model_version)
+            added = self._add(values, rewards, init_w, model_version, who)
         except EpisodeTooLong as error:
             if not error.ragged_limit:
                 raise
-            self._cut(given, 1)  # values of ragged columns leave with what is closed
-            added = self._add(values, rewards, init_w, model_version)
-        first = self._given.first
-        self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
-        self._last = next_obs
+            self._cut(given, 1, who)  # values of ragged columns leave with what is closed
+            added = self._add(values, rewards, init_w, model_version, who)
+        if left is None:
+            first = converter.first
+            self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
+            self._last = next_obs
+        else:
+            self._apart, self._last, self._owned = left, None, True
         if begins and self._starts is not None:
             self._starts.note(begins, {end.environment for end in ends})
         waits = added and self._observer is not None and self._observer.on_entries(added)
@@ -332,10 +367,12 @@ class Writer:
     def _between(self, waits: object) -> None:
         """What is due when a step is recorded: its observer may wait."""
 
-    def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
+    def _add(
+        self, values: list[Any], rewards: Any, init_w: Any, model_version: int, who: NDArray[np.int64] | None
+    ) -> int:
         """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
         resetting = self._pending
-        if resetting is None:
+        if resetting is None and who is None:
             if self._single:
                 _add_one(self._memory, int(self.lanes[0]), self._given, values, init_w, model_version)
             else:
@@ -343,30 +380,39 @@ class Writer:
             self._clock += 1
             self._returns += rewards
             return self.num_envs
-        stepped = np.flatnonzero(~resetting)
+        asked = np.arange(self.num_envs) if who is None else who
+        rows = np.arange(len(asked)) if resetting is None else np.flatnonzero(~resetting[asked])
+        stepped = asked[rows]
         if stepped.size:
-            weights = np.asarray(init_w)[stepped] if np.ndim(init_w) else init_w
-            rows = tuple([value[stepped] for value in values])
-            self._memory.add_many(self.lanes[stepped], rows, weights, model_version)
+            weights = np.asarray(init_w)[rows] if np.ndim(init_w) else init_w
+            self._memory.add_many(self.lanes[stepped], tuple([value[rows] for value in values]), weights, model_version)
             self._clock += 1
-            self._began[resetting] += 1
-            self._opened[resetting] += 1
-            self._returns[stepped] += rewards[stepped]
-        self._pending = None
+            still = np.ones(self.num_envs, np.bool_)
+            still[stepped] = False
+            self._began[still] += 1
+            self._opened[still] += 1
+            self._returns[stepped] += rewards[rows]
+        if resetting is not None:
+            resetting[asked] = False
+            self._pending = resetting if resetting.any() else None
         return stepped.size
 
-    def _begins(self, obs: Any, ends: list[_End]) -> dict[int, int]:
+    def _begins(self, obs: Any, ends: list[_End], who: NDArray[np.int64] | None) -> dict[int, int]:
         """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
-        if self._starts is None or not (self._starts.awaited or self._clock == 0):
+        if self._starts is None or not (who is not None or self._starts.awaited or self._clock == 0):
             return {}
-        beginning = self._starts.awaited if self._clock else range(self.num_envs)
         ending = {end.environment for end in ends}
-        return self._starts.check(beginning, partial(self._given.member_state, obs), ending)
+        if who is None:
+            beginning = self._starts.awaited if self._clock else range(self.num_envs)
+            return self._starts.check(beginning, partial(self._given.member_state, obs), ending)
+        rows = {member: row for row, member in enumerate(who.tolist()) if self._began[member] == self._clock}
+        return self._starts.check(rows, lambda member: self._given.member_state(obs, rows[member]), ending)
 
     def _finish(self, ends: list[_End]) -> None:
         """Close the episodes that a step ended, and open the next ones."""
         if self.autoreset == "next_step":
-            self._pending = np.zeros(self.num_envs, np.bool_)
+            if self._pending is None:
+                self._pending = np.zeros(self.num_envs, np.bool_)
             self._pending[[end.environment for end in ends]] = True
         for i, is_terminal, final, bootstrap in ends:
             lane = int(self.lanes[i])
@@ -382,12 +428,18 @@ class Writer:
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)
 
-    def _cut(self, given: Mapping[str, Any], least: int) -> None:
-        """Store open episodes of at least so many entries as cut, ended by the observation that comes now."""
+    def _cut(self, given: Mapping[str, Any], least: int, who: NDArray[np.int64] | None) -> None:
+        """Store open episodes of at least so many entries as cut, ended by the observation that comes now, or by what
+        was left where none comes.
+        """
+        rows = range(self.num_envs) if who is None else {member: row for row, member in enumerate(who.tolist())}
         for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
+            if i not in rows:
+                self._store(i, self._left(i), None, is_cut=True)
+                continue
             value = given[self._schema.value] if self._schema.value is not None else None
-            final = self._given.member_state(given[self._given.root], i)
-            self._store(i, final, self._given.bootstrap(value)[i], is_cut=True)
+            final = self._given.member_state(given[self._given.root], rows[i])
+            self._store(i, final, self._converter(who).bootstrap(value)[rows[i]], is_cut=True)
         self._room = self._longest - (self._clock - int(self._opened.min()))
 
     def _cut_here(self, least: int) -> int:
@@ -395,7 +447,7 @@ class Writer:
         lengths, self._room = self._clock - self._opened, 0
         lengths[lengths < least] = 0
         for i in np.flatnonzero(lengths).tolist():
-            self._store(i, _left_in(self._given, self._last, i), None, is_cut=True)
+            self._store(i, self._left(i), None, is_cut=True)
         return int(lengths.sum())
 
     def _store(self, environment: int, final: State | None, bootstrap: Any, *, is_cut: bool) -> None:
@@ -414,7 +466,7 @@ class Writer:
         """Close the open episodes under `mask` where the last step left them."""
         bootstrap = self._given.bootstrap(bootstrap_value)
         for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
-            self._store(i, _left_in(self._given, self._last, i) if self._owned else None, bootstrap[i], is_cut=False)
+            self._store(i, self._left(i) if self._owned else None, bootstrap[i], is_cut=False)
         self._began[mask] = self._opened[mask] = self._clock
         self._returns[mask] = 0.0
         if self._pending is not None:
@@ -424,24 +476,100 @@ class Writer:
                 if mask[i]:
                     self._starts.reset(i)
 
-    def _check_order(self, obs: Any, next_obs: Any) -> None:
+    def _check_order(self, obs: Any, next_obs: Any, who: NDArray[np.int64] | None) -> None:
         """Refuse an observation that was overwritten, or that is not where its episode was left."""
         after = self._given.first(next_obs)
         if _core.same_place(self._given.first(obs), after):
             raise ObservationReused(self._schema.states[0])
-        last = self._last
-        if not self._check or last is None or obs is last:
+        last, apart = self._last, self._apart
+        if not self._check or (apart is None and (last is None or obs is last)):
             return
-        if _core.same_place(self._given.first(last), after):
+        if last is not None and _core.same_place(self._given.first(last), after):
             return  # this very step has written over what the last one returned: nothing to compare with
         going = self._began < self._clock
         if self._pending is not None:
             going |= self._pending
-        torn = going & self._given.differ(obs, last) if going.any() else going
+        members = np.arange(self.num_envs) if who is None else who
+        converter = self._converter(who)
+        torn = going[members]
         if torn.any():
-            environment = int(torn.argmax())
+            if who is not None:
+                lefts = self._lefts() if apart is None else apart
+                torn &= [lefts[i] is not None for i in who]
+                own = converter.parts(obs)
+                last = converter.together([lefts[i] if torn[row] else own[row] for row, i in enumerate(who)])
+            torn &= converter.differ(obs, last)
+        if torn.any():
+            environment = int(members[torn.argmax()])
             refused = self._refused[1] if self._refused[0] == self._clock else ""
             raise EpisodeTorn(environment, self._clock - int(self._began[environment]), refused)
+
+    # Members that step apart
+
+    def _converter(self, who: NDArray[np.int64] | None) -> StepConverter:
+        """What converts a step of these members."""
+        if who is None or len(who) == self.num_envs:
+            return self._given
+        count = len(who)
+        if count not in self._some:
+            self._some[count] = StepConverter(self._schema, count)
+        return self._some[count]
+
+    def _members(self, given: Any) -> NDArray[np.int64] | None:
+        """[n] the members that make a step, int64; None for all in order, as long as they always were."""
+        everyone = np.arange(self.num_envs)
+        if given is None:
+            return everyone
+        members = np.asarray(given)
+        is_fit = not self._single and members.dtype.kind in "iu" and members.ndim == 1 and members.size > 0
+        if not is_fit or members.min() < 0 or members.max() >= self.num_envs or len(np.unique(members)) != len(members):
+            different = f"[n] different whole numbers from 0 to {self.num_envs - 1}"
+            expected = "None for a single environment" if self._single else different
+            raise ParameterError("members", given, expected)
+        if self._apart is None and np.array_equal(members, everyone):
+            return None
+        return members.astype(np.int64)
+
+    def _check_ids(self, ids: Any) -> None:
+        """Refuse a step of some members, or in an order of their own, by the ids that it came with."""
+        found, is_fit, expected = np.asarray(ids).reshape(-1), True, ""
+        if self._single:
+            if found.size == 1:  # more are not of this environment alone
+                self._id = found[0] if self._id is None else self._id
+                expected, is_fit = f"{self._id}, as before: this writer records one environment", found[0] == self._id
+        else:
+            expected = f"all {self.num_envs} members in order (0 to {self.num_envs - 1})"
+            is_fit = np.array_equal(found, np.arange(self.num_envs))
+        if not is_fit:
+            told = f'{expected}, or be given to step() as members=info["env_id"] (num_envs= counts all members)'
+            raise ParameterError("info['env_id']", found.tolist(), told)
+
+    def _lefts(self) -> list[Any]:
+        """Where each member was left, as far as it is known: by the last step of all."""
+        return [None] * self.num_envs if self._last is None else self._given.parts(self._last)
+
+    def _left_apart(self, converter: StepConverter, next_obs: Any, who: NDArray[np.int64]) -> list[Any]:
+        """Where each member is left after a step of some."""
+        first = converter.first
+        if self._apart is not None:
+            lefts = list(self._apart)
+        elif self._last is not None and not _core.same_place(first(self._last), first(next_obs)):
+            lefts = self._lefts()
+        else:
+            lefts = [None] * self.num_envs
+        for member, left in zip(who.tolist(), converter.parts(next_obs), strict=True):
+            lefts[member] = left
+        return lefts
+
+    def _left(self, environment: int) -> State | None:
+        """Where the last step left an environment; None where that is unknown, or not finite."""
+        try:
+            if self._apart is None:
+                return self._given.member_state(self._last, environment)
+            left = self._apart[environment]
+            return None if left is None else self._given.state(left, None)
+        except NotFinite:
+            return None
 
 
 class _End(NamedTuple):
@@ -459,14 +587,6 @@ def _add_one(memory: EpisodeStore, lane: int, given: StepConverter, values: list
         memory.add(lane, tuple(values), *facts)
     except EntryError:
         memory.add(lane, given.exact_entry(values), *facts)
-
-
-def _left_in(given: StepConverter, last: Any, environment: int) -> State | None:
-    """Where the last step left an environment; None where that is not finite."""
-    try:
-        return given.member_state(last, environment)
-    except NotFinite:
-        return None
 
 
 def _ends(

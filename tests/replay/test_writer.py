@@ -1,5 +1,6 @@
 """Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from memoire.errors import (
 from memoire.replay.autoreset import AUTORESET, autoreset_mode, layout
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
+from memoire.replay.rollout_writer import RolloutWriter
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 
@@ -599,3 +601,158 @@ def test_whatever_a_reset_step_says_is_ignored() -> None:
     assert [e["lane"] for e in hand.memory.episodes] == [0, 1, 2], "the environment that was being reset has no episode"
     hand.writer.close()
     assert len(hand.memory.episodes) == 3
+
+
+# ------------------------------------------------------------------------------------------- members that step apart
+
+
+class Pool:
+    """Environments of which some step at once, in any order, as those of EnvPool's asynchronous mode do."""
+
+    def __init__(self, kind: str, mode: str, seed: int = 0) -> None:
+        ends = [["terminated", "truncated"], ["both", "truncated"], ["terminated"], ["truncated", "both"], ["both"]]
+        self.envs = [fn() for fn in coded_fns(kind, [[1, 4, 2], [3, 7], [2], [5, 1, 8], [4]], ends)]
+        self.schema, self.kind, self.mode = Schema.from_env(self.envs[0]), kind, mode
+        self.random = np.random.default_rng(seed)
+        self.last = [env.reset()[0] for env in self.envs]
+        self.is_over = [False] * 5
+
+    def batch(self, values: Sequence[Any]) -> Any:
+        leaves = zip(*(self.schema.flatten("obs", value) for value in values), strict=True)
+        return self.schema.nest("obs", dict(zip(self.schema.leaves("obs"), map(np.stack, leaves), strict=True)))
+
+    def step(self, members: Sequence[int]) -> dict[str, Any]:
+        """What `Writer.step` gets of it, with a list for each argument."""
+        rows = []
+        for i in members:
+            env, obs = self.envs[i], self.last[i]
+            final = None
+            if self.is_over[i]:
+                self.is_over[i] = False
+                row = (env.reset()[0], 0.0, False, False)
+            else:
+                row = env.step(action_at(env.place))[:4]
+                self.is_over[i] = self.mode == "next_step" and (row[2] or row[3])
+            after = row[0]
+            if self.mode != "next_step" and (row[2] or row[3]):
+                final, after = row[0], env.reset()[0]
+            self.last[i] = after
+            told = after if self.mode == "same_step" else row[0]
+            rows.append((obs, action_at(decode(self.kind, self.schema.flatten("obs", obs))), *row[1:], told, final))
+        obs, action, reward, terminated, truncated, next_obs, final = zip(*rows, strict=True)
+        finals = np.empty(len(rows), object)
+        finals[:] = final
+        return {
+            "obs": self.batch(obs), "action": np.array(action), "reward": np.array(reward),
+            "terminated": np.array(terminated), "truncated": np.array(truncated), "next_obs": self.batch(next_obs),
+            "info": {"final_obs": finals, "env_id": np.array(members)},
+        }  # fmt: skip
+
+
+def stored(memory: Ledger, lane: int) -> str:
+    return repr([e | {"lane": 0} for e in memory.episodes if e["lane"] == lane] + memory.open_entries[lane])
+
+
+@pytest.mark.parametrize("longest", [None, 3])
+@pytest.mark.parametrize("writes", [Writer, RolloutWriter])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", AUTORESET)
+def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
+    mode: str, kind: str, writes: type[Writer], longest: int | None
+) -> None:
+    pool = Pool(kind, mode)
+    together, alone = Ledger(pool.schema), [Ledger(pool.schema) for _ in pool.envs]
+    writer = writes(together, 5, mode, longest=longest)
+    singles = [writes(ledger, 1, mode, longest=longest) for ledger in alone]
+    for turn in range(120):
+        if turn == 60:
+            chosen = np.arange(5) == 3
+            pool.last[3] = pool.envs[3].reset()[0]
+            pool.is_over[3] = False
+            writer.reset(mask=chosen)
+            singles[3].reset()
+        members = pool.random.permutation(5)[: pool.random.integers(1, 6)]
+        given = pool.step(members.tolist())
+        writer.step(**given, members=given["info"]["env_id"])
+        for row, member in enumerate(members):
+            info = {"final_obs": given["info"]["final_obs"][row : row + 1]}
+            leaves = pool.schema.leaves("obs")
+            obs, after = (
+                pool.schema.nest(
+                    "obs",
+                    dict(zip(leaves, [a[row : row + 1] for a in pool.schema.flatten("obs", given[name])], strict=True)),
+                )
+                for name in ("obs", "next_obs")
+            )
+            arrays = [given[name][row : row + 1] for name in ("action", "reward", "terminated", "truncated")]
+            singles[member].step(obs, *arrays, after, info)
+    for last in (False, True):
+        for lane, ledger in enumerate(alone):
+            assert stored(together, lane) == stored(ledger, 0)
+            assert ledger.episodes
+        if not last:
+            writer.reset()
+            for single in singles:
+                single.reset()
+
+
+def test_a_step_of_some_members_that_are_not_named_is_refused_and_changes_nothing() -> None:
+    pool = Pool("box", "next_step")
+    memory = Ledger(pool.schema)
+    writer = Writer(memory, 3, "next_step")
+    for ids in ([0, 2, 4], [1, 0, 2], [0, 1], [0, 1, 2, 3]):
+        given = pool.step([0, 1, 2]) | {"info": {"env_id": np.array(ids)}}
+        with pytest.raises(ParameterError, match=r"members=info\[.env_id.\]"):
+            writer.step(**given)
+    assert not any(memory.open_entries.values())
+    for members in ([0, 1, 3], [0, 0, 1], [[0, 1, 2]], [], [0.0, 1.0], [-1, 0], "012", [True, False]):
+        with pytest.raises(ParameterError, match="members must be"):
+            writer.step(**given, members=members)
+    assert not any(memory.open_entries.values())
+    writer.step(**Pool("box", "next_step").step([0, 1, 2]))
+    assert len(memory.episodes) == 1 and len(memory.open_entries[2]) == 1
+
+
+def test_a_single_environment_keeps_its_id_and_has_no_members() -> None:
+    env = CodedEnv(0, [9], ["terminated"])
+    writer = Writer(memory := Ledger(Schema.from_env(env)), None)
+    obs, _ = env.reset()
+
+    def step(**more: Any) -> None:
+        nonlocal obs
+        after, *rest, _ = env.step(action := action_at(env.place))
+        writer.step(obs, action, *rest, after, **more)
+        obs = after
+
+    step(info={"env_id": [4]})
+    for more in ({"info": {"env_id": np.array([5])}}, {"members": [0]}):
+        with pytest.raises(ParameterError):
+            step(**more)
+    assert len(memory.open_entries[0]) == 1
+
+
+def test_a_step_from_where_a_member_was_not_left_is_refused_by_its_number() -> None:
+    pool = Pool("dict", "disabled")
+    writer = Writer(Ledger(pool.schema), 5, "disabled")
+    writer.step(**pool.step([3, 1]), members=[3, 1])
+    before = pool.step([4, 3])
+    with pytest.raises(EpisodeTorn, match="environment 3 is"):
+        writer.step(**before | {"obs": before["next_obs"], "next_obs": before["obs"]}, members=[4, 3])
+    writer.step(**before, members=[4, 3])
+
+
+@pytest.mark.parametrize("name", [*inspect.signature(Writer.step).parameters])
+def test_no_column_is_called_like_a_parameter_of_step_that_is_not_its_own(name: str) -> None:
+    own = {"obs": "state", "reward": "reward"}
+    columns: list[dict[str, Any]] = [
+        {"s": Column(np.float32, (), "state"), name: np.int64, "r": Column(np.float32, (), "reward")},
+        {name: Column(np.float32, (), "state"), "r": Column(np.float32, (), "reward")},
+        {"s": Column(np.float32, (), "state"), name: Column(np.float32, (), "reward")},
+    ]
+    roles = ("plain", "state", "reward")
+    for role, each in zip(roles, columns, strict=True):
+        if own.get(name) == role or (role == "plain" and name in ("action", "terminated", "truncated", "extras")):
+            Writer(Ledger(Schema(each)), 2)
+        elif name not in ("extras", "obs", "reward"):
+            with pytest.raises(SchemaError, match=name):
+                Writer(Ledger(Schema(each)), 2)
