@@ -29,3 +29,22 @@ class ActorModule(torch.nn.Module):
             test: In test episodes: act as well as possible, and do not explore.
         """
         raise NotImplementedError
+
+
+class TorchActorModule(ActorModule):
+    """A policy network by the name that it has in TMRL 0.7.
+
+    Args:
+        observation_space, action_space: Of the environment.
+        device: Where it acts.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
+        super().__init__(observation_space, action_space)
+        self.device = device
+
+    def to_device(self, device: Any) -> TorchActorModule:
+        """The same module, on a device."""
+        self.device = device
+        self.to(device)
+        return self

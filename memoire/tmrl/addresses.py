@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,32 @@ import memoire.tmrl.config.config_constants as cfg
 from memoire.errors import ParameterError
 from memoire.security.exposure import is_loopback
 from memoire.security.keyfolder import Keys
+
+_log = logging.getLogger(__name__)
+
+
+def port_of(
+    port: int | None, server_port: int | None, *, security: str | None, password: str, keys: Any, role: str
+) -> Any:
+    """The port of what TMRL 0.7 calls port, server_port, security and password; None if none is given.
+
+    Raises:
+        ParameterError: two ports differ, or TLS is asked for and there are no keys.
+    """
+    if port is not None and server_port is not None and port != server_port:
+        raise ParameterError("server_port", server_port, f"the same as port={port}, or left out")
+    has_keys = Keys.of(keys, role) is not None
+    if security is not None and not has_keys:
+        expected = (
+            f'None, or "TLS" with keys, which encrypt here: keys="keys/{role}". `memoire keys new keys` makes them'
+        )
+        raise ParameterError("security", security, expected)
+    if password and not has_keys:
+        _log.warning(
+            "the password is not used: keys say here who may connect. Without keys the server is reached from its own "
+            'machine only. `memoire keys new keys` makes keys; give keys="keys/%s"', role,
+        )  # fmt: skip
+    return server_port if port is None else port
 
 
 def urls_of(server_ip: str | Sequence[str] | None, default: str, **options: Any) -> list[str]:

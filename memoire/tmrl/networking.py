@@ -35,7 +35,7 @@ from memoire.rl.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.worker import RolloutWorker as NativeWorker
 from memoire.security.keyfolder import Keys
 
-from .addresses import urls_of
+from .addresses import port_of, urls_of
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ class Server:
         capacity: Samples that wait for a trainer; beyond, the oldest leave.
         state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
         max_workers: Workers at once; further ones wait until one leaves. None is no bound.
+        security: "TLS" of TMRL: needs keys, which encrypt and authenticate. None says nothing.
+        password: Of TMRL: not used, with a warning unless there are keys.
 
     Raises:
         EndpointError: a port is in use.
@@ -129,7 +131,10 @@ class Server:
         capacity: int | None = None,
         state_dir: str | Path | None = None,
         max_workers: int | None = None,
+        security: str | None = None,
+        password: str = "",
     ) -> None:
+        port = port_of(port, None, security=security, password=password, keys=keys, role="server")
         host = "*" if insecure or Keys.of(keys, "server") is not None else "127.0.0.1"
         request = cfg.PORT_TRAINER if port is None else port
         places: dict[str, Any] = {}
@@ -179,7 +184,8 @@ class RolloutWorker(NativeWorker):
         model_path: File of the newest model.
         obs_preprocessor: Called with each observation before the actor sees it.
         crc_debug: Send each transition as it was, too, for a memory with the same argument; a number n: one in n.
-        model_path_history, model_history: What names of kept models begin with, and each how many one is kept.
+        model_path_history, model_history: What names of kept models begin with, and each how many one is kept; 0 and -1
+            keep none.
         standalone: Connect to nobody.
         keys: Keys folder of an actor; None takes $MEMOIRE_KEYS.
         port, insecure: Of the server; see `Server`.
@@ -187,6 +193,8 @@ class RolloutWorker(NativeWorker):
         name: That pages show.
         cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
         connect_timeout: Seconds to wait for the server.
+        server_port: Another name of port.
+        security, password: See `Server`.
 
     Raises:
         ParameterError: the server is elsewhere and there are no keys, or a class is missing.
@@ -216,7 +224,11 @@ class RolloutWorker(NativeWorker):
         name: str | None = None,
         cpus: Collection[int] | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
+        server_port: int | None = None,
+        security: str | None = None,
+        password: str = "",
     ) -> None:
+        port = port_of(port, server_port, security=security, password=password, keys=keys, role="actor")
         for what, given in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
             if given is None:
                 raise ParameterError(what, None, "a class, or a partial of one")
@@ -228,7 +240,8 @@ class RolloutWorker(NativeWorker):
                 marks=Marks(crc_debug, client.name or client.client_id.hex()[:8]) if crc_debug else None,
             ),
             keys=keys, name=name, device=device, max_samples_per_episode=max_samples_per_episode,
-            model_path=model_path, model_path_history=model_path_history, model_history=model_history,
+            model_path=model_path, model_path_history=model_path_history,
+            model_history=0 if model_history == -1 else model_history,
             obs_preprocessor=obs_preprocessor, cpus=cpus, timeout=connect_timeout,
         )  # fmt: skip
         self.crc_debug = crc_debug
@@ -306,6 +319,8 @@ class Trainer(NativeTrainer):
         resume: What of a checkpoint to go on with: "all", "memory", "weights" or "none". With the last two, what is
             not gone on with is put aside under another name. None is "none" if the configuration says RESET_TRAINING,
             else "all".
+        server_port: Another name of port.
+        security, password: See `Server`.
 
     Raises:
         ParameterError: the server is elsewhere and there are no keys.
@@ -329,7 +344,11 @@ class Trainer(NativeTrainer):
         updater_fn: Callable[..., Any] | None = None,
         connect_timeout: float = CONNECT_TIMEOUT,
         resume: str | None = None,
+        server_port: int | None = None,
+        security: str | None = None,
+        password: str = "",
     ) -> None:
+        port = port_of(port, server_port, security=security, password=password, keys=keys, role="learner")
         where = urls_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
         self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every
         self._loaded = False

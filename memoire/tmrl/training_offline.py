@@ -86,6 +86,10 @@ class TrainingOffline:
         )
 
 
+TorchTrainingOffline = TrainingOffline
+"""By the name that it has in TMRL 0.7 if torch says which device there is: `TrainingOffline` asks torch, too."""
+
+
 def usable_device() -> str:
     """A GPU if torch finds one that it can use, else the CPU."""
     torch = sys.modules.get("torch")

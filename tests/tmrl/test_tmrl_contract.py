@@ -8,7 +8,9 @@ import pytest
 
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
+from memoire.errors import ParameterError
 from memoire.tmrl import networking, training
+from memoire.tmrl.addresses import port_of
 
 REQUIRED = inspect.Parameter.empty
 
@@ -93,3 +95,23 @@ def test_the_calls_of_the_tutorial_have_their_names() -> None:
         (networking.Trainer, "run_with_wandb", "key"),
     ):
         assert wanted in inspect.signature(getattr(owner, name)).parameters
+
+
+@pytest.mark.parametrize("end", [networking.Server, networking.RolloutWorker, networking.Trainer])
+def test_the_ports_security_and_password_of_a_newer_script_are_taken_or_refused(end: Any, caplog: Any) -> None:
+    classes = {"env_cls": dict, "actor_module_cls": dict} if end is networking.RolloutWorker else {}
+    with pytest.raises(ParameterError, match='security must be None, or "TLS" with keys'):
+        end(security="TLS", **classes)
+    if end is not networking.Server:
+        with pytest.raises(ParameterError, match="server_port must be the same as port=1, or left out, got 2"):
+            end(port=1, server_port=2, **classes)
+        assert port_of(None, 6666, security=None, password="", keys=None, role="actor") == 6666
+    assert not caplog.records
+    assert port_of(6666, None, security=None, password="words", keys=None, role="actor") == 6666
+    assert "the password is not used" in caplog.text
+
+
+def test_the_names_of_a_newer_script_are_there() -> None:
+    assert (cfg.PASSWORD, cfg.DEBUG_MODE) == ("", False)
+    training_offline = pytest.importorskip("memoire.tmrl.training_offline")
+    assert training_offline.TorchTrainingOffline is training_offline.TrainingOffline

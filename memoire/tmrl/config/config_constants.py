@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     BUFFERS_MAXLEN: int
     RW_MAX_SAMPLES_PER_EPISODE: float
     CRC_DEBUG: int
+    DEBUG_MODE: bool
+    PASSWORD: str
     WANDB_PROJECT: str
     WANDB_ENTITY: str
     WANDB_KEY: str

@@ -67,6 +67,8 @@ TABLE: Final[dict[str, Constant]] = {
     "BUFFERS_MAXLEN": Constant(int, 500_000),
     "RW_MAX_SAMPLES_PER_EPISODE": Constant(float, math.inf),
     "CRC_DEBUG": Constant(int, 0),
+    "DEBUG_MODE": Constant(bool, False),
+    "PASSWORD": Constant(str, ""),
     "WANDB_PROJECT": Constant(str, "tmrl"),
     "WANDB_ENTITY": Constant(str, ""),
     "WANDB_KEY": Constant(str, ""),
