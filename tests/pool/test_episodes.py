@@ -291,7 +291,7 @@ def test_an_episode_without_entries_is_refused() -> None:
     with pytest.raises(ParameterError, match="init_w"):
         Actor(Parameters()).open.whole(arrays_of(3), -1.0, 0, {})
     for wrong in (1.5, [1, 2], "new"):
-        with pytest.raises(ParameterError, match="model_version must be a whole number, or 3 of them"):
+        with pytest.raises(ParameterError, match="model_version must be a whole number from 0 to"):
             Actor(Parameters()).open.whole(arrays_of(3), 1.0, wrong, {})
 
 
