@@ -2594,6 +2594,82 @@ cdef class EntryStore:
                  "page_rows": self.page_rows}
         return {**self.arrays, "weights": weights, "columns": list(self.data_arrays), "finals": list(self.final_arrays), **state}
 
+    def _counters(self):
+        """The state beside the arrays: counters, ends of lists, limits as they were looked at last, and random numbers."""
+        cdef int i
+        return {"generated": self.generated_, "oldest": self.oldest, "newest": self.newest, "first_page": self.first_page,
+                "last_page": self.last_page, "free_episode": self.free_episode, "free_final_count": self.free_final_count,
+                "final_rows": self.final_rows, "newest_model": self.newest_model_, "oldest_model": self.oldest_model,
+                "oldest_born": self.oldest_born, "max_priority": self.max_priority_, "random": [self.random[i] for i in range(4)]}
+
+    def _take_over(self, dict arrays, dict counters, int64_t entries, int64_t closed):
+        """Become what another memory was, which has the same settings: arrays and counters as `contents` and `_counters` gave them.
+        Checked by the caller. Then facts and values of entries are written, and at last `_set_weights`."""
+        cdef int64_t page
+        cdef int c
+        self._hold()
+        try:
+            for name in ("pages", "lanes", "episodes", "bootstraps", "free_finals", "final_values"):
+                new = _aligned(len(arrays[name]), arrays[name].dtype)
+                new[:] = arrays[name]
+                self._keep(name, new)
+            self.lane_count, self.episode_slots = len(arrays["lanes"]), len(arrays["episodes"])
+            self.final_rows, self.free_final_count = counters["final_rows"], counters["free_final_count"]
+            for c in range(self.column_count):
+                if self.columns[c].role == STATE:
+                    new = _aligned(self.final_rows * self.columns[c].size, np.uint8)
+                    self.final_arrays[c] = new
+                    self.columns[c].finals = <char*>cnp.PyArray_DATA(new)
+            self.generated_, self.entries, self.closed = counters["generated"], entries, closed
+            self.oldest, self.newest, self.free_episode = counters["oldest"], counters["newest"], counters["free_episode"]
+            self.first_page, self.last_page = counters["first_page"], counters["last_page"]
+            self.takeable_pages, self.takeable_rows = self.page_count, self.capacity_
+            for page in range(self.page_count):
+                if self.pages[page].is_open:
+                    self.takeable_pages -= 1
+                    self.takeable_rows -= self._page_size(page)
+            self.newest_model_, self.oldest_model = counters["newest_model"], counters["oldest_model"]
+            self.oldest_born, self.max_priority_ = counters["oldest_born"], counters["max_priority"]
+            self._seed(counters["random"])
+        finally:
+            self._release()
+
+    def _set_weights(self, const double[::1] weights):
+        """Give every row this weight [capacity]."""
+        cdef int64_t row
+        self._hold()
+        try:
+            for row in range(self.capacity_):
+                tree_put(&self.tree, row, weights[row])
+            tree_settle(&self.tree)
+            self._watch_anew()
+            if self.is_ordered:
+                self._order_anew()
+        finally:
+            self._release()
+
+    def _go_on(self, double max_priority):
+        """Entries that nothing is known of have at least this priority from now on, as in the memory that they are from."""
+        self._hold()
+        self.max_priority_ = max(self.max_priority_, max_priority)
+        self._release()
+
+    def _put_values(self, int index, const int64_t[::1] codes, const int64_t[::1] lengths, cnp.ndarray values):
+        """Give rows or final states by code, which have none, the values of a ragged column: those of `values` one after the other."""
+        cdef Column* column = &self.columns[index]
+        cdef const char* source = <const char*>cnp.PyArray_DATA(values)
+        cdef Value* value
+        cdef int64_t i
+        self._hold()
+        try:
+            for i in range(codes.shape[0]):
+                if not heap_put(&column.heap, source, lengths[i], &value):
+                    raise MemoryError()
+                self._own_value(column, codes[i], value)
+                source += lengths[i] * column.heap.element
+        finally:
+            self._release()
+
     def set_clock(self, seconds):
         """Hold the clock still at unix `seconds`, for tests; None lets it go again."""
         self.fixed_now = -1.0 if seconds is None else seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import IO, Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
-from memoire.errors import NotEnoughSamples
+from memoire.errors import DataError, NotEnoughSamples
 from memoire.suggestions import checked_names
 
 from . import dataset_reading, dataset_writing, episodes
@@ -270,7 +269,11 @@ class Buffer(StrictAttributes):
 
         The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
         """
-        return dataset_writing.save(self._memory, path)
+        return dataset_writing.save(self._memory, path, self._beside)
+
+    def _beside(self) -> dict[str, Any]:
+        """What a draw follows from beside the memory; while that is held."""
+        return {"annealing": self._annealing.state(), "limiter": self._limiter.state(_WRITERS)}
 
     @classmethod
     @checked_names(NAMES)
@@ -284,14 +287,17 @@ class Buffer(StrictAttributes):
         discount: float | Sequence[float] | None = None,
         **fields: Any,
     ) -> Self:
-        """A buffer with the episodes of a saved file: weights, priorities, ages and ends are as they were.
+        """A buffer that goes on as the saved one: it draws the batches that the other one would have drawn.
 
-        Ids are new. An episode that was open ends where it was, and nobody knows how.
+        Entries lie where they lay, under the same ids. Beta's progress, random numbers, the newest model and what the
+        limiter counted are as they were. An episode that was open ends when the first writer is made; how it ended is
+        not known then.
 
         Args:
             path: Of the file, or the file itself, opened to read bytes.
-            capacity: Entries there is room for; as it was, unless it is given. The oldest episodes leave if need be.
-            seed: As of a new buffer.
+            capacity: Entries there is room for; as it was, unless it is given. With another one ids are new, and the
+                oldest episodes leave if need be.
+            seed: Of other draws than those that the saved buffer would have made; None goes on with its own.
             sampler, discount, fields: What to change, as `configure` takes it.
 
         Raises:
@@ -300,17 +306,34 @@ class Buffer(StrictAttributes):
         """
         saved = dataset_reading.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)
-        buffer = cls(saved.schema, saved.capacity if capacity is None else capacity, parameters=follows, seed=seed)
-        dataset_reading.fill(buffer.memory, path)
+        is_same = capacity is None or capacity == saved.capacity
+        room = saved.capacity if capacity is None else capacity
+        check_size(follows, room)
+        buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
+        buffer._go_on(dataset_reading.restore(buffer.memory, path), is_same, str(path))
+        if seed is not None:
+            buffer.memory.seed(seed)
+        if follows != saved.parameters and is_same:
+            buffer.configure(**{name: getattr(follows, name) for name in NAMES})
         return buffer
 
+    def _go_on(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
+        """Draw as a saved buffer, of which this was beside its memory; nothing, if that was no buffer's."""
+        self._writers.adopt(len(self._memory.contents()["lanes"]))
+        if not beside:
+            return
+        try:
+            self._annealing.take_over(beside["annealing"])
+            recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
+            self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(path, f"does not say how far its draws have come: {error!r}") from error
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles hold what `save` writes, and how far beta has come: ids are new, and open episodes end."""
+        """Copies and pickles hold what `save` writes."""
         file = io.BytesIO()
-        with self._memory.held():
-            dataset_writing.write(self._memory, file)
-            annealing = copy.copy(self._annealing)
-        return _restored, (type(self), file.getvalue(), annealing)
+        dataset_writing.write(self._memory, file, self._beside)
+        return _restored, (type(self), file.getvalue())
 
     @property
     def rate(self) -> RateStats:
@@ -335,8 +358,6 @@ class Buffer(StrictAttributes):
         return f"Buffer({len(self)} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
 
 
-def _restored(kind: type[Buffer], content: bytes, annealing: Annealing) -> Buffer:
+def _restored(kind: type[Buffer], content: bytes) -> Buffer:
     """A buffer out of its pickle."""
-    buffer = kind.load(io.BytesIO(content))
-    buffer._annealing = annealing
-    return buffer
+    return kind.load(io.BytesIO(content))

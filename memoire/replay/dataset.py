@@ -231,6 +231,12 @@ class HeldEpisodes:
         meta: NDArray[Any] = self._inside["meta"]
         return meta[name]
 
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The weights of all rows, [C], C the capacity. A view."""
+        weights: NDArray[np.float64] = self._inside["weights"]
+        return weights
+
     def column(self, name: str) -> NDArray[Any]:
         """A column of all rows, [C, *F], C the capacity; not a ragged one. A view."""
         return self._columns[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -19,8 +20,9 @@ from memoire.limits import MiB
 
 from .columns import Column
 from .dataset import FACTS, Episode, put
-from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM, STATE
 from .memory import Memory
+from .memory_state import ARRAYS, RowLayout, TakingOver
 from .parameters import Parameters
 from .ragged import Ragged
 from .schema import Schema
@@ -78,6 +80,20 @@ def fill(memory: Memory, path: Source) -> int:
     return count
 
 
+def restore(memory: Memory, path: Source) -> dict[str, Any]:
+    """Have an empty memory go on as the one that was saved: with its entries where they lay, and all that its draws
+    follow from. Returns what its owner kept beside it.
+
+    If it has another capacity or form of rows than the saved one, or is not live as that was, its episodes are put in
+    one after the other, under new numbers; open ones end.
+
+    Raises:
+        DataError: see `load`. The memory cannot be used then.
+    """
+    with _OpenFile(path) as file:
+        return file.restore(memory)
+
+
 class _OpenFile:
     """A saved file while it is read: every array has a stream of its own, so that episodes come together row by row."""
 
@@ -94,9 +110,11 @@ class _OpenFile:
             try:
                 told = json.loads(text.tobytes())
                 if told["form"] != FORM:
-                    raise self._wrong(f"has form {told['form']}, this version of memoire reads form {FORM}")
+                    advice = "load it with the version that wrote it, and copy its episodes (memoire.dataset.episodes)"
+                    raise self._wrong(f"has form {told['form']}, this version of memoire reads form {FORM}: {advice}")
                 schema, parameters = Schema.from_json(told["schema"]), Parameters.from_wire(told["parameters"])
                 capacity = int(told["capacity"])
+                self._state, self._owner = dict(told["memory"]), dict(told["owner"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, DataError):
                     raise
@@ -164,12 +182,47 @@ class _OpenFile:
 
     def episodes(self) -> Iterator[Episode]:
         """Every episode, checked."""
+        for _, episode in self._each():
+            yield episode
+
+    def restore(self, memory: Memory) -> dict[str, Any]:
+        """See `restore`."""
+        with self._explained():
+            mine = (memory.capacity, memory.contents()["page_rows"], memory.live)
+            if mine != tuple(self._state[name] for name in ("capacity", "page_rows", "live")):
+                for _, episode in self._each():
+                    put(memory, episode)
+                memory.limit_ragged(self._state["ragged_limit"])
+                memory.saw_model(self._state["engine"]["newest_model"])
+                memory._go_on(float(self._state["engine"]["max_priority"]))
+                return self._owner
+            arrays = {name: self._state_array(name, dtype) for name, dtype in ARRAYS.items()}
+            arrays |= {name: self._state_array(name, np.dtype("<i8")) for name in ("slots", "left")}
+            size = math.prod(memory.schema.reward_shape)
+            layout = RowLayout(self._state, arrays, self._table["length"], size, self._wrong)
+            taking = TakingOver(memory, layout, self._state, arrays)
+            for place, (rows, episode) in enumerate(self._each()):
+                if not taking.put(place, rows, episode.final_state):
+                    raise self._wrong("has a number or weight of an entry that cannot be")
+            taking.finish()
+            return self._owner
+
+    def _state_array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        content = self._whole(STATE + name, np.dtype(np.uint8))
+        if len(content) % dtype.itemsize:
+            raise self._wrong(f"has {len(content)} bytes of {name!r}, of which each takes {dtype.itemsize}")
+        return content.view(dtype)
+
+    def _each(self) -> Iterator[tuple[Mapping[str, Any], Episode]]:
+        """Every episode, checked, with the rows of its entries by name: facts, columns, `number` and `weight`."""
         with self._explained():
             schema, entries = self.about.schema, self.about.entries
             forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
             forms = {name: (np.dtype(dtype), ()) for name, dtype in FACTS.items()}
             forms |= {name: (c.dtype, c.shape) for name, c in schema.items() if not c.is_ragged}
             streams = {name: self._stream(name, dtype, (entries, *shape)) for name, (dtype, shape) in forms.items()}
+            more = {"number": np.dtype("<i8"), "weight": np.dtype("<f8")}
+            streams |= {STATE + name: self._stream(STATE + name, dtype, (entries,)) for name, dtype in more.items()}
             finals = int((self._table["final"] >= 0).sum())
             states = {f"final.{name}": schema[name] for name in schema.states}
             fixed = {name: column for name, column in states.items() if not column.is_ragged}
@@ -189,7 +242,9 @@ class _OpenFile:
                 final = None
                 if facts["final"] >= 0:
                     final = {name: self._final(streams, name, schema[name]) for name in schema.states}
-                yield self._episode(facts, rows, final, boot)
+                episode = self._episode(facts, rows, final, boot)
+                more_rows = {name: self._rows(streams[STATE + name], name, length, more[name], ()) for name in more}
+                yield rows | more_rows, episode
             for name, file in streams.items():
                 if file.read(1):  # reading to the end also compares the checksum
                     raise self._wrong(f"has more of {name!r} than its episodes need")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,37 +13,48 @@ from numpy.typing import NDArray
 
 from .columns import Column
 from .dataset import FACTS, HeldEpisodes
-from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM, STATE
 from .memory import Memory
+from .memory_state import state_of
 from .replacement import replacing
 
 
-def save(memory: Memory, path: str | Path) -> int:
+def save(memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]] = dict) -> int:
     """Write every episode of a memory to an .npz file; returns how many.
 
     The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
     one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. A ragged column has
     its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
-    episodes are written as far as they have come.
+    episodes are written as far as they have come. `owner` gives what the memory's owner keeps beside it, as JSON
+    carries it; it is asked while the memory is held.
     """
     with replacing(path) as file:
-        return write(memory, file)
+        return write(memory, file, owner)
 
 
-def write(memory: Memory, file: IO[bytes]) -> int:
+def write(memory: Memory, file: IO[bytes], owner: Callable[[], Mapping[str, Any]] = dict) -> int:
     """The same into a file that is open; returns how many episodes there are."""
     with memory.held():
         inside = HeldEpisodes(memory)
         with zipfile.ZipFile(file, "w") as archive:
-            _write(archive, inside, memory)
+            _write(archive, inside, memory, owner())
     return len(inside.slots)
 
 
-def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory) -> None:
+def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner: Mapping[str, Any]) -> None:
     schema = memory.schema
     about = {"form": FORM, "schema": json.loads(schema.to_json()), "parameters": memory.parameters.to_wire()}
-    text = np.frombuffer(json.dumps(about | {"capacity": memory.capacity}).encode(), np.uint8)
+    state, arrays = state_of(memory, inside.slots)
+    about |= {"capacity": memory.capacity, "memory": state, "owner": owner}
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     _write_array(archive, ABOUT, text.dtype, text.shape, [text])
+    for name, array in arrays.items():
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        _write_array(archive, STATE + name, content.dtype, content.shape, [content])
+    every = [part for slot in inside.slots for part in inside.stretches(slot)]
+    for name, source in (("number", inside.fact("number")), ("weight", inside.weights)):
+        parts_ = (source[part] for part in every)
+        _write_array(archive, STATE + name, source.dtype, (sum(part.stop - part.start for part in every),), parts_)
     table = [inside.about(slot) for slot in inside.slots]
     rows = np.zeros(len(table), EPISODE_ROW)
     finals = 0

@@ -19,9 +19,9 @@ of a process. Cassirer et al., Reverb: A Framework for Experience Replay, 2021, 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memoire.errors import ParameterError
 
@@ -212,6 +212,27 @@ class Limiter:
         self._clients.clear()
         self._outstanding = 0
         self._begin_anew()
+
+    def state(self) -> dict[str, Any]:
+        """What was counted, as JSON carries it; of clients only how much each has recorded is not in it."""
+        return {
+            "surplus": self._surplus,
+            "begun": self._begun,
+            "inserted": self._inserted,
+            "drawn": self._drawn,
+            "forgiven": self._forgiven,
+        }
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from where another one was."""
+        self._surplus, self._begun, self._told = float(state["surplus"]), bool(state["begun"]), None
+        self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
+        self._forgiven = float(state["forgiven"])
+
+    def recorded(self, client: bytes) -> int:
+        """Entries that a client has recorded, as it was counted here last."""
+        known = self._clients.get(client)
+        return 0 if known is None else known.inserted
 
     def _begin_anew(self) -> None:
         self._surplus, self._begun, self._told = 0.0, False, None

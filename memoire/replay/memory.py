@@ -132,6 +132,16 @@ class Memory(_core.EntryStore, StrictAttributes):
         """Least weight above 0; 0 where there is none."""
         return self.sums()[2]
 
+    @property
+    def ragged_limit(self) -> int:
+        """Bytes that values of ragged columns may take; 0 is any."""
+        return self._ragged_limit
+
+    def seed(self, seed: int) -> None:
+        """Draw from now on as a memory that was made with this seed."""
+        check_whole("seed", seed, 0, 1 << 256)
+        seed_here(self, int(seed))
+
     def sums(self) -> tuple[float, int, float]:
         """(total_weight, num_positive, min_weight) of one moment."""
         total, positive, least = self._sums()

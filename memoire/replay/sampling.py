@@ -196,6 +196,18 @@ class Annealing:
         self.batches += 1
         return parameters.beta(self.batches - 1)
 
+    def state(self) -> dict[str, Any]:
+        """How far it has come, as JSON carries it."""
+        return {"course": self._course, "batches": self.batches}
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another one was."""
+        course = state["course"]
+        if course is not None:
+            start, end, batches = course
+            self._course = (float(start), None if end is None else float(end), int(batches))
+        self.batches = int(state["batches"])
+
 
 _FIELD_NAMES = {
     "priority_exponent": "exponent",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 from .limiter import NO_LIMIT, ClusterSurplus, Limiter, RateStats, ServerSurplus, check_batch
 from .parameters import Parameters
@@ -48,6 +49,17 @@ class SharedLimiter:
         with self._changed:
             self._limiter.reset()
             self._changed.notify_all()
+
+    def state(self, client: bytes) -> dict[str, Any]:
+        """What was counted, with the entries of a client: `Limiter.state`."""
+        with self._changed:
+            return self._limiter.state() | {"recorded": self._limiter.recorded(client)}
+
+    def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
+        """Go on counting from where another one was; the client has recorded so many entries now."""
+        with self._changed:
+            self._limiter.take_over(state)
+            self._limiter.met(client, inserted, inserted)
 
     def met(self, client: bytes, inserted: int, sequence: int) -> None:
         """A client is here: `Limiter.met`."""

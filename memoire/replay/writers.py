@@ -30,6 +30,7 @@ class WriterRegistry:
         self._lock = threading.Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
+        self._left = 0  # lanes of a memory that was loaded, whose open episodes end when the first writer is made
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
@@ -57,7 +58,9 @@ class WriterRegistry:
         """
         lanes = num_envs or 1
         with self._lock:
+            left, self._left = self._left, 0
             first = self._lane_for(lanes)
+        self._store_left(0, left)
         self._store_left(first, lanes)
         with self._lock:
             share = max(1, self.memory.capacity // (2 * self._lanes))
@@ -72,6 +75,10 @@ class WriterRegistry:
             if longest is None:
                 self._sharing.add(writer)
             return writer
+
+    def adopt(self, lanes: int) -> None:
+        """Have the episodes that are open in these lanes of a loaded memory end when the first writer is made."""
+        self._left = lanes
 
     def shorten(self, longest: int) -> None:
         """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""

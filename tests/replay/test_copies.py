@@ -9,6 +9,7 @@ import pytest
 
 import memoire
 from memoire.errors import DataError, NotCopied, ParameterError
+from memoire.replay import dataset_writing
 
 SCHEMA = {"obs": (np.float32, (3,)), "action": np.int64, "reward": np.float32}
 COPIES = {
@@ -62,13 +63,15 @@ def test_an_empty_buffer_and_one_with_an_open_episode_are_copied(way):
     writer = buffer.writer()
     writer.step(np.zeros(3), 0, 0.0, False, False, np.ones(3))
     made = COPIES[way](buffer)
+    assert (len(made), made.num_episodes) == (1, 0)
+    made.writer()
     assert (len(made), made.num_episodes, buffer.num_episodes) == (1, 1, 0)
 
 
 def test_a_pickle_that_is_cut_short_is_refused():
     kind, arguments = buffer_of().__reduce_ex__(4)
     with pytest.raises(DataError, match="in memory"):
-        kind(arguments[0], arguments[1][:-100], arguments[2])
+        kind(arguments[0], arguments[1][:-100])
 
 
 def test_a_buffer_is_loaded_from_a_file_that_is_open(tmp_path):
@@ -113,3 +116,67 @@ def test_whatever_cannot_be_copied_says_what_to_do(way):
         ):
             with pytest.raises(NotCopied, match=said):
                 COPIES[way](made)
+
+
+def by_file(buffer):
+    file = io.BytesIO()
+    dataset_writing.write(buffer.memory, file, buffer._beside)
+    file.seek(0)
+    return memoire.Buffer.load(file)
+
+
+SAVED = {**COPIES, "file": by_file}
+SAMPLERS = {
+    "prioritized": {"sampler": memoire.Prioritized(0.7, beta=memoire.Linear(0.2, 1.0, 30))},
+    "rank": {"sampler": memoire.RankBased(0.7)},
+    "greedy": {"sampler": memoire.Greedy()},
+    "uniform": {"sampler": memoire.Uniform(stratified=True)},
+    "n-step": {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
+    "sequences": {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
+    "limited": {"max_times_sampled": 40, "max_model_lag": 3, "samples_per_insert_tolerance": 1e6, "min_size": 5},
+}
+FORMS = {
+    "plain": SCHEMA,
+    "ragged": SCHEMA | {"words": memoire.Column(np.int32, (None, 2))},
+    "ragged states": {"obs": memoire.Column(np.float32, (None,), "state"), "action": np.int64, "reward": np.float32},
+}
+
+
+def fill(buffer, start, steps, rng):
+    with buffer.writer() as writer:
+        for step in range(start, start + steps):
+            extras = {"words": rng.integers(0, 9, (step % 4, 2))} if "words" in buffer.schema else {}
+            sizes = (step % 3 + 1, (step + 1) % 3 + 1) if buffer.schema["obs"].is_ragged else (3, 3)
+            place = step + 1000 * (step // 7)
+            obs, after = (np.full(size, place + i, np.float32) for i, size in enumerate(sizes))
+            ends = step % 7 == 6 and step % 14 != 13, step % 14 == 13
+            writer.step(obs, step, step / 9, *ends, after, model_version=1 + step // 50, **extras)
+
+
+@pytest.mark.parametrize("way", SAVED)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_buffer_that_goes_on_from_a_saved_form_draws_what_it_would_have_drawn(kind, form, way):
+    buffer = memoire.Buffer(FORMS[form], 60, seed=3, ragged_limit=4000 if "ragged" in form else 0, **SAMPLERS[kind])
+    buffer.memory.set_clock(1000.0)
+    fill(buffer, 0, 150, np.random.default_rng(1))  # wraps
+    for _ in range(3):
+        batch = buffer.sample(8)
+        batch.update_priorities(np.arange(len(batch.ids)) ** 2.0)
+    made = SAVED[way](buffer)
+    made.memory.set_clock(1000.0)
+    made.memory.check_invariants()
+    for start in (200, 230):
+        for _ in range(3):
+            one, other = buffer.sample(8), made.sample(8)
+            assert list(one) == list(other)
+            for name in one:
+                np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+            assert np.array_equal(one.ids, other.ids)
+            for each in (one, other):
+                each.update_priorities(np.arange(len(each.ids)) * 1.5)
+        episodes, others = buffer.sample_episodes(2), made.sample_episodes(2)
+        np.testing.assert_array_equal(episodes.mask, others.mask)
+        assert buffer.memory.sums() == made.memory.sums() and buffer.rate.surplus == made.rate.surplus
+        for each in (buffer, made):
+            fill(each, start, 20, np.random.default_rng(start))

@@ -211,6 +211,7 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
         try:
             dataset_reading.about(path)
             read = list(dataset_reading.load(path))
+            Buffer.load(path)
         except MemoireError as error:
             assert str(path) in str(error) or isinstance(error, ParameterError)
             refused += 1
