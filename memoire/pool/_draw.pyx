@@ -956,6 +956,22 @@ cdef class HeldPool:
     def __iter__(self):
         return iter(list(self.clients))
 
+    def state(self):
+        """(random, drawn, elsewhere): what draws go on from, beside the clients."""
+        return self.random, self.drawn, self.elsewhere
+
+    def go_on_from(self, uint64_t random, uint64_t drawn, uint64_t elsewhere):
+        """Take up what `state` said, before any client enters."""
+        self.random, self.drawn, self.elsewhere = random, drawn, elsewhere
+
+    def since(self, HeldClient client not None):
+        """Samples that were drawn since the client's newest cache came."""
+        return self.drawn + self.elsewhere - client.mark
+
+    def set_since(self, HeldClient client not None, uint64_t samples):
+        """Let so many samples have been drawn since then, for a client that comes back from a file."""
+        client.mark = self.drawn + self.elsewhere - min(samples, self.drawn + self.elsewhere)
+
     def enter(self, HeldClient client not None):
         """Count a client in."""
         if client.slot >= 0:
@@ -987,7 +1003,7 @@ cdef class HeldPool:
         """Append a cache to its client's queue."""
         cdef double between = <double>(self.drawn + self.elsewhere - client.mark)
         self._own(client)
-        cache.again = <int64_t>self.most_times * cache.count
+        cache.again = self._again_of(cache)
         # D_c: a quarter of the news each time, so that pushes in bursts do not make it jump
         if client.pushed == 1:
             client.between = between
@@ -1088,14 +1104,19 @@ cdef class HeldPool:
         return passed
 
     cdef void _count_again(self, HeldClient client, HeldCache cache) noexcept:
+        """Count again how often what is left of a cache may be drawn yet."""
+        cdef int64_t again = self._again_of(cache)
+        client.again += again - cache.again
+        cache.again = again
+
+    cdef int64_t _again_of(self, HeldCache cache) noexcept:
         """How often what is left of a cache may be drawn yet."""
         cdef int64_t again = <int64_t>self.most_times * (cache.count - cache.used)
         cdef uint32_t i
         if cache.times != NULL and self.most_times:
             for i in range(cache.used, cache.count):
                 again -= cache.times[sample_at(cache, i)]
-        client.again += again - cache.again
-        cache.again = again
+        return again
 
     def entries(self):
         """Sum of the clients' N_c."""

@@ -47,7 +47,7 @@ from .pool_lock import PoolLock
 from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
 from .readers import Readers, check_count
-from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient
+from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient, LeftSamples
 from .stats import PoolStats
 
 
@@ -279,7 +279,41 @@ class Pool:
             if kept is not None:
                 yield kept
 
-    def put_back(self, kept: KeptClient, held: HeldCache, *, age: float = 0.0, stays: bool = True) -> tuple[bool, int]:
+    def state(self) -> dict[str, Any]:
+        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        with self._waiter.lock:
+            random, drawn, elsewhere = self._queues.held.state()
+            facts = {"random": random.to_bytes(8, "little"), "drawn": drawn, "elsewhere": elsewhere}
+            return facts | self._annealing.state() | {"newest_model": self._queues.newest_model}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said; before anything is put back.
+
+        Args:
+            is_same: Whether this is the pool that it was: then the generator goes on, too.
+        """
+        with self._waiter.lock:
+            self._queues.saw_model(state.newest_model)
+            if is_same and len(state.random) == 8:
+                random = int.from_bytes(state.random, "little")
+                self._queues.held.go_on_from(random, state.drawn, state.elsewhere)
+            if not self._annealing.batches:
+                self._annealing.go_on_from(state.course, state.batches)
+
+    def reseed(self, seed: int) -> None:
+        """Draw as a pool that was made with this seed; before the first draw."""
+        with self._waiter.lock:
+            self._queues.held.go_on_from(seed & (2**64 - 1), *self._queues.held.state()[1:])
+
+    def put_back(
+        self,
+        kept: KeptClient,
+        held: HeldCache,
+        *,
+        age: float = 0.0,
+        stays: bool = True,
+        left: LeftSamples | None = None,
+    ) -> tuple[bool, int]:
         """Hold a checked cache of a client that was walked over, here or elsewhere; its newest sums count unless newer
         ones are known.
 
@@ -288,6 +322,7 @@ class Pool:
             stays: Whether a client that is known by this alone stays until its samples are used or, with reuse_cache,
                 as long as there is room: a learner that trains on what was kept has no actor that could be heard. Once
                 it was heard, it is like any other. False: it counts as heard now.
+            left: What is left of the cache, if that is not all behind the samples that were used.
 
         Returns:
             Whether it was not held already, and how many were overwritten to make room.
@@ -299,7 +334,7 @@ class Pool:
         with self._waiter.lock:
             self._waiter.check_open()
             self._queues.check(held)
-            is_new, gone = self._restore.put_back(kept, held, age=age, stays=stays, now=self._clock())
+            is_new, gone = self._restore.put_back(kept, held, age=age, stays=stays, now=self._clock(), left=left)
             if is_new:
                 self._waiter.tell()
             return is_new, gone

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, ProtocolError, StaleEntry
 from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
@@ -81,7 +83,7 @@ class EpisodeMemory:
     """
 
     def __init__(self, room: ByteRoom, parameters: Parameters | None, byte_limit: int, seed: int | None) -> None:
-        self.room, self._seed = room, seed
+        self.room, self._seed, self._made = room, seed, 0
         self.byte_limit = byte_limit
         self.now = self._make(room.entries(byte_limit), byte_limit, parameters)
         """The memory of this moment."""
@@ -89,8 +91,15 @@ class EpisodeMemory:
 
     def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
         limit = self.room.value_bytes(entries, byte_limit)
-        made = Memory(self.room.schema, entries, parameters, seed=self._seed, ragged_limit=limit)
+        made = Memory(self.room.schema, entries, parameters, seed=seed_of(self._seed, self._made), ragged_limit=limit)
+        self._made += 1
         return NamedMemory(made, secrets.token_bytes(16))
+
+    def reseed(self, seed: int) -> None:
+        """Draw as a memory that was made with this seed; while it is empty."""
+        self._seed, self._made = seed, 0
+        old = self.now.memory
+        self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
 
     def add(self, checked: CheckedEpisode) -> tuple[int, int]:
         """Store a checked episode; the oldest make room. Returns how many episodes left, and entries.
@@ -159,6 +168,13 @@ class EpisodeMemory:
     def _replace(self, fresh: NamedMemory) -> None:
         fresh.memory.saw_model(self.now.memory.newest_model)
         self.now = fresh
+
+
+def seed_of(seed: int | None, life: int) -> int | None:
+    """The seed of so many former lives, or memories, of one that was given this seed: none draws as another did."""
+    if seed is None or life == 0:
+        return seed
+    return int(np.random.SeedSequence(seed & (2**64 - 1), spawn_key=(life,)).generate_state(1, np.uint64)[0])
 
 
 def _move(old: Memory, fresh: Memory) -> dict[int, int]:

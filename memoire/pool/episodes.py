@@ -205,6 +205,23 @@ class EpisodePool(LastingPool):
 
     # Snapshots
 
+    def state(self) -> dict[str, Any]:
+        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        with self._waiter.lock:
+            return self._annealing.state() | {"newest_model": self.memory.newest_model}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said; before anything is put back."""
+        self.memory.saw_model(state.newest_model)
+        with self._waiter.lock:
+            if not self._annealing.batches:
+                self._annealing.go_on_from(state.course, state.batches)
+
+    def reseed(self, seed: int) -> None:
+        """Draw as a pool that was made with this seed; before the first episode."""
+        with self._changing:
+            self._stored.reseed(seed)
+
     def walk(self) -> Iterator[KeptEpisode]:
         """Every episode with all that is known of its entries, the oldest first; see `dataset.walk`."""
         memory, owner = self._stored.now

@@ -147,6 +147,16 @@ class Inspectable(Protocol):
         taken by that; None where nothing is held, or that entry is not.
         """
 
+    def state(self) -> dict[str, Any]:
+        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said, before anything is put back.
+
+        Args:
+            is_same: Whether this is the pool that it was, in its next life: then its generator goes on, too.
+        """
+
     def walk(self) -> Iterator[Any]:
         """All that is held, one by one: for a snapshot. `put_back` takes it."""
 

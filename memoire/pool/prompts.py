@@ -156,6 +156,13 @@ class PromptPool(BatchlessPool):
         spread = Histogram.of(np.abs(scores))
         return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
 
+    def state(self) -> dict[str, Any]:
+        """Nothing beside what is held: a step's groups are chosen by their scores."""
+        return {}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Nothing."""
+
     def walk(self) -> Iterator[KeptPrompt]:
         """Every prompt that is held at the beginning, in the order in which they were given."""
         with self._waiter.lock:

@@ -39,7 +39,8 @@ class CacheQueues:
         """The queues, with the loops over them."""
         self.clients: dict[bytes, HeldClient] = {}
         self.counts = PoolCounts()
-        self._newest_model = 0
+        self.newest_model = 0
+        """Version of the newest model; 0: there is none."""
         self._follow(parameters)
 
     # Settings
@@ -87,7 +88,7 @@ class CacheQueues:
 
     def saw_model(self, version: int) -> None:
         """There is a model of this version, from which `Parameters.max_model_lag` counts."""
-        self._newest_model = max(self._newest_model, version)
+        self.newest_model = max(self.newest_model, version)
 
     # What comes in
 
@@ -194,7 +195,7 @@ class CacheQueues:
         if most_age is None and most_lag is None:
             return
         oldest = -math.inf if most_age is None else now - most_age
-        model = -(1 << 62) if most_lag is None else self._newest_model - most_lag
+        model = -(1 << 62) if most_lag is None else self.newest_model - most_lag
         self.counts.passed_over += self.held.pass_over(oldest, model)
 
     # What goes out
@@ -206,7 +207,7 @@ class CacheQueues:
 
     def why_few(self) -> str:
         """What a draw lacks, in words, if models are too old for it; else ""."""
-        old = self.parameters.lag_in_words(self._newest_model)
+        old = self.parameters.lag_in_words(self.newest_model)
         held = f"{self.drawable()} unused samples are held in {self.held.caches} caches of {len(self.clients)} clients"
         return old and held + old
 

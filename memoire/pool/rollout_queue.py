@@ -86,7 +86,8 @@ class RolloutQueue:
         self._clients: Counter[bytes] = Counter()  # fragments of each client that are held
         self.newest_model = 0
         """Its version; 0: none was published."""
-        self._until_publish = 0  # entries that were taken, and whose room is given back with the next model
+        self.until_publish = 0
+        """Entries that were taken, and whose room is given back with the next model."""
         self._newest_stale = (0, 0)  # the newest version that was passed over last, and the newest model then
 
     def saw_model(self, version: int) -> int:
@@ -94,7 +95,7 @@ class RolloutQueue:
         if version == self.newest_model:
             return 0
         self.newest_model = version
-        room, self._until_publish = self._until_publish, 0
+        room, self.until_publish = self.until_publish, 0
         return room
 
     def __len__(self) -> int:
@@ -163,7 +164,7 @@ class RolloutQueue:
         self.counts.taken += count
         if release == "now":
             return taken, count
-        self._until_publish += count
+        self.until_publish += count
         return taken, 0
 
     def give(self, wanted: TakeRequest, least: int, byte_limit: int) -> tuple[list[Fragment], int]:
@@ -191,11 +192,11 @@ class RolloutQueue:
 
     def clear(self) -> int:
         """Let everything go; returns the entries whose room is given back, those included that wait for a model."""
-        room = self.entries + self._until_publish
+        room = self.entries + self.until_publish
         self._fragments.clear()
         self._names.clear()
         self._clients.clear()
-        self.entries = self.bytes = self._until_publish = 0
+        self.entries = self.bytes = self.until_publish = 0
         return room
 
     def why_not(self, wanted: TakeRequest) -> str:

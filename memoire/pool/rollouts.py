@@ -166,6 +166,18 @@ class RolloutPool(BatchlessPool):
 
     # Snapshots
 
+    def state(self) -> dict[str, Any]:
+        """What takes go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        with self._waiter.lock:
+            return {"newest_model": self._queue.newest_model, "until_publish": self._queue.until_publish}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said; before anything is put back."""
+        with self._waiter.lock:
+            self._queue.saw_model(max(self._queue.newest_model, state.newest_model))
+            if is_same:
+                self._queue.until_publish = state.until_publish
+
     def walk(self) -> Iterator[KeptEpisode]:
         """Every fragment that is held at the beginning, the oldest first."""
         with self._waiter.lock:

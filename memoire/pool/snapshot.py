@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from memoire.errors import ProtocolError
 from memoire.wire import _bytes
 from memoire.wire._container import HeldCache
 
@@ -27,6 +28,22 @@ class KeptClient(NamedTuple):
     minimum: float
     between: float
     """D_c: samples that anyone drew between two of its caches."""
+    since: int = 0
+    """Samples that anyone drew since its newest cache came."""
+
+
+class LeftSamples(NamedTuple):
+    """What is left of a held cache of which samples were passed over, or drawn as often as they may be."""
+
+    samples: bytes
+    """uint32: their places."""
+    times: bytes
+    """uint32 of all samples: how often each was drawn; empty if that is not counted."""
+    eldest: float | None
+    """Seconds since the eldest entry was recorded; None is not known."""
+    least_model: int
+    positives: float
+    """N_k: entries that they stand for."""
 
 
 class KeptCache(NamedTuple):
@@ -34,10 +51,12 @@ class KeptCache(NamedTuple):
 
     samples: int
     used: int
-    """Samples that were drawn."""
+    """Samples that can be drawn no more."""
     age: float
     """Seconds since it came."""
     payload: memoryview
+    left: LeftSamples | None = None
+    """None: all that come after those that were used."""
 
 
 class CacheWalk:
@@ -50,7 +69,7 @@ class CacheWalk:
 
     def __init__(self, queues: CacheQueues) -> None:
         self._queues, self._layout = queues, queues.layout
-        self._clients = iter(list(queues.clients.values()))
+        self._clients = iter(queues.held)  # in the order in which a draw goes through them
         self._client: HeldClient | None = None
         self._left = 0  # caches of this client that may come yet
         self._place = 0  # of the next one, among all that the client ever pushed
@@ -68,8 +87,9 @@ class CacheWalk:
             return None
         self._client, self._left, self._place = client, client.caches, client.pushed - client.caches
         return KeptClient(
-            client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between
-        )
+            client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between,
+            self._queues.held.since(client),
+        )  # fmt: skip
 
     def _next_cache(self, client: HeldClient, now: float) -> KeptCache | None:
         gone = client.pushed - client.caches  # caches that it has had: the first in its queue has this place
@@ -82,7 +102,7 @@ class CacheWalk:
         if not self._left:
             self._client = None
         cache = queue[0]
-        return KeptCache(cache.samples, cache.drawn, now - cache.arrived, cache.payload)
+        return _kept(cache, now)
 
 
 class CacheRestore:
@@ -93,7 +113,16 @@ class CacheRestore:
         self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like
         self._seen_of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
 
-    def put_back(self, kept: KeptClient, cache: HeldCache, *, age: float, stays: bool, now: float) -> tuple[bool, int]:
+    def put_back(
+        self,
+        kept: KeptClient,
+        cache: HeldCache,
+        *,
+        age: float,
+        stays: bool,
+        now: float,
+        left: LeftSamples | None = None,
+    ) -> tuple[bool, int]:
         """Queue a checked cache: see `Pool.put_back`. Returns whether it was not held already, and how many were
         overwritten.
         """
@@ -106,10 +135,17 @@ class CacheRestore:
         if self._is_held(client, cache):
             return False, 0
         cache.arrived = now - age
+        if left is not None:
+            eldest = -math.inf if left.eldest is None else now - left.eldest
+            try:
+                cache.go_on_with(left.samples, left.times, eldest, left.least_model, left.positives)
+            except ValueError as error:
+                raise ProtocolError("container", str(error)) from error
         queues.held.push(client, cache)
         self._seen.add(_looks_of(cache))
         self._seen_of = client, client.pushed
         client.between = kept.between
+        queues.held.set_since(client, kept.since)
         return True, queues.make_room()
 
     def _is_held(self, client: HeldClient, cache: HeldCache) -> bool:
@@ -120,6 +156,15 @@ class CacheRestore:
             self._seen = set(map(_looks_of, client.queued()))
             self._seen_of = client, client.pushed
         return _looks_of(cache) in self._seen and any(_is_same(cache, other) for other in client.queued())
+
+
+def _kept(cache: HeldCache, now: float) -> KeptCache:
+    age, over = now - cache.arrived, cache.left_over()
+    if over is None:
+        return KeptCache(cache.samples, cache.drawn, age, cache.payload)
+    samples, times, eldest, least_model, positives = over
+    left = LeftSamples(samples, times, now - eldest if math.isfinite(eldest) else None, least_model, positives)
+    return KeptCache(cache.samples, cache.samples - len(samples) // 4, age, cache.payload, left)
 
 
 def _looks_of(cache: HeldCache) -> tuple[float, ...]:

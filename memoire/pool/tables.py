@@ -209,6 +209,10 @@ class OpenTable:
         """Settings beside the parameters that what it holds is made with: plain values, by name."""
         return {} if self.settings.prompts is None else self.settings.prompts.making(self.schema)
 
+    def state(self) -> dict[str, Any]:
+        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        return {**self.pool.state(), "limiter": self.limiter.state()}
+
     def check_parameters(self, parameters: Parameters) -> None:
         """Raise ParameterError if these do not fit the schema, the table, or the caches that it holds."""
         self._check(parameters)

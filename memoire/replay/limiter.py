@@ -201,6 +201,26 @@ class Limiter:
         """Whether drawing and recording may only run so far apart."""
         return self.parameters.samples_per_insert_tolerance is not None
 
+    def state(self) -> dict[str, Any]:
+        """What was counted: plain values, for `go_on_from`."""
+        clients = [(client, known.inserted, known.sequence) for client, known in self._clients.items()]
+        facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
+        told = None if self._told is None else list(self._told)
+        return facts | {"forgiven": self._forgiven, "told": told, "clients": clients}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take up what another life had counted under the same band. What clients were granted and did not use is not
+        theirs any more: they ask again.
+        """
+        self._surplus, self._begun = float(state["surplus"]), bool(state["begun"])
+        self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
+        self._forgiven, told = float(state["forgiven"]), state["told"]
+        self._told = None if told is None else ClusterSurplus(*told)
+        self._clients = {
+            client: _Client(inserted, sequence, inserted) for client, inserted, sequence in state["clients"]
+        }
+        self._outstanding = 0
+
     def configure(self, parameters: Parameters) -> None:
         """Follow other parameters from now on; another band begins from nothing."""
         former, self.parameters = self.parameters, parameters

@@ -188,6 +188,14 @@ class Annealing:
         self.batches = 0
         """Batches drawn on this course."""
 
+    def state(self) -> dict[str, Any]:
+        """How far it is: `course` and `batches`, as `go_on_from` takes them."""
+        return {"course": self._course, "batches": self.batches}
+
+    def go_on_from(self, course: tuple[float, float | None, int] | None, batches: int) -> None:
+        """Be as far on this course as another one was."""
+        self._course, self.batches = course, batches
+
     def next(self, parameters: Parameters) -> float:
         """The importance exponent of the batch that is drawn now."""
         course = (parameters.importance_exponent, parameters.importance_final, parameters.importance_batches)

@@ -44,6 +44,17 @@ class SharedLimiter:
             self._limiter.configure(parameters)
             self._changed.notify_all()
 
+    def state(self) -> dict[str, Any]:
+        """What was counted: `Limiter.state`."""
+        with self._changed:
+            return self._limiter.state()
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take up what another life had counted: `Limiter.go_on_from`."""
+        with self._changed:
+            self._limiter.go_on_from(state)
+            self._changed.notify_all()
+
     def reset(self) -> None:
         """Another run begins: forget what was counted."""
         with self._changed:

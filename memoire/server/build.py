@@ -12,6 +12,7 @@ from memoire.accounting.runs import StateStore
 from memoire.errors import StateCorrupt
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
+from memoire.pool.episode_memory import seed_of
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.interface import AnyPool
 from memoire.pool.prompts import PromptPool
@@ -35,9 +36,21 @@ def make_tables(options: ServerOptions) -> Tables:
     return tables
 
 
+def reseed(options: ServerOptions, tables: Tables, lives: int) -> None:
+    """Have a server that was given a seed draw otherwise than in its former lives, so many of them."""
+    for table in tables:
+        seed = seed_of(_seed_of(options, table.name), lives)
+        if lives and seed is not None and isinstance(table.pool, Pool | EpisodePool):
+            table.pool.reseed(seed)
+
+
+def _seed_of(options: ServerOptions, name: str) -> int | None:
+    return None if options.seed is None else (options.seed ^ table_number(name)) & (2**64 - 1)
+
+
 def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
     timeout = options.limits.client_timeout
-    seed = None if options.seed is None else options.seed ^ table_number(name)
+    seed = _seed_of(options, name)
     if settings.storage == "episodes":
         return EpisodePool(
             settings.schema,
@@ -45,7 +58,7 @@ def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
             capacity=settings.capacity,
             byte_limit=options.budgets[name],
             client_timeout=timeout,
-            seed=None if seed is None else seed & (2**64 - 1),
+            seed=seed,
         )
     if settings.storage == "rollouts":
         return RolloutPool(
@@ -139,6 +152,8 @@ def make_dispatcher(
     """
     try:
         recover_prompts(tables, store)
+        if store is not None:
+            reseed(options, tables, recovery.lives_of(store))
         return Dispatcher(
             tables=tables,
             run=options.run,

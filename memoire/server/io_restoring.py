@@ -55,6 +55,7 @@ class Restorer:
         configure: bool = False,
         skip_damaged: bool = False,
         stays: bool = True,
+        is_same: bool = False,
         once: bool = False,
         discard_mismatched: bool = False,
     ) -> RestoreCounts:
@@ -69,6 +70,7 @@ class Restorer:
                 part=part,
                 skip_damaged=skip_damaged,
                 stays=stays,
+                is_same=is_same,
                 configure=configure,
                 discard_mismatched=discard_mismatched,
                 limits=self._limits,
@@ -128,7 +130,9 @@ class Restorer:
     def _load(self, path: Path, discard_mismatched: bool) -> None:
         name = self._dispatcher.name
         try:
-            done = self.restore([path], skip_damaged=True, stays=False, discard_mismatched=discard_mismatched)
+            done = self.restore(
+                [path], skip_damaged=True, stays=False, is_same=True, discard_mismatched=discard_mismatched
+            )
         except SnapshotMismatch as error:
             raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
         except DataError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +16,15 @@ from .state import ServerState
 
 DEFAULT_RUN = "default"
 """Name of the run of a server that was never given one."""
+
+
+_LIVES: Final = "lives"
+
+
+def lives_of(past: SavedState) -> int:
+    """How often a server has begun in this folder before."""
+    lives = past.settings().get(_LIVES, "0")
+    return int(lives) if lives.isdecimal() else 0
 
 
 class _FormerStart(msgspec.Struct, frozen=True):
@@ -51,6 +60,7 @@ def recover(state: ServerState, past: SavedState) -> None:
         state.models.put(model)
     state.models.go_on_from(past.versions())  # clients may hold a model of another run: versions never go back
     settings = past.settings()
+    state.committer.add_setting(_LIVES, str(lives_of(past) + 1))
     for table in state.tables:
         _recover_parameters(table, settings.get(table.key))
         save_parameters(table, state.committer)

@@ -72,7 +72,7 @@ class Server(Node):
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
         byte_limit: Most bytes of caches and episodes that are held; by default `limits.held_bytes`.
         name: Name of this server, the same after a restart; by default its host and port.
-        seed: Of the draws; None takes entropy from the system.
+        seed: Of the draws; None takes entropy from the system. In a state folder, no life draws as a former one did.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
             in it, and a reply to a client means "on disk". None keeps everything in memory.
         snapshot_caches: Whether `close` saves what the tables hold in the state folder, so that the next server has it;

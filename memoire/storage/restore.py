@@ -25,7 +25,7 @@ from memoire.accounting.merge import Rows
 from memoire.arguments import whole
 from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool.snapshot import KeptClient
+from memoire.pool.snapshot import KeptClient, LeftSamples
 from memoire.prompts.snapshot import KeptPrompt
 from memoire.replay.dataset import Episode
 from memoire.replay.parameters import Parameters, differing
@@ -41,11 +41,13 @@ from .snapshot_file import (
     ClientRecord,
     EpisodeRecord,
     FileDamage,
+    LimiterState,
     PromptRecord,
     Record,
     RecordBody,
     SnapshotFile,
     TableAbout,
+    TableRecord,
 )
 
 
@@ -96,6 +98,7 @@ def restore(
     part: tuple[int, int] = (0, 1),
     skip_damaged: bool = False,
     stays: bool = True,
+    is_same: bool = False,
     configure: bool = False,
     discard_mismatched: bool = False,
     limits: Limits,
@@ -111,6 +114,8 @@ def restore(
         skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
         now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
+        is_same: Whether these are the tables that were saved, in the next life of their server: their generators and
+            limiters go on, too.
         configure: Have tables take the files' parameters first, by `take_parameters`, called with name and parameters.
         discard_mismatched: Leave out the tables of a file whose samples were made with other values than hold here, and
             count what they hold as refused (code "parameters"); else such a file is refused.
@@ -143,7 +148,7 @@ def restore(
             known[name].check_parameters(parameters)
         for name, parameters in wanted.items():
             take_parameters(name, parameters)
-        return _Restoring(files, list(known.values()), left_out, rank, of, stays, limits, now, inherit).run()
+        return _Restoring(files, list(known.values()), left_out, rank, of, stays, is_same, limits, now, inherit).run()
 
 
 def _newest_parameters(files: Iterable[SnapshotFile]) -> dict[str, Parameters]:
@@ -231,12 +236,14 @@ class _Restoring:
         rank: int,
         of: int,
         stays: bool,
+        is_same: bool,
         limits: Limits,
         now: float,
         inherit: Callable[[str, bool, Rows], Any],
     ) -> None:
         self._files, self._rank, self._of, self._stays = files, rank, of, stays
-        self._left_out = left_out
+        self._left_out, self._is_same = left_out, is_same
+        self._limiters: dict[str, LimiterState] = {}
         self._tables = {table.name: table for table in tables}
         self._remade = {
             told.name
@@ -262,6 +269,8 @@ class _Restoring:
         # Episodes of several files in the order in which they were closed: that is how they leave again.
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
             self._take(table, client, record)
+        for name, state in self._limiters.items():  # putting back has counted, too
+            self._tables[name].limiter.go_on_from(msgspec.structs.asdict(state))
         return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
             refused=dict(self._refused), **self._done,
@@ -278,11 +287,13 @@ class _Restoring:
                 client = record.body
                 continue
             if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
-                self._refused["parameters"] += 1
+                self._refused["parameters"] += not isinstance(record.body, TableRecord)
                 continue
             if isinstance(record.body, CacheRecord):
-                record = record._replace(body=msgspec.structs.replace(record.body, age=record.body.age + since))
-            time = record.body.closed if isinstance(record.body, EpisodeRecord) else 0.0
+                eldest = None if record.body.eldest is None else record.body.eldest + since
+                older = msgspec.structs.replace(record.body, age=record.body.age + since, eldest=eldest)
+                record = record._replace(body=older)
+            time = record.body.closed if isinstance(record.body, EpisodeRecord) else -math.inf
             yield (self._rank_of[name], time), self._tables[name], client, record
         self._done["damaged"] += damage.unread or 0
 
@@ -290,6 +301,10 @@ class _Restoring:
         body = record.body
         if isinstance(body, AccountsRecord):
             self._take_accounts(body, record.payload)
+        elif isinstance(body, TableRecord):
+            table.pool.go_on_from(body, is_same=self._is_same)
+            if self._is_same and body.limiter is not None:
+                self._limiters[table.name] = body.limiter
         elif record.payload is None:
             self._done["damaged"] += 1
         elif not self._is_mine(client, body):
@@ -333,11 +348,13 @@ class _Restoring:
         held = check(payload, table.pool.layout, self._limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
             raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
-        held.go_on_at(body.used)
-        names = KeptClient._fields
-        is_new, overwritten = table.pool.put_back(
-            KeptClient(*(getattr(client, name) for name in names)), held, age=body.age, stays=self._stays
-        )
+        left = None
+        if body.left is None:
+            held.go_on_at(body.used)
+        else:
+            left = LeftSamples(body.left, body.times, body.eldest, body.least_model, body.positives)
+        kept = KeptClient(*(getattr(client, name) for name in KeptClient._fields))
+        is_new, overwritten = table.pool.put_back(kept, held, age=body.age, stays=self._stays, left=left)
         self._done["overwritten"] += overwritten
         if is_new:
             self._clients.add((table.name, client.id))

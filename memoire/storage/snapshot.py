@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from memoire.accounting.merge import Rows
 from memoire.errors import (
     DataError,
@@ -42,6 +44,13 @@ class HasMemory(Protocol):
     @property
     def making(self) -> dict[str, Any]:
         """Settings beside the parameters that what it holds is made with: plain values, by name."""
+
+    @property
+    def limiter(self) -> Any:
+        """What limits its draws."""
+
+    def state(self) -> dict[str, Any]:
+        """What draws go on from beside what it holds: fields of a `TableRecord`."""
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Raise ParameterError if it cannot take these."""
@@ -87,6 +96,7 @@ def records(
         if len(rows):
             yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
+        yield Record(msgspec.convert(table.state(), snapshot_file.TableRecord), place)
         for kept in table.pool.walk():
             if not go_on():
                 return
@@ -100,9 +110,9 @@ def _record(kept: KeptClient | KeptCache | KeptEpisode | KeptPrompt, place: int,
     if isinstance(kept, KeptClient):
         return Record(snapshot_file.ClientRecord(**kept._asdict()), place)
     if isinstance(kept, KeptCache):
-        return Record(
-            snapshot_file.CacheRecord(samples=kept.samples, used=kept.used, age=kept.age), place, kept.payload
-        )
+        left = {} if kept.left is None else {**kept.left._asdict(), "left": kept.left.samples}
+        facts = {"samples": kept.samples, "used": kept.used, "age": kept.age}
+        return Record(snapshot_file.CacheRecord(**left | facts), place, kept.payload)
     return pack(kept, place, schema)
 
 

@@ -33,7 +33,7 @@ from memoire.wire import _bytes
 from . import private_files
 from .file_system import sync
 
-FORM: Final = 3
+FORM: Final = 4
 _MAGIC: Final = b"memosnap"
 _HEAD: Final = struct.Struct("<8sI16s")
 _RECORD: Final = struct.Struct("<IIQQQ")  # kind, table, bytes of body and payload, checksum of the payload
@@ -64,6 +64,7 @@ class RecordKind(enum.IntEnum):
     ACCOUNTS = 5
     END = 6
     PROMPT = 7
+    TABLE = 8
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +117,41 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     minimum: Weight = 0.0
     between: Weight = 0.0
     """Samples that were drawn between two of its caches."""
+    since: Word = 0
+    """And since its newest one came."""
+
+
+class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a limiter has counted."""
+
+    surplus: Moment
+    begun: bool
+    inserted: Word
+    drawn: Annotated[int, Meta(ge=-(2**62), le=2**62)]
+    forgiven: Moment
+    told: tuple[Moment, Word, int, Word, Moment, Moment, Moment] | None
+    """`limiter.ClusterSurplus`, as a reader of several servers told it."""
+    clients: list[tuple[Identity, Word, int]]
+    """Each client's entries, and the message that said so."""
+
+
+class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """What draws of a table go on from beside what it holds. Before its other records."""
+
+    kind: ClassVar = RecordKind.TABLE
+    batches: Count = 0
+    """That were drawn on this course of beta."""
+    course: tuple[Weight, Weight | None, Count] | None = None
+    """How beta goes: its beginning, its end, and after how many batches."""
+    newest_model: Number = 0
+    random: Annotated[bytes, Meta(max_length=4096)] = b""
+    """The generator."""
+    drawn: Word = 0
+    elsewhere: Word = 0
+    """Samples that readers drew from other servers."""
+    until_publish: Count = 0
+    """Entries of rollouts that were taken, and whose room is given back with the next model."""
+    limiter: LimiterState | None = None
 
 
 class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,9 +160,18 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     kind: ClassVar = RecordKind.CACHE
     samples: Count
     used: Count = 0
-    """Samples of it that were drawn already."""
+    """Samples of it that can be drawn no more."""
     age: Weight = 0.0
     """Seconds since it came to the server."""
+    left: bytes | None = None
+    """uint32: places of the samples that are left; None: all but the first `used` ones."""
+    times: bytes = b""
+    """uint32: how often each sample was drawn; empty if that is not counted."""
+    eldest: Moment | None = None
+    """Seconds since the eldest entry of those that are left was recorded; None is not known."""
+    least_model: Annotated[int, Meta(ge=1 - 2**63)] = 1 - 2**63
+    positives: Weight = 1.0
+    """Entries that those that are left stand for."""
 
 
 class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -197,7 +242,9 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 _BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
     body.kind: body
-    for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord)
+    for body in (
+        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord, TableRecord
+    )
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()}

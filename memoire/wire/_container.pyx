@@ -577,6 +577,37 @@ cdef class HeldCache:
             raise ValueError(f"{drawn} of {self.view.samples} samples cannot have been drawn")
         self.used = drawn
 
+    def left_over(self):
+        """(samples uint32, times uint32, eldest, least_model, positives): the samples that are left, how often each was drawn (empty:
+        none was), and what `pass_over` found; None while all are left that were not drawn.
+        """
+        if self.left == NULL:
+            return None
+        samples = (<const uint8_t*>(self.left + self.used))[: (self.count - self.used) * sizeof(uint32_t)]
+        times = b"" if self.times == NULL else (<const uint8_t*>self.times)[: self.view.samples * sizeof(uint32_t)]
+        return samples, times, self.eldest, self.least_model, self.view.positives
+
+    def go_on_with(self, bytes samples not None, bytes times not None, double eldest, int64_t least_model, double positives):
+        """Take up what `left_over` said, for a cache that is not pushed yet. Raises ValueError for what cannot be."""
+        cdef uint32_t i
+        cdef size_t size = len(samples)
+        if size % sizeof(uint32_t) or size > self.view.samples * sizeof(uint32_t):
+            raise ValueError("more samples are left than there were")
+        if len(times) not in (0, self.view.samples * sizeof(uint32_t)) or not 1.0 <= positives <= 9007199254740992.0 or eldest != eldest:
+            raise ValueError("what is known of the samples that are left cannot be")
+        self.list_left()
+        memcpy(self.left, <const char*>samples, size)
+        self.used, self.count = 0, <uint32_t>(size // sizeof(uint32_t))
+        for i in range(self.count):
+            if self.left[i] >= self.view.samples:
+                raise ValueError("a sample is left that there never was")
+        if times:
+            self.times = <uint32_t*>malloc(len(times))
+            if self.times == NULL:
+                raise MemoryError()
+            memcpy(self.times, <const char*>times, len(times))
+        self.eldest, self.least_model, self.view.positives = eldest, least_model, positives
+
     @property
     def total_weight(self):
         """S_k: total weight of the client's memory when the cache was drawn."""

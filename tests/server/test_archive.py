@@ -22,13 +22,16 @@ from memoire.errors import Closed, MemoireError, ParameterError, Refused, Snapsh
 from memoire.nodes import snapshots
 from memoire.pool.tables import Table
 from memoire.replay import dataset
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
+from memoire.server.server import Server
 from memoire.storage import snapshot
 from memoire.storage.snapshot_file import SnapshotFile
-from memoire.wire import messages
+from memoire.wire import messages, pack
 from memoire.wire.frames import MessageHeader
-from netkit import QUICK, SCHEMA, pool_in, record, until
+from netkit import QUICK, SCHEMA, pool_in, record, table_in, until
 
 pytestmark = pytest.mark.slow
 
@@ -494,3 +497,102 @@ def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(
     again.close(100.0)
     other = cluster.server(limits=QUICK, discard_mismatched=True, **state)
     assert other.stats().held_caches == 0 and "refused (parameters)" in caplog.text
+
+
+KINDS = {
+    "caches": {},
+    "caches, uniform": {"sampler": Uniform()},
+    "caches, ranks": {"sampler": RankBased(0.7)},
+    "caches, greedy": {"prioritization": "greedy"},
+    "caches, beta grows": {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
+    "caches drawn again": {"reuse_cache": True},
+    "caches drawn three times": {"reuse_cache": True, "max_times_sampled": 3},
+    "caches of new models": {"max_model_lag": 2},
+    "caches in a band": {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 400.0, "min_size": 1},
+    "rollouts": {"storage": "rollouts", "capacity": 4000},
+}  # fmt: skip
+
+
+def entries_of(number, length=20):
+    """Columns of an episode, and versions of models that made its entries."""
+    rng = np.random.default_rng(number)
+    columns = [rng.random((length, 4), np.float32), np.full(length, number, np.int32), rng.random(length, np.float32)]
+    return columns, 1 + number % 8
+
+
+def fill(server, numbers):
+    """Have two clients push what is numbered so, without a network: the same in each call."""
+    table, pool = table_in(server), pool_in(server)
+    for number in numbers:
+        columns, version = entries_of(number)
+        client = bytes([1 + number % 2]) * 16
+        if table.storage == "caches":
+            memory = Memory(SCHEMA, 400, table.parameters, seed=number)
+            memory.open()
+            numbered = memory.extend(0, columns, model_version=version)
+            memory.close(terminated=True)
+            memory.update_priorities(numbered, np.arange(20.0))
+            payload = pack.build(memory, 16, now=1.0)
+            pool.add(client, number + 1, pool.check(messages.Cache(), payload))
+            table.limiter.reported(client, 20 * (number + 1), number + 1)
+        else:
+            facts = np.ones(20, np.float32), np.zeros(20, np.float32), np.full(20, version)
+
+            def copy(name, target, columns=columns):
+                target[:] = columns[SCHEMA.names.index(name)].reshape(-1).view(np.uint8)
+
+            payload = pack.pack_episode(SCHEMA, copy, *facts, now=1.0)
+            pool.add(client, number + 1, pool.check(messages.Episode(terminated=True), payload))
+
+
+def drawn(server, batches):
+    """All that some draws give, but ages."""
+    found = []
+    for _ in range(batches):
+        if table_in(server).storage == "rollouts":
+            taken = server.table(server.tables[0]).take(30)
+            found.append([taken["obs"], taken["action"], taken.lengths])
+            continue
+        batch = server.get_batch(16)
+        found.append([batch.ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_equals_no_interruption(tmp_path, kind):
+    """Also the second one; and a server with a seed does not draw again as it did at first."""
+    options = {"cache_size": 16, "seed": 5, "schema": SCHEMA, "name": "s"} | KINDS[kind]
+    results = []
+    for interruptions in (0, 2):
+        state = {"state_dir": tmp_path / str(interruptions), "snapshot_caches": True}
+        server = Server(None, **options | state)
+        server.publish("policy", b"x", version=8)
+        pool_in(server).saw_model(8)  # as when it is on disk
+        fill(server, range(40))
+        found = drawn(server, 5)
+        for turn in range(2):
+            if turn < interruptions:
+                server.close(20.0)
+                server = Server(None, **options | state)
+            found += drawn(server, 4)
+        results.append((found, table_in(server).limiter.state()))
+        server.close(20.0)
+    for one, other in zip(results[0][0], results[1][0], strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("storage", ["caches", "episodes"])
+def test_a_server_with_a_seed_draws_otherwise_in_its_next_life(tmp_path, storage):
+    """Also if it was killed; and in a next run, whose memory is another one."""
+    options = {"seed": 5, "schema": SCHEMA, "name": "s", "storage": storage, "state_dir": tmp_path, "cache_size": 16}
+    lives = []
+    for _ in range(2):
+        server = Server(None, **options)
+        for run in ("one", "two") if storage == "episodes" else ("one",):
+            server.begin_run(run + str(len(lives)))
+            fill(server, range(40))
+            lives.append(server.get_batch(64)["obs"].tobytes())
+        server.close(20.0)
+    assert len(set(lives)) == len(lives)

@@ -43,6 +43,7 @@ def table(pool, title="default", storage="caches"):
         parameters=pool.parameters,
         parameters_version=1,
         making={},
+        state=pool.state,
         check_parameters=getattr(pool, "check_parameters", lambda parameters: None),
         pool=pool,
     )
@@ -582,7 +583,7 @@ def test_other_files_are_refused_by_name(tmp_path):
         (b"", "is no snapshot"),
         (b"x" * 1000, "is no snapshot"),
         (whole[:12] + bytes([whole[12] ^ 1]) + whole[13:], "damaged at its beginning"),
-        (whole[:8] + b"\x09" + whole[9:], "form 9, this version of memoire reads form 3"),
+        (whole[:8] + b"\x09" + whole[9:], "form 9, this version of memoire reads form 4"),
         (whole[:60], "does not say what it holds"),
     ]:
         path.write_bytes(content)
@@ -590,7 +591,7 @@ def test_other_files_are_refused_by_name(tmp_path):
             load([path], table(Pool(SCHEMA, PLAIN)))
     head = snapshot_file._HEAD.pack(snapshot_file._MAGIC, 9, bytes(16))
     path.write_bytes(head + snapshot_file._SUM.pack(_bytes.checksum(head)))
-    with pytest.raises(DataError, match="form 9, this version of memoire reads form 3"):
+    with pytest.raises(DataError, match="form 9, this version of memoire reads form 4"):
         snapshot.facts(path)
 
 
@@ -625,10 +626,12 @@ def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
     with SnapshotFile(tmp_path / "a") as file:
         kinds = [type(record.body).__name__ for record in file.records()]
     assert kinds == [
+        "TableRecord",
         *["ClientRecord", *["CacheRecord"] * 3],
         *["ClientRecord", *["CacheRecord"] * 4],
         "ClientRecord",
         "CacheRecord",
+        "TableRecord",
         *["EpisodeRecord"] * 3,
     ]
 

@@ -87,7 +87,12 @@ class FakeSystem(System):
 
 def pool_in(server, table=None):
     """What a server holds of a table, of the first if none is named: for tests that compare it with something else."""
-    return server._tables[table or server.tables[0]].pool
+    return table_in(server, table).pool
+
+
+def table_in(server, table=None):
+    """A table of a server, the first if none is named: for tests that look at its limiter."""
+    return server._tables[table or server.tables[0]]
 
 
 def intercept(server, kind, way):
