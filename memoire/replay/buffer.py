@@ -273,7 +273,7 @@ class Buffer(StrictAttributes):
 
     def _beside(self) -> dict[str, Any]:
         """What a draw follows from beside the memory; while that is held."""
-        return {"annealing": self._annealing.state(), "limiter": self._limiter.state(_WRITERS)}
+        return {"annealing": self._annealing.state(), "limiter": self._limiter.state_of(_WRITERS)}
 
     @classmethod
     @checked_names(NAMES)
@@ -323,7 +323,7 @@ class Buffer(StrictAttributes):
         if not beside:
             return
         try:
-            self._annealing.take_over(beside["annealing"])
+            self._annealing.go_on_from(**beside["annealing"])
             recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
             self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -233,22 +233,6 @@ class Limiter:
         self._outstanding = 0
         self._begin_anew()
 
-    def state(self) -> dict[str, Any]:
-        """What was counted, as JSON carries it; of clients only how much each has recorded is not in it."""
-        return {
-            "surplus": self._surplus,
-            "begun": self._begun,
-            "inserted": self._inserted,
-            "drawn": self._drawn,
-            "forgiven": self._forgiven,
-        }
-
-    def take_over(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from where another one was."""
-        self._surplus, self._begun, self._told = float(state["surplus"]), bool(state["begun"]), None
-        self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
-        self._forgiven = float(state["forgiven"])
-
     def recorded(self, client: bytes) -> int:
         """Entries that a client has recorded, as it was counted here last."""
         known = self._clients.get(client)

@@ -33,8 +33,8 @@ def state_of(memory: Memory, slots: list[int]) -> tuple[dict[str, Any], dict[str
     """The state of a held memory, whose episodes are saved in the order of these slots.
 
     Returns:
-        (numbers, arrays): plain numbers, that JSON carries; and arrays by name, of which `slots` and `left` are int64 [N]:
-        the numbers that rows without an entry had last.
+        (numbers, arrays): plain numbers, that JSON carries; and arrays by name, of which `slots` and `left` are int64
+        [N]: the numbers that rows without an entry had last.
     """
     inside = memory.contents()
     meta = inside["meta"]

@@ -6,7 +6,7 @@ the one place where chances become the numbers that are multiplied into a loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -192,9 +192,12 @@ class Annealing:
         """How far it is: `course` and `batches`, as `go_on_from` takes them."""
         return {"course": self._course, "batches": self.batches}
 
-    def go_on_from(self, course: tuple[float, float | None, int] | None, batches: int) -> None:
-        """Be as far on this course as another one was."""
-        self._course, self.batches = course, batches
+    def go_on_from(self, course: Sequence[Any] | None, batches: int) -> None:
+        """Be as far on this course (beta's begin, its end or None, its batches) as another one was."""
+        if course is not None:
+            begin, end, length = course
+            course = float(begin), None if end is None else float(end), int(length)
+        self._course, self.batches = course, int(batches)
 
     def next(self, parameters: Parameters) -> float:
         """The importance exponent of the batch that is drawn now."""
@@ -203,18 +206,6 @@ class Annealing:
             self._course, self.batches = course, 0
         self.batches += 1
         return parameters.beta(self.batches - 1)
-
-    def state(self) -> dict[str, Any]:
-        """How far it has come, as JSON carries it."""
-        return {"course": self._course, "batches": self.batches}
-
-    def take_over(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another one was."""
-        course = state["course"]
-        if course is not None:
-            start, end, batches = course
-            self._course = (float(start), None if end is None else float(end), int(batches))
-        self.batches = int(state["batches"])
 
 
 _FIELD_NAMES = {

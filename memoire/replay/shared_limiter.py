@@ -61,16 +61,15 @@ class SharedLimiter:
             self._limiter.reset()
             self._changed.notify_all()
 
-    def state(self, client: bytes) -> dict[str, Any]:
-        """What was counted, with the entries of a client: `Limiter.state`."""
+    def state_of(self, client: bytes) -> dict[str, Any]:
+        """What was counted of the only client, as JSON carries it, and how many entries it has recorded."""
         with self._changed:
-            return self._limiter.state() | {"recorded": self._limiter.recorded(client)}
+            state = {name: value for name, value in self._limiter.state().items() if name not in ("clients", "told")}
+            return state | {"recorded": self._limiter.recorded(client)}
 
     def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
-        """Go on counting from where another one was; the client has recorded so many entries now."""
-        with self._changed:
-            self._limiter.take_over(state)
-            self._limiter.met(client, inserted, inserted)
+        """Go on counting from where another one was; its only client has recorded so many entries now."""
+        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted)]})
 
     def met(self, client: bytes, inserted: int, sequence: int) -> None:
         """A client is here: `Limiter.met`."""
