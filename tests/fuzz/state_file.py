@@ -3,6 +3,7 @@
 1 byte   which row of the database; the rest is what stands in it
 """
 
+import json
 import shutil
 import sqlite3
 import tempfile
@@ -37,7 +38,9 @@ def _template() -> list[tuple[int, bytes, bytes]]:
     """Kind, key and body of every row of a folder with something of everything; made once."""
     if not _rows:
         keeper = keeper_of_all(TEMPLATE)
-        keeper.save(settings={"parameters": '{"given":{},"now":{},"version":3}', "run": "ant/7", "restored": "00ff"})
+        whole = Parameters().to_wire()
+        parameters = json.dumps({"given": whole, "now": whole, "version": 3})
+        keeper.save(settings={"parameters": parameters, "run": "ant/7", "restored": "00ff"})
         keeper.close()
         connection = sqlite3.connect(TEMPLATE / "state.db")
         found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()

@@ -380,7 +380,9 @@ def test_held_caches_come_back_with_what_was_not_drawn_yet(cluster, durable):
     assert server.stats().held_caches == 0, "what was drawn does not come back"
 
 
-@pytest.mark.parametrize("change", [{"run": "other"}, {"frame_stack": 2}, {"snapshot_caches": False}])
+@pytest.mark.parametrize(
+    "change", [{"run": "other"}, {"frame_stack": 2, "discard_mismatched": True}, {"snapshot_caches": False}]
+)
 def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for(cluster, durable, change, caplog):
     server = durable.start(snapshot_caches=True, limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -390,7 +392,7 @@ def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for
     server.close()
     server = durable.start(**{"snapshot_caches": True} | change)
     assert server.stats().held_caches == int("snapshot_caches" in change)
-    assert ("not held again" in caplog.text) == ("frame_stack" in change)
+    assert ("1 refused (parameters)" in caplog.text) == ("frame_stack" in change)
 
 
 def test_snapshots_need_a_folder(cluster):

@@ -14,7 +14,7 @@ OF_ONE = {
     memoire.Server: {
         "endpoint", "full", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
         "pub_endpoint", "name", "state_dir", "snapshot_caches", "snapshot_every", "context", "limits", "clock", "keys",
-        "tune_process", "inference",
+        "tune_process", "inference", "discard_mismatched",
     },
     memoire.Table: {"full", "length", "storage", "cache_limit", "client_capacity", "byte_limit"},
 }  # fmt: skip

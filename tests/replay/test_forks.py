@@ -68,7 +68,12 @@ HOLDERS = {
     ],
     "rl/demo/actor.py": [], "rl/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
 }  # fmt: skip
-LOCAL = {"prompts/steps.py", "rl/__main__.py", "rl/demo/qlearning.py"}  # made where they are used, by a given seed
+LOCAL = {
+    "prompts/steps.py",
+    "rl/__main__.py",
+    "rl/agent_state.py",
+    "rl/demo/qlearning.py",
+}  # made where they are used, by a given seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 
 

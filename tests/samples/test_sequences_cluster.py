@@ -257,7 +257,7 @@ def test_a_cluster_goes_over_from_transitions_to_sequences_while_it_runs(cluster
     client.on_entries(40)
     assert client.push_cache(100.0)
     assert server.get_batch(8, timeout=100.0).obs.shape == (8, 1)
-    server.configure(sequence_length=8, sequence_overlap=4)
+    server.configure(sequence_length=8, sequence_overlap=4, discard_mismatched=True)
     client.update(100.0)
     assert client.push_cache(100.0)
     assert server.get_batch(8, timeout=100.0).obs.shape == (8, 9, 1)
