@@ -11,6 +11,7 @@ have applied it. Of those that were not sent the newest of an entry is enough.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ WARN_INTERVAL = 60.0
 
 Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 """Feedback by client: its id, numbers of entries [n], TD errors [n]."""
+
+
+_size_of = operator.attrgetter("errors.size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class _Waiting:
     @property
     def unsent(self) -> int:
         """TD errors that were not sent yet."""
-        return sum(map(len, self.pieces))
+        return sum(map(_size_of, self.pieces))
 
     @property
     def is_long(self) -> bool:
