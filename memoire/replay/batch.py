@@ -100,14 +100,10 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
     """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
 
     Raises:
-        ParameterError: they are not as many, or not finite.
+        ParameterError: they are not as many, or not finite, or complex.
+        WrongType: they are no numbers.
     """
-    try:
-        errors = np.array(real_errors(td_errors), np.float32, order="C")
-    except ParameterError:
-        raise
-    except (TypeError, ValueError, OverflowError):
-        raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
+    errors = np.array(real_errors(td_errors), np.float32, order="C")
     if ids.dtype != ID:
         raise WrongType("ids", "the ids of a batch", f"{ids.dtype}{list(ids.shape)}")
     if ids.ndim != 1 or errors.shape != ids.shape:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.errors import EntryError, NotFinite, ParameterError
+from memoire.errors import EntryError, NotFinite, ParameterError, WrongType
 
 from .columns import ENTRY_BYTES, Column, dtype_text
 from .ragged import Ragged
@@ -153,10 +153,16 @@ def real_errors(td_errors: Any) -> NDArray[Any]:
     """TD errors as an array of real numbers, in their own shape; of a tensor that requires grad its values.
 
     Raises:
-        ParameterError: they are complex, or no numbers.
+        ParameterError: they are complex.
+        WrongType: they are no numbers.
     """
     detach = getattr(td_errors, "detach", None)
-    errors = np.asarray(detach() if callable(detach) else td_errors)
-    if errors.dtype.kind not in "biuf":
+    try:
+        errors = np.asarray(detach() if callable(detach) else td_errors)
+    except (TypeError, ValueError, OverflowError):
+        raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
+    if errors.dtype.kind == "c":
         raise ParameterError("td_errors", f"{errors.dtype}{list(errors.shape)}", "real numbers, such as abs(td_errors)")
+    if errors.dtype.kind not in "biuf":
+        raise WrongType("td_errors", "numbers", repr(td_errors)[:80])
     return errors

@@ -10,7 +10,7 @@ import zmq
 from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
 from memoire.client.line_outbox import LINE_OVERHEAD, LineOutbox
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetcher
 from memoire.net import descriptors
 from memoire.net.send_queues import SendQueue
@@ -203,6 +203,6 @@ def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(d
 
 
 def test_what_is_no_td_error_is_shown_short():
-    with pytest.raises(ParameterError, match="td_errors must be real numbers") as caught:
+    with pytest.raises(WrongType) as caught:
         td_errors_for(np.zeros(1, ID), "x" * 1000)
-    assert "xxxxx" not in str(caught.value)
+    assert repr("x" * 1000)[:80] in str(caught.value) and repr("x" * 1000)[:81] not in str(caught.value)

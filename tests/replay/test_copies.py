@@ -3,13 +3,14 @@
 import copy
 import io
 import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import memoire
 from memoire.errors import DataError, NotCopied, ParameterError
-from memoire.replay import dataset_writing
 
 SCHEMA = {"obs": (np.float32, (3,)), "action": np.int64, "reward": np.float32}
 COPIES = {
@@ -119,10 +120,10 @@ def test_whatever_cannot_be_copied_says_what_to_do(way):
 
 
 def by_file(buffer):
-    file = io.BytesIO()
-    dataset_writing.write(buffer.memory, file, buffer._beside)
-    file.seek(0)
-    return memoire.Buffer.load(file)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved.npz"
+        buffer.save(path)
+        return memoire.Buffer.load(path)
 
 
 SAVED = {**COPIES, "file": by_file}

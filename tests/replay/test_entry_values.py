@@ -9,7 +9,7 @@ import pytest
 
 import memoire
 from memoire import _core
-from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError
+from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError, WrongType
 from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
 from memoire.replay.entry_conversion import (
@@ -228,8 +228,10 @@ def doors_for_td_errors():
 
 def test_td_errors_are_real_numbers_and_tensors_that_require_grad_are_taken():
     for give, shape in doors_for_td_errors():
-        for wrong in (np.ones(shape, complex), np.full(shape, "1"), np.full(shape, None)):
-            with pytest.raises(ParameterError, match=r"^td_errors must be real numbers, such as abs\(td_errors\)"):
+        with pytest.raises(ParameterError, match=r"^td_errors must be real numbers, such as abs\(td_errors\)"):
+            give(np.ones(shape, complex))
+        for wrong in (np.full(shape, "1"), np.full(shape, None)):
+            with pytest.raises(WrongType, match="^td_errors must be numbers, got array"):
                 give(wrong)
         give(NeedsGradient(np.ones(shape)))
 
