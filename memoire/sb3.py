@@ -142,7 +142,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def parameters(self) -> Parameters | None:
-        """What the buffer or the source draws by; None of a source that does not say, or does not know it yet."""
+        """Parameters of the buffer or of the source; None if a source has no parameters, or none yet."""
         drawn_by = self.source if self.memory is None else self.memory
         is_met = getattr(drawn_by, "servers", True)
         return getattr(drawn_by, "parameters", None) if is_met else None

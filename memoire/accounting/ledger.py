@@ -312,7 +312,7 @@ class Ledger:
     # What is asked
 
     def feedback(self) -> dict[str, FeedbackCounts]:
-        """What became of TD errors, by whose entries they were for: of clients, of the server, of unknown owners."""
+        """Return the counts of TD errors by owner of their entries: clients, the server, and unknown owners."""
         sums = Counter(self._folded.feedback)
         for account in self:
             sums.update(asdict(account.feedback))

@@ -280,7 +280,7 @@ class Pool:
                 yield kept
 
     def state(self) -> dict[str, Any]:
-        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
             random, drawn, elsewhere = self._queues.held.state()
             facts = {"random": random.to_bytes(8, "little"), "drawn": drawn, "elsewhere": elsewhere}

@@ -206,7 +206,7 @@ class EpisodePool(LastingPool):
     # Snapshots
 
     def state(self) -> dict[str, Any]:
-        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
             return self._annealing.state() | {"newest_model": self.memory.newest_model}
 

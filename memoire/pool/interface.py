@@ -148,7 +148,7 @@ class Inspectable(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
         """Take up what `state` said, before anything is put back.

@@ -167,7 +167,7 @@ class RolloutPool(BatchlessPool):
     # Snapshots
 
     def state(self) -> dict[str, Any]:
-        """What takes go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        """Return the state of takes beside the held data: fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
             return {"newest_model": self._queue.newest_model, "until_publish": self._queue.until_publish}
 

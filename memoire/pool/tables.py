@@ -210,7 +210,7 @@ class OpenTable:
         return {} if self.settings.prompts is None else self.settings.prompts.making(self.schema)
 
     def state(self) -> dict[str, Any]:
-        """What draws go on from beside what is held: fields of a snapshot's `TableRecord`."""
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
         return {**self.pool.state(), "limiter": self.limiter.state()}
 
     def check_parameters(self, parameters: Parameters) -> None:

@@ -33,7 +33,7 @@ _path: tuple[int, ...] = ()  # this process among the children of the first one,
 
 
 class ForkedCopy(Protocol):
-    """What a forked process gets a copy of."""
+    """An object that a forked process gets a copy of."""
 
     def held(self) -> Any:
         """A context in which no other thread changes it."""

@@ -193,7 +193,7 @@ class Annealing:
         return {"course": self._course, "batches": self.batches}
 
     def go_on_from(self, course: Sequence[Any] | None, batches: int) -> None:
-        """Be as far on this course (beta's begin, its end or None, its batches) as another one was."""
+        """Continue a course: beta's begin, its end or None, the batches between them, and how many were drawn."""
         if course is not None:
             begin, end, length = course
             course = float(begin), None if end is None else float(end), int(length)

@@ -183,7 +183,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _is_stateful(value: Any) -> bool:
-    """Whether it is an optimizer, a scheduler, or another object that gives and takes its state."""
+    """Return whether the value has `state_dict` and `load_state_dict`, as optimizers and schedulers do."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

@@ -22,7 +22,7 @@ _LIVES: Final = "lives"
 
 
 def lives_of(past: SavedState) -> int:
-    """How often a server has begun in this folder before."""
+    """Return the number of former starts of a server in this folder."""
     lives = past.settings().get(_LIVES, "0")
     return int(lives) if lives.isdecimal() else 0
 

@@ -47,7 +47,7 @@ class HasMemory(Protocol):
 
     @property
     def limiter(self) -> Any:
-        """What limits its draws."""
+        """The limiter of its draws."""
 
     def state(self) -> dict[str, Any]:
         """What draws go on from beside what it holds: fields of a `TableRecord`."""

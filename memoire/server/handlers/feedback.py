@@ -93,7 +93,7 @@ class _Waiting:
 
     @property
     def is_long(self) -> bool:
-        """Whether they should be merged."""
+        """Whether enough TD errors wait that merging them pays."""
         unsent = self.unsent
         return unsent > MERGED_SAMPLES and unsent >= 2 * self.merged
 
