@@ -220,9 +220,9 @@ class Directory:
             own = {} if server.parameters is None else server.parameters.to_wire()
             others = {} if self.terms is None else self.terms.parameters.to_wire()
             for name, value in own.items():
-                if value != others[name]:
+                if value != others.get(name):
                     advice = "give all of them the same, by their settings or by Reader.configure"
-                    expected = f"{others[name]!r}, as other servers of this table have it ({advice})"
+                    expected = f"{others.get(name)!r}, as other servers of this table have it ({advice})"
                     return ParameterError(name, f"{value!r} at server {server.name}", expected)
         return None
 

@@ -306,7 +306,7 @@ class Parameters:
         version of memoire that knows more fields.
         """
         default = Parameters().to_wire()
-        told = {name: value for name, value in self.to_wire().items() if value != default[name]}
+        told = {name: value for name, value in self.to_wire().items() if value != default.get(name)}
         text = json.dumps(told, sort_keys=True)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
 
