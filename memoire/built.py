@@ -3,6 +3,7 @@
 Python itself would speak of a circular import.
 """
 
+import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -13,5 +14,12 @@ COMPILED = ("_core", "net/_multipart", "wire/_bytes", "wire/_container", "pool/_
 
 FOLDER = Path(__file__).resolve().parent
 
-if any(PathFinder.find_spec(Path(name).name, [str((FOLDER / name).parent)]) is None for name in COMPILED):
-    raise NotBuilt(str(FOLDER))
+
+def is_built(folder: Path) -> bool:
+    """Whether every compiled module is there."""
+    return all(PathFinder.find_spec(Path(name).name, [str((folder / name).parent)]) is not None for name in COMPILED)
+
+
+if not is_built(FOLDER):
+    others = (Path(path or ".").resolve() / "memoire" for path in sys.path)
+    raise NotBuilt(str(FOLDER), next((str(each) for each in others if each != FOLDER and is_built(each)), None))

@@ -4,9 +4,10 @@ Each derives from `MemoireError` and from the builtin that a caller would guess;
 survives pickling, and its text says which value, from whom, what was expected and what to do now.
 """
 
+import contextlib
 import errno
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -79,24 +80,40 @@ class InsecureWarning(UserWarning):
 class NotBuilt(MemoireError, ImportError):
     """What Python found is memoire's source code, without the part of it that has to be compiled."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self.folder = folder
+    def __init__(self, folder: str, installed: str | None) -> None:
+        super().__init__(folder, installed)
+        self.folder, self.installed = folder, installed
 
     def __str__(self) -> str:
+        if self.installed:
+            return (
+                f"memoire is installed in {self.installed}, but Python found its source code in {self.folder} first, "
+                f"and that is not built. Start Python from another folder."
+            )
         return (
-            f"memoire in {self.folder} is not built: its compiled part is missing. Build it where you have "
-            f"cloned it (`make setup`, or `pip install .`); or, if memoire is installed elsewhere, start Python from "
-            f"another folder: Python found this one first."
+            f"memoire in {self.folder} is not built: its compiled part is missing. Build it there with `make setup`. "
+            f"`pip install .` installs it for Python that is started from another folder."
         )
 
 
-class NotInstalled(MemoireError, ImportError):
+class NotInstalled(MemoireError, ModuleNotFoundError):
     """A module that only some users need is not installed."""
 
     def __init__(self, module: str, command: str) -> None:
         super().__init__(module, command)
         self.module, self.command = self.args
+        self.name = module.partition(".")[0]
+
+    @classmethod
+    @contextlib.contextmanager
+    def explained(cls, command: str) -> Iterator[None]:
+        """Raise this error if an import in the block does not find a package that `command` installs."""
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if isinstance(error, cls) or error.name is None or error.name.partition(".")[0] == "memoire":
+                raise
+            raise cls(error.name, command) from None
 
     def __str__(self) -> str:
         return f"this needs {self.module}, which is not installed: {self.command}"

@@ -111,10 +111,8 @@ class Trackio:
     """
 
     def __init__(self, project: str, name: str | None = None, **options: Any) -> None:
-        try:
+        with NotInstalled.explained("pip install trackio"):
             trackio: Any = importlib.import_module("trackio")
-        except ModuleNotFoundError as error:
-            raise NotInstalled(error.name or "trackio", "pip install trackio") from None
         self._run = trackio.init(project=project, name=name, **options)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
@@ -177,10 +175,8 @@ class Wandb:
         fallback: str | os.PathLike[str] | None = None,
         attempts: int = 3,
     ) -> None:
-        try:
+        with NotInstalled.explained("pip install wandb"):
             wandb: Any = importlib.import_module("wandb")
-        except ModuleNotFoundError as error:
-            raise NotInstalled(error.name or "wandb", "pip install wandb") from None
         self._lines = None if fallback is None else JsonLines(fallback)
         self._run: Any = None
         options = {"project": project, "entity": entity or None, "id": run_id or None, "config": dict(config or {})}

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import minari
 import numpy as np
-from minari.data_collector import EpisodeBuffer
 
 from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 
-from .errors import DataError, ParameterError
+from .errors import DataError, NotInstalled, ParameterError
+
+with NotInstalled.explained("pip install 'memoire-rl[minari]'"):
+    import minari
+    from minari.data_collector import EpisodeBuffer
 
 
 def schema(data: Any, extra: Mapping[str, Any] | None = None) -> Schema:

@@ -17,13 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import stable_baselines3
-import torch
 from numpy.typing import NDArray
-from stable_baselines3.common import buffers
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.utils import polyak_update
-from torch.nn import functional
 
 from memoire.replay.batch import Batch
 from memoire.replay.buffer import Buffer
@@ -33,7 +27,16 @@ from memoire.replay.schema import Schema
 
 from .errors import EmptyMemory, EpisodeTorn, NotCopied, NotInstalled, ParameterError
 from .suggestions import checked_names
-from .torch import TorchBatch
+
+with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common import buffers
+    from stable_baselines3.common.type_aliases import ReplayBufferSamples
+    from stable_baselines3.common.utils import polyak_update
+    from torch.nn import functional
+
+    from .torch import TorchBatch
 
 _N_STEPS = ("n_steps", "multi_step")
 _GAMMA = ("gamma", "discount", "discount_factor")
@@ -596,10 +599,8 @@ class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
 @functools.cache
 def _qrdqn() -> type:
     """QR-DQN, made when it is first asked for: it is in a package of its own."""
-    try:
+    with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
         import sb3_contrib
-    except ImportError as error:
-        raise NotInstalled("sb3-contrib", "pip install 'memoire-rl[sb3]'") from error
 
     class QRDQN(_ValueBasedAlgorithm, sb3_contrib.QRDQN):
         """sb3-contrib's QR-DQN with importance; priorities are how far the mean values are apart.

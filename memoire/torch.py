@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from memoire.models import tensors as bodies
@@ -29,8 +28,11 @@ from memoire.models.model import Model
 from memoire.replay.batch import Attributes, Batch, PriorityUpdate
 from memoire.replay.mixing import MixedBatch
 
-from .errors import ParameterError, WrongType
+from .errors import NotInstalled, ParameterError, WrongType
 from .suggestions import no_field
+
+with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
+    import torch
 
 
 class Source(Protocol):

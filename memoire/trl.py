@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import TrainerCallback
 
 from memoire.clock import wall_clock
 from memoire.prompts.step import Step
@@ -32,7 +31,10 @@ from memoire.replay.columns import Column
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
 
-from .errors import Closed, EpochOver, MemoireTimeout, ParameterError, ProtocolMoved
+from .errors import Closed, EpochOver, MemoireTimeout, NotInstalled, ParameterError, ProtocolMoved
+
+with NotInstalled.explained("pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'"):
+    from transformers import TrainerCallback
 
 VERSIONS: Final = ((1, 13), (1, 16))
 """The oldest and the newest TRL that this module was tried with."""

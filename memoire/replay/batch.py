@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import NotInstalled, ParameterError, WrongType
+from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import no_field
 
 from .schema import Schema
@@ -277,10 +277,7 @@ class Batch(Attributes[NDArray[Any]]):
             NotInstalled: torch is not here: pip install 'memoire-rl[torch]'.
             ParameterError: torch has no dtype like an array's, or no such device.
         """
-        try:
-            memoire_torch = importlib.import_module("memoire.torch")  # by name: nothing here may need torch
-        except ImportError as error:
-            raise NotInstalled("torch", "pip install 'memoire-rl[torch]'") from error
+        memoire_torch = importlib.import_module("memoire.torch")  # by name: nothing here may need torch
         return memoire_torch.TorchBatch(self, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     @property

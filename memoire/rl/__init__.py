@@ -29,6 +29,8 @@ Names are imported when they are used: `import memoire.rl` needs neither torch n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from memoire.errors import NotInstalled
+
 if TYPE_CHECKING:
     from memoire.inference.observer import Ask as Ask
     from memoire.inference.observer import Observer as Observer
@@ -173,7 +175,8 @@ __all__ = [
 def _imported(name: str) -> Any:
     """Called as `__getattr__` for what is not here yet."""
     if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
+        with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+            found = getattr(importlib.import_module(_HOMES[name]), name)
     elif name in _MODULES:
         found = importlib.import_module(f"memoire.rl.{name}")
     else:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch
+from memoire.errors import NotInstalled
+
+with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+    import torch
 
 
 class ActorModule(torch.nn.Module):

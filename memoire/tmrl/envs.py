@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
-import gymnasium
+from memoire.errors import NotInstalled
 
-from memoire.rl.spaces import default_action, float32_space, observation_in
+with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+    import gymnasium
 
-from . import rtgym
+    from memoire.rl.spaces import default_action, float32_space, observation_in
+
+    from . import rtgym
 
 
 class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -91,8 +91,6 @@ class GenericMemory(MemoryDataloading):
 
 
 def _data_set(name: str) -> Any:
-    try:
+    with NotInstalled.explained("pip install 'memoire-rl[minari]'"):
         import minari
-    except ModuleNotFoundError as error:
-        raise NotInstalled(error.name or "minari", "pip install 'memoire-rl[minari]'") from None
     return minari.load_dataset(name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TypeVar
 
-import torch
+from memoire.errors import NotInstalled
+
+with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+    import torch
 
 M = TypeVar("M", bound=torch.nn.Module)
 

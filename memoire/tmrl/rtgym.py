@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import gymnasium
+from memoire.errors import NotInstalled
 
-from memoire.rl.drone import DummyDrone
-from memoire.rl.realtime import DEFAULTS, RealTimeInterface
+with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+    import gymnasium
+
+    from memoire.rl.drone import DummyDrone
+    from memoire.rl.realtime import DEFAULTS, RealTimeInterface
 
 __all__ = ["DEFAULT_CONFIG_DICT", "DummyRCDrone", "RealTimeGymInterface", "register"]
 

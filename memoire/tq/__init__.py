@@ -10,27 +10,30 @@ Names, results and errors are those of TransferQueue 0.1.11; docs/language-model
 memoire's servers, spread over them by key. There are no Ray actors, and values are never pickled.
 """
 
-from .client import KeyedClient as KeyedClient
-from .interface import async_kv_batch_get as async_kv_batch_get
-from .interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
-from .interface import async_kv_batch_put as async_kv_batch_put
-from .interface import async_kv_clear as async_kv_clear
-from .interface import async_kv_list as async_kv_list
-from .interface import async_kv_put as async_kv_put
-from .interface import close as close
-from .interface import get_client as get_client
-from .interface import get_metrics_endpoint as get_metrics_endpoint
-from .interface import init as init
-from .interface import kv_batch_get as kv_batch_get
-from .interface import kv_batch_get_by_meta as kv_batch_get_by_meta
-from .interface import kv_batch_put as kv_batch_put
-from .interface import kv_clear as kv_clear
-from .interface import kv_list as kv_list
-from .interface import kv_put as kv_put
-from .interface import load_checkpoint as load_checkpoint
-from .interface import save_checkpoint as save_checkpoint
-from .metadata import BatchMeta as BatchMeta
-from .metadata import KVBatchMeta as KVBatchMeta
+from memoire.errors import NotInstalled
+
+with NotInstalled.explained("pip install 'memoire-rl[tq]'"):
+    from .client import KeyedClient as KeyedClient
+    from .interface import async_kv_batch_get as async_kv_batch_get
+    from .interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
+    from .interface import async_kv_batch_put as async_kv_batch_put
+    from .interface import async_kv_clear as async_kv_clear
+    from .interface import async_kv_list as async_kv_list
+    from .interface import async_kv_put as async_kv_put
+    from .interface import close as close
+    from .interface import get_client as get_client
+    from .interface import get_metrics_endpoint as get_metrics_endpoint
+    from .interface import init as init
+    from .interface import kv_batch_get as kv_batch_get
+    from .interface import kv_batch_get_by_meta as kv_batch_get_by_meta
+    from .interface import kv_batch_put as kv_batch_put
+    from .interface import kv_clear as kv_clear
+    from .interface import kv_list as kv_list
+    from .interface import kv_put as kv_put
+    from .interface import load_checkpoint as load_checkpoint
+    from .interface import save_checkpoint as save_checkpoint
+    from .metadata import BatchMeta as BatchMeta
+    from .metadata import KVBatchMeta as KVBatchMeta
 
 __version__ = "0.1.11"
 """Of TransferQueue, whose calls these are: trainers ask for it before they save checkpoints or give prompts again."""

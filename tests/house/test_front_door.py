@@ -48,3 +48,42 @@ def test_an_actor_does_not_import_the_server() -> None:
 def test_a_name_that_there_is_none_of_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Buferr'"):
         getattr(memoire, "Buferr")  # noqa: B009  (which mypy would refuse)
+
+
+PACKAGES = ("torch", "tensordict", "stable_baselines3", "sb3_contrib", "transformers", "minari", "gymnasium")
+"""What a module may need beyond the client's requirements."""
+WITHOUT_THEM = f"""
+import importlib, json, sys
+
+sys.modules.update(dict.fromkeys({PACKAGES}))  # as if they were not installed
+from memoire.errors import NotInstalled
+
+said = {{}}
+for name in sys.argv[1:]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        getattr(found, attribute) if attribute else None
+    except NotInstalled as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+
+def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
+    commands = {
+        "memoire.torch": "'memoire-rl[torch]'",
+        "memoire.sb3": "'memoire-rl[sb3]'",
+        "memoire.trl": "'memoire-rl[torch]' 'trl",
+        "memoire.tq": "'memoire-rl[tq]'",
+        "memoire.minari": "'memoire-rl[minari]'",
+        "memoire.rl:SAC": "'memoire-rl[",
+        "memoire.rl:RealTimeEnv": "'memoire-rl[rl]'",
+        "memoire.tmrl.actor": "'memoire-rl[rl]'",
+        "memoire.tmrl.rtgym": "'memoire-rl[rl]'",
+    }
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THEM, *commands], capture_output=True, check=True, text=True)
+    said = json.loads(done.stdout)
+    assert set(said) == set(commands)
+    for name, command in commands.items():
+        assert f"pip install {command}" in said[name], said[name]
