@@ -150,6 +150,20 @@ def test_what_servers_count_is_added_up_over_their_lives_and_harmless_refusals_a
     assert counters.latency().p50 == pytest.approx(BOUNDS[0] / 2)
 
 
+def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actors_hold():
+    """`feedback_late` is said of this; 10 TD errors took 20 s in both lives of the server, and 100 steps took 10 s."""
+    counters = Counters()
+    assert counters.feedback(500) is None, "nothing is known yet"
+    for now, epoch, number in ((0.0, 1, 4), (5.0, 1, 8), (10.0, 2, 6)):
+        delay = {"seconds": 2.0 * number, "counts": [0, number // 2, number // 2]}
+        counters.count(server(epoch=epoch, feedback_delay=delay))
+        counters.count(server("of a former version"))  # which says none
+        counters.remember(now, Totals(steps=round(10 * now)), [], [])
+    assert counters.gained("feedback", 60.0) == (10, 10.0)
+    assert counters.feedback(500) == (2.0, 50.0)
+    assert counters.feedback(0) is None, "actors say no memory: they store episodes"
+
+
 def test_a_minute_without_draws_is_idle_and_half_of_one_says_nothing():
     counters = Counters()
     found = []

@@ -187,7 +187,7 @@ def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(dispatche
     assert (account.waiting_feedback, account.report.applied, account.report.stale) == (0, 4, 1)
 
 
-def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher):
+def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher, caplog):
     asker = Asker(dispatcher)
     asker.ask(messages.Update(steps=5))
     ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
@@ -195,10 +195,15 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher):
     for number in range(6):
         ids["number"] = np.arange(len(ids)) + number * len(ids)
         assert dispatcher.hand_on(ids, np.ones(len(ids))).lost == 0
-    account = dispatcher.ledger.find(ME)
-    while account.waiting_feedback > 4 * len(ids):  # merged when as many have come as were merged before
-        dispatcher.hand_on(ids[:1000], np.ones(1000))
+    assert dispatcher.ledger.find(ME).waiting_feedback == FEEDBACK_SAMPLES
     assert dispatcher.feedback_lost == dispatcher.feedback_overflowed == 2 * len(ids)
+    for _ in range(2):
+        dispatcher.fold()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
+        "fetches them with its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the "
+        "server sets"
+    ]
     ids["client"] = np.frombuffer(YOU, "<u8")
     assert dispatcher.hand_on(ids, np.ones(len(ids))).lost == len(ids)
     assert dispatcher.ledger.totals().lost_feedback == 2 * len(ids)

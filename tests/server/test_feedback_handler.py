@@ -116,14 +116,40 @@ def test_what_was_sent_while_it_was_merged_is_left_alone(state):
     assert feedback_of(state) == FeedbackCounts(given=2 * few, waiting=2 * few)
 
 
-def test_those_that_wait_longest_are_lost_where_too_many_wait_and_one_warning_says_so(state):
+def test_those_that_wait_longest_are_lost_where_too_many_wait(state):
     handler = FeedbackHandler(state)
     handler.apply([piece(samples=FEEDBACK_SAMPLES), piece(first=FEEDBACK_SAMPLES, samples=100)], NOW)
     merged(handler)
     assert feedback_of(state) == FeedbackCounts(given=FEEDBACK_SAMPLES + 100, lost=100, waiting=FEEDBACK_SAMPLES)
     assert handler.overflowed == handler.lost == 100 and fetched(handler, state)[1][0] == 100
-    assert handler.warning(NOW).startswith("100 TD errors were dropped") and not handler.warning(NOW + 61)
     state.ledger.check_invariants()
+
+
+@pytest.mark.parametrize("entries", [10**7, 2 * MERGED_SAMPLES])
+def test_never_more_wait_than_may_whether_entries_come_again_or_not(state, entries):
+    """Those of entries that come again are superseded; then none is lost."""
+    handler, size, given = FeedbackHandler(state), MERGED_SAMPLES // 3, 0
+    while given < 3 * FEEDBACK_SAMPLES:
+        handler.apply([(ME, np.arange(given, given + size) % entries, np.zeros(size, np.float32))], NOW)
+        merged(handler)
+        given += size
+        assert feedback_of(state).waiting <= min(FEEDBACK_SAMPLES, 3 * entries)
+    counts = feedback_of(state)
+    assert counts.is_balanced and (counts.lost > 0) == (counts.superseded == 0) == (entries > FEEDBACK_SAMPLES)
+    assert handler.overflowed == counts.lost == handler.lost
+
+
+def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state):
+    handler, times = FeedbackHandler(state), []
+    for second in range(0, 190, 10):
+        handler.apply([piece(samples=FEEDBACK_SAMPLES // 2, first=second * FEEDBACK_SAMPLES)], NOW + second)
+        merged(handler)
+        if said := handler.warning(NOW + second):
+            times.append((second, int(said.partition(" ")[0])))
+    assert [second for second, _ in times] == [20, 90, 160]
+    rest = int(handler.warning(NOW + 300).partition(" ")[0])
+    assert sum(count for _, count in times) + rest == handler.overflowed == feedback_of(state).lost
+    assert not handler.warning(NOW + 1000), "nothing was dropped since"
 
 
 def test_a_reply_brings_half_of_the_longest_request_and_says_how_much_is_left(state):

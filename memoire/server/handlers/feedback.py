@@ -32,7 +32,9 @@ from memoire.wire.frames import MessageHeader
 FEEDBACK_SAMPLES = 1 << 18
 """TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
 MERGED_SAMPLES = 1 << 14
-"""They are merged when so many have come since they were merged last, and as many as there were then."""
+"""They are merged when so many have come since they were merged last, and as many as were left then."""
+MOST_UNMERGED = FEEDBACK_SAMPLES // 4
+"""At latest they are merged when so many have come."""
 SAMPLE_BYTES = 16
 """Of a TD error in a reply: number, error and owner."""
 CONTAINER_BYTES = 1024
@@ -80,8 +82,8 @@ class _Waiting:
 
     pieces: list[_Errors] = field(default_factory=list)
     """Not sent yet, in the order in which they came."""
-    merged: int = 0
-    """TD errors that were left when they were merged last."""
+    unmerged: int = 0
+    """Those that came since they were merged last."""
     sent: _Errors | None = None
     number: int = 0
     """Of the piece that was sent."""
@@ -93,9 +95,21 @@ class _Waiting:
 
     @property
     def is_long(self) -> bool:
-        """Whether enough TD errors wait that merging them pays."""
-        unsent = self.unsent
-        return unsent > MERGED_SAMPLES and unsent >= 2 * self.merged
+        """Whether so many TD errors have come that merging them pays."""
+        return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
+
+    def cut(self, most: int) -> _Errors:
+        """The first TD errors of those that were not sent, which are no longer among these."""
+        chosen, room = [], most
+        while self.pieces and room:
+            piece = self.pieces.pop(0)
+            if len(piece) > room:
+                self.pieces.insert(0, piece.part(slice(room, None)))
+                piece = piece.part(slice(room))
+            chosen.append(piece)
+            room -= len(piece)
+        self.unmerged = min(self.unmerged, self.unsent)
+        return _joined(chosen)
 
 
 class Merge:
@@ -224,8 +238,11 @@ class FeedbackHandler:
             return PriorityUpdate(lost=count)
         waiting = self._waiting.setdefault(client, _Waiting())
         waiting.pieces.append(_Errors(numbers, errors, np.full(count, now)))
+        waiting.unmerged += count
         if waiting.is_long:
             self._long.add(client)
+        else:
+            self._drop_overflow(account, waiting)
         return PriorityUpdate(sent=count)
 
     def _touch(self, run: Run, account: Account) -> None:
@@ -237,33 +254,36 @@ class FeedbackHandler:
 
     # What waits is kept short
 
+    def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
+        """Count as lost what waits longest, if too many wait."""
+        overflow = waiting.unsent - FEEDBACK_SAMPLES
+        if overflow > 0:
+            waiting.cut(overflow)
+            self.overflowed += overflow
+            self.lost += overflow
+            self._lose(self._state.run, account, overflow)
+
     def merges(self) -> list[Merge]:
         """What should be merged now: `Merge.work` without a lock, then `merged`."""
         found = [(client, self._waiting.get(client)) for client in self._long]
         self._long.clear()
-        return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting is not None]
+        return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting and waiting.pieces]
 
     def merged(self, merge: Merge) -> None:
-        """Take what was merged, unless some of it was sent or given up meanwhile."""
+        """Take what was merged, unless some of it was sent or given up meanwhile. Too many do not wait afterwards."""
         waiting, account = self._waiting.get(merge.client), self._state.ledger.find(merge.client)
+        if waiting is None or account is None:
+            return
         former, result = merge.pieces, merge.result
-        if waiting is None or account is None or result is None or not former:
-            return
         same = waiting.pieces[: len(former)]
-        if len(same) < len(former) or any(mine is not theirs for mine, theirs in zip(same, former, strict=True)):
-            return
-        superseded = sum(map(len, former)) - len(result)
-        account.superseded_feedback += superseded
-        account.waiting_feedback -= superseded
-        if len(result) > FEEDBACK_SAMPLES:
-            overflow = len(result) - FEEDBACK_SAMPLES
-            result = result.part(slice(overflow, None))
-            self.overflowed += overflow
-            self.lost += overflow
-            self._lose(self._state.run, account, overflow)
-        waiting.pieces[: len(former)] = [result]
-        waiting.merged = len(result)
-        self._touch(self._state.run, account)
+        if result is not None and len(same) == len(former) and all(map(operator.is_, same, former)):
+            superseded = sum(map(len, former)) - len(result)
+            account.superseded_feedback += superseded
+            account.waiting_feedback -= superseded
+            waiting.pieces[: len(former)] = [result]
+            waiting.unmerged = sum(map(len, waiting.pieces[1:]))
+            self._touch(self._state.run, account)
+        self._drop_overflow(account, waiting)
 
     def warning(self, now: float) -> str:
         """That clients do not keep up, if the log is to have it now, which is every `WARN_INTERVAL` seconds at most."""
@@ -310,7 +330,7 @@ class FeedbackHandler:
         if waiting.sent is None and waiting.pieces:
             self._number += 1
             most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
-            waiting.sent, waiting.number = self._cut(waiting, most), self._number
+            waiting.sent, waiting.number = waiting.cut(most), self._number
         if waiting.sent is None:
             return None
         ids = np.empty(len(waiting.sent), ID)
@@ -319,19 +339,6 @@ class FeedbackHandler:
         age = max(0.0, now - float(waiting.sent.given.min()))
         payload = pack.pack_feedback(table.schema, ids, waiting.sent.errors, now=now)
         return Fetched(waiting.number, payload, age, waiting.unsent)
-
-    def _cut(self, waiting: _Waiting, most: int) -> _Errors:
-        """The first TD errors of those that wait, which are no longer among these."""
-        chosen, room = [], most
-        while waiting.pieces and room:
-            piece = waiting.pieces.pop(0)
-            if len(piece) > room:
-                waiting.pieces.insert(0, piece.part(slice(room, None)))
-                piece = piece.part(slice(room))
-            chosen.append(piece)
-            room -= len(piece)
-        waiting.merged = 0 if not waiting.pieces else min(waiting.merged, waiting.unsent)
-        return _joined(chosen)
 
     def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
         """A client has all that was sent to it, and says how many it could use, and how many were gone before."""
