@@ -29,7 +29,6 @@ def learn(learner: rl.OnPolicyLearner, run: Run, observed: Observed) -> None:
         clip=settings.PPO_CLIP,
         value_coef=2.0 * settings.PPO_VALUE,  # its loss is half of the mean square
         entropy_coef=settings.PPO_ENTROPY,
-        gamma=settings.PPO_GAMMA,
         lam=settings.PPO_LAMBDA,
         max_grad_norm=settings.PPO_MAX_GRAD_NORM,
         seed=run.seed,

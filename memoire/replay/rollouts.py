@@ -229,8 +229,11 @@ class Rollouts:
         gamma = self.gamma(discount)
         return advantages.vtrace(self._rewards(), values, ends, self.lengths, log_ratios, gamma, **more)
 
-    def gamma(self, given: float | None = None) -> float:
+    def gamma(self, given: float | None = None, name: str = "discount") -> float:
         """The discount for all reward dimensions: the table's, or `given` where there is no table.
+
+        Args:
+            name: What errors call `given`.
 
         Raises:
             ParameterError: `given` is not the table's, it is missing where there is no table, or the table's differs
@@ -238,14 +241,14 @@ class Rollouts:
         """
         if self.discount is None:
             if given is None:
-                raise ParameterError("discount", None, "a number in [0, 1]: these rollouts are from no table")
+                raise ParameterError(name, None, "a number in [0, 1]: these rollouts are from no table")
             return given
         own = self.discount[0]
         if any(each != own for each in self.discount):
             expected = "one number for all reward dimensions; call memoire.replay.advantages for each of them"
             raise ParameterError("discount", self.discount, expected)
         if given not in (None, own):
-            raise ParameterError("discount", given, f"{own}, which the table has, or left out")
+            raise ParameterError(name, given, f"{own}, which the table has, or left out")
         return own
 
     def _rewards(self) -> NDArray[Any]:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from memoire.errors import ParameterError
+
+GAMMA: Final = ("gamma", "discount", "discount_factor")
+"""Attributes that are an agent's discount, if they are numbers."""
 
 
 class TrainingAgent(ABC):
@@ -15,6 +24,7 @@ class TrainingAgent(ABC):
 
     Attributes:
         fixed: Names of attributes that an agent which goes on from a checkpoint cannot be made with otherwise.
+        gamma: If there is one: its discount. A `Trainer` gives an agent that has None the table's, and refuses another.
     """
 
     fixed: ClassVar[frozenset[str]] = frozenset()
@@ -41,3 +51,21 @@ class TrainingAgent(ABC):
     def get_actor(self) -> Any:
         """What acts now: its weights are published. A torch module, a state_dict, or arrays by name."""
         raise NotImplementedError
+
+
+def check_gamma(owner: Any, discount: Sequence[float]) -> None:
+    """Refuse an agent or algorithm that discounts otherwise than its table, whose batches are made by that discount.
+
+    Args:
+        discount: Of the table: per reward dimension, or one number for all.
+
+    Raises:
+        ParameterError: names both values.
+    """
+    for name in GAMMA:
+        value: Any = getattr(owner, name, None)
+        is_number = isinstance(value, Real | list | tuple | np.ndarray)
+        numbers = np.ravel(value if is_number else ())
+        if numbers.size and not np.all(numbers == (discount if numbers.size == len(discount) else discount[0])):
+            own = discount[0] if len(set(discount)) == 1 else tuple(discount)
+            raise ParameterError(name, value, f"{own}, which the table has, or left out")

@@ -35,6 +35,7 @@ from memoire.suggestions import checked_names, one_of
 from .acting import ActingNode
 from .actor_critic import ActorCritic
 from .addresses import address_of_rank, beside
+from .agent import check_gamma
 from .checkpoint import Checkpoints, arrays_of, facts_of, restore_net, restore_ppo
 from .collector import TOPIC
 from .columns import MEMORY, rollout_schema
@@ -76,7 +77,7 @@ class OnPolicyLearner:
         checkpoint: Folder of the state after iterations; with one that is there, the learner goes on. None saves
             nothing.
         checkpoint_every: Iterations between two checkpoints.
-        discount: Of the sums by whose spread rewards are scaled, if the network normalizes rewards.
+        discount: Of the table: of advantages, and of the sums by whose spread a network scales rewards.
         keys, run: As of `Server`.
         logger: Gets what is logged, too.
         world: Rank and number of ranks; None is what torchrun says.
@@ -159,7 +160,12 @@ class OnPolicyLearner:
         return [] if self._acting is None else [self._acting.node.endpoint]
 
     def keep(self, ppo: PPO) -> PPO:
-        """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it."""
+        """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it.
+
+        Raises:
+            ParameterError: it has another discount than the table.
+        """
+        check_gamma(ppo, self.server.table(TABLE).parameters.discount_factor)
         self._ppo = ppo
         restore_ppo(ppo, self._restored)
         return ppo

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +27,7 @@ from memoire.pool.tables import Table
 from memoire.replay.sampling import Sampler, Uniform
 from memoire.replay.schema import Schema
 
+from .agent import check_gamma
 from .trainer import LEAD
 from .training import Training
 
@@ -87,13 +91,23 @@ class ReplayTable:
     sampler: Sampler
     fields: dict[str, Any]
 
-    def table(self, env: Any, gamma: float | None, training: Training, is_paced: bool) -> Table:
-        """The table for an environment. A discount that nobody gave is the agent's; if workers are paced, they record
-        `LEAD` steps at most for which no training steps were made yet.
+    @property
+    def discount(self) -> Any:
+        """What it was told: a number, or one per reward dimension; None if it was told none."""
+        parameters = self.fields.get("parameters")
+        told = [self.fields.get(name) for name in ("discount", "discount_factor")]
+        told += [None if parameters is None else parameters.discount_factor]
+        found = next((each for each in told if each is not None), None)
+        return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+
+    def table(self, env: Any, discount: Any, training: Training, is_paced: bool) -> Table:
+        """The table for an environment. If workers are paced, they record `LEAD` steps at most for which no training
+        steps were made yet.
+
+        Args:
+            discount: None takes that of `fields`, or a table's own.
         """
-        fields = dict(self.fields)
-        if gamma is not None:
-            fields.setdefault("discount", gamma)
+        fields = self.fields if discount is None else {**self.fields, "discount": discount}
         if is_paced:
             ratio = training.batch_size * training.max_training_steps_per_env_step
             fields = {
@@ -122,12 +136,15 @@ class Pipeline:
         env: Makes the environment; a class, a function, or a `partial`. Called with what `try` is told, too.
         policy: Called with observation_space and action_space, makes what acts.
         agent: Called with observation_space, action_space and device, makes what learns. `policy=` is handed on to an
-            agent that takes it.
-        table: What the server holds.
+            agent that takes it, and so are `seed=` and, as `gamma=`, the table's discount.
+        table: What the server holds. Its discount is the agent's `gamma`, unless it was told one.
         training, work, goal: How to train and work, and when the run is won; no goal is until all epochs are over.
         keys: A cluster's keys folder, see docs/security.md.
         device: Where the agent learns.
         seed: Of the first weights, environments and draws; None takes entropy from the system.
+
+    Raises:
+        ParameterError: table and agent were told different discounts.
     """
 
     run: str
@@ -142,6 +159,11 @@ class Pipeline:
     keys: str | None = None
     device: str = "cpu"
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        told = getattr(self.agent, "keywords", {}).get("gamma")
+        if self.table.discount is not None:
+            check_gamma(SimpleNamespace(gamma=told), np.ravel(self.table.discount).tolist())
 
     @property
     def path(self) -> Path:
@@ -161,19 +183,21 @@ class Pipeline:
             given["policy"] = self.policy
         if takes(self.agent, "seed") and self.seed is not None:
             given["seed"] = self.seed
+        if takes(self.agent, "gamma") and self.table.discount is not None:
+            given["gamma"] = self.table.discount
         return self.agent(**given)
 
     def make_table(self) -> Table:
-        """What the server holds. The discount is the agent's `gamma`, unless the table has one."""
-        gamma = getattr(self.agent, "keywords", {}).get("gamma")
+        """What the server holds."""
+        parameter = inspect.signature(self.agent).parameters.get("gamma")
+        gamma = None if parameter is None or not isinstance(parameter.default, Real) else parameter.default
         with contextlib.closing(self.env()) as env:
-            return self.table.table(env, gamma, self.training, self.work.is_paced)
+            discount = gamma if self.table.discount is None else None
+            return self.table.table(env, discount, self.training, self.work.is_paced)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether it takes a keyword that a `partial` has not given yet."""
-    import inspect
-
     if isinstance(function, functools.partial) and name in function.keywords:
         return False
     return name in inspect.signature(function).parameters

@@ -71,7 +71,8 @@ class PPO:
         minibatch: Entries of one gradient step.
         clip: Ratios of probabilities are clipped to 1 - clip .. 1 + clip.
         value_coef, entropy_coef: Weights of the value's loss and of the entropy beside the policy's loss.
-        gamma, lam: Discount, and lambda of generalized advantages.
+        gamma: Discount; None takes the table's, and another one is refused. Needed for rollouts that are from no table.
+        lam: lambda of generalized advantages.
         max_grad_norm: Longer gradients are scaled down to it.
         target_kl: The update ends early after an epoch with much more divergence; None never.
         correction: Of rollouts that older models made, see above; None takes the one of `net`, and refuses such
@@ -93,7 +94,7 @@ class PPO:
         clip: float = 0.2,
         value_coef: float = 0.5,
         entropy_coef: float = 0.0,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         lam: float = 0.95,
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
@@ -132,7 +133,7 @@ class PPO:
         minibatches), explained_variance (before the update), lag_mean and lag_max (in versions).
 
         Raises:
-            ParameterError: older models made some entries, and no correction was named.
+            ParameterError: older models made some entries, and no correction was named; or `gamma` is not the table's.
             NoSuchField: the table stores no logp.
         """
         lag = self._lag(rollouts)
@@ -209,9 +210,10 @@ class PPO:
         if name is None or rollouts.schema.reward_shape != ():
             raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number an entry")
         rewards = rollouts.columns[name] if scaler is None else scaler.scale(rollouts.columns[name])
+        gamma = rollouts.gamma(self.gamma, "gamma")
         if self.correction != "vtrace":
-            return advantages.gae(rewards, values, ends, rollouts.lengths, self.gamma, self.lam)
-        given = rewards, values, ends, rollouts.lengths, log_ratios, self.gamma
+            return advantages.gae(rewards, values, ends, rollouts.lengths, gamma, self.lam)
+        given = rewards, values, ends, rollouts.lengths, log_ratios, gamma
         targets, found = advantages.vtrace(*given, lam=self.lam)
         return found, targets
 

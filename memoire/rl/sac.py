@@ -106,7 +106,7 @@ class SAC(TrainingAgent):
         observation_space, action_space, device: See `TrainingAgent`.
         policy: Called with both spaces, makes what acts; its `forward(obs)` returns actions and log probabilities.
         hidden: Widths of the critics' hidden layers.
-        gamma: Discount; the table computes with its own.
+        gamma: Discount; None takes the table's, and another one is refused. Needed for batches that are tuples.
         polyak: Share of the target critics that stays at each step.
         rate: Adam's step size for all.
         alpha: Weight of the entropy, or its first value. A checkpoint of another one is refused.
@@ -125,7 +125,7 @@ class SAC(TrainingAgent):
         *,
         policy: Callable[..., torch.nn.Module] = GaussianPolicy,
         hidden: Sequence[int] = (256, 256),
-        gamma: float = 0.99,
+        gamma: float | None = None,
         polyak: float = 0.995,
         rate: float = 3e-4,
         alpha: float = 0.2,
@@ -137,6 +137,7 @@ class SAC(TrainingAgent):
         if seed is not None:
             torch.manual_seed(seed)
         self.gamma, self.polyak, self.alpha, self.learn_entropy_coef = gamma, polyak, alpha, learn_entropy_coef
+        self._agreed: float | None = None  # the gamma that was compared with a batch's
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
         self.policy = policy(observation_space=observation_space, action_space=action_space).to(device)
@@ -158,8 +159,13 @@ class SAC(TrainingAgent):
         Args:
             batch: Of a table; or a tuple (obs, action, reward, next_obs, done) of tensors, which may have a sixth one
                 that says what was truncated.
+
+        Raises:
+            ParameterError: the batch was made by another discount than `gamma`, or is a tuple and there is no `gamma`.
         """
         is_table = not isinstance(batch, tuple)
+        if is_table and self.gamma != self._agreed:
+            self._agreed = self._compared(batch)
         batch = batch if is_table else _named(batch, self.gamma)
         td, critic_loss = self._learn_critic(batch)
         policy_loss, logp = self._learn_policy(batch.obs)
@@ -175,6 +181,17 @@ class SAC(TrainingAgent):
             torch._foreach_lerp_(targets, mine, 1.0 - self.polyak)
         figures["entropy_coef"] = self.log_alpha.detach().exp()[0]
         return figures | {"priorities": td} if is_table else figures
+
+    def _compared(self, batch: Any) -> float | None:
+        """`gamma`, if a batch of a table was made by it; None of one with terminal states alone."""
+        assert self.gamma is not None
+        goes_on = batch.discount != 0.0
+        steps = batch.steps[goes_on].double() if hasattr(batch, "steps") else 1.0
+        made_by = batch.discount[goes_on].double() ** (1.0 / steps)
+        if not torch.allclose(made_by, torch.full_like(made_by, self.gamma), rtol=1e-5):
+            expected = f"{float(made_by.mean()):.6g}, by which batches were made, or left out"
+            raise ParameterError("gamma", self.gamma, expected)
+        return self.gamma if len(made_by) else None
 
     def _learn_critic(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """TD errors [B] and the loss."""
@@ -202,8 +219,10 @@ class SAC(TrainingAgent):
         return loss.detach(), logp.detach()
 
 
-def _named(batch: tuple[Any, ...], gamma: float) -> SimpleNamespace:
-    """A batch of tensors by the names that a table's has."""
+def _named(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
+    """A batch of tensors by the names that a table's has. Raises ParameterError: there is no gamma."""
+    if gamma is None:
+        raise ParameterError("gamma", None, "a number in [0, 1]: batches that are tuples have no discount")
     obs, action, reward, next_obs, done = batch[:5]
     reward = reward.reshape(-1).float()
     discount = gamma * (1.0 - done.reshape(-1).float())

@@ -18,13 +18,14 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout
+from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
 from memoire.reader.reader import Reader
+from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Given
 
 from . import weights
-from .agent import TrainingAgent
+from .agent import TrainingAgent, check_gamma
 from .agent_state import form_of, load_agent, save_agent, unsaved
 from .collector import TOPIC
 from .modelfiles import ModelFiles
@@ -64,10 +65,15 @@ class DrawnBatches:
         reader: Of the table.
         batch_size: Samples of a batch.
         device: Where batches go as tensors; None leaves them in NumPy.
+        on_parameters: Called with the table's parameters before the first batch, and when they have changed.
     """
 
-    def __init__(self, reader: Reader, batch_size: int, device: Any = None) -> None:
-        self._reader, self._size, self._device = reader, batch_size, device
+    def __init__(
+        self, reader: Reader, batch_size: int, device: Any = None,
+        on_parameters: Callable[[Parameters], object] = lambda parameters: None,
+    ) -> None:  # fmt: skip
+        self._reader, self._size, self._device, self._on_parameters = reader, batch_size, device, on_parameters
+        self._known: Parameters | None = None
         self._steps = self._first = -1  # of all workers, as servers said; -1 before they did
         self._changed = threading.Condition()
         self._is_closing = False
@@ -92,6 +98,9 @@ class DrawnBatches:
     def batch(self) -> Any:
         """The next batch."""
         batch = self._reader.get_batch(self._size, timeout=DRAW_TIMEOUT)
+        if (parameters := self._reader.parameters) is not self._known:
+            self._on_parameters(parameters)
+            self._known = parameters
         return batch if self._device is None else batch.to(self._device)
 
     def give_priorities(self, batch: Any, priorities: Any) -> None:
@@ -149,6 +158,8 @@ class Trainer:
     Raises:
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
+        ParameterError: the agent has another discount than the table; or versions of another topic's models limit what
+            is drawn. `run` raises it, too, if the table is configured so.
     """
 
     def __init__(
@@ -193,7 +204,19 @@ class Trainer:
             raise
 
     def _make_experience(self, plan: Training) -> Experience:
-        return DrawnBatches(self.reader, plan.batch_size, self.agent.device)
+        self._takes_gamma = getattr(self.agent, "gamma", 0.0) is None
+        self._agree_with(self.reader.parameters)
+        return DrawnBatches(self.reader, plan.batch_size, self.agent.device, self._agree_with)
+
+    def _agree_with(self, parameters: Parameters) -> None:
+        """Give an agent that was told no discount the table's. Raises ParameterError: a setting of both differs."""
+        discount, topic = parameters.discount_factor, parameters.model_topic
+        if self._takes_gamma:
+            vars(self.agent)["gamma"] = discount[0] if len(set(discount)) == 1 else discount
+        check_gamma(self.agent, discount)
+        if parameters.max_model_lag is not None and topic not in (None, self.topic):
+            expected = f"{topic!r}, the model_topic of the table, which has max_model_lag={parameters.max_model_lag}"
+            raise ParameterError("topic", self.topic, expected)
 
     # ------------------------------------------------------------------------------------------------- the run
 

@@ -43,8 +43,8 @@ def collecting(url, count=2):
 def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
     envs = make_envs("CartPole-v1", 1)
     net = made(envs, normalize_observations=True, normalize_rewards=True)
-    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 1024, 128, seconds=90.0) as learner:
-        ppo = learner.keep(PPO(learner.net, 1e-3, 8, 128, gamma=0.98, lam=0.9, seed=0))
+    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 1024, 128, seconds=90.0, discount=0.98) as learner:
+        ppo = learner.keep(PPO(learner.net, 1e-3, 8, 128, lam=0.9, seed=0))
         with collecting(learner.server.endpoint):
             while learner.recent_return < 150 and not learner.is_over:
                 rollouts = learner.collect(60.0)

@@ -26,7 +26,7 @@ def net_of(*, is_continuous=False, seed=0, **options):
     return net
 
 
-def rollouts_of(net, *, count=256, lag=0, shift=0.0, seed=0):
+def rollouts_of(net, *, count=256, lag=0, shift=0.0, seed=0, discount=(0.99,)):
     """A bandit: action 1 earns 1, action 0 nothing; fragments of four, every second one terminated."""
     random = np.random.default_rng(seed)
     obs = random.standard_normal((count, 3)).astype(np.float32)
@@ -40,7 +40,7 @@ def rollouts_of(net, *, count=256, lag=0, shift=0.0, seed=0):
     facts |= {"bootstrap": np.zeros(fragments, np.float32), "client": np.zeros((fragments, 16), np.uint8)}
     facts |= {"model_version": np.full(count, 5 - lag), "age": np.zeros(count, np.float32)}
     net.version = 5
-    return Rollouts(schema, columns, {"obs": np.ones((fragments, 3), np.float32)}, facts)
+    return Rollouts(schema, columns, {"obs": np.ones((fragments, 3), np.float32)}, facts, discount)
 
 
 @pytest.mark.parametrize("is_continuous", [False, True])
@@ -58,10 +58,10 @@ def test_the_policy_in_numpy_agrees_with_the_network(is_continuous):
 @pytest.mark.parametrize("correction", [None, "none", "decoupled", "vtrace"])
 def test_an_update_makes_what_earned_more_likely(correction):
     net = net_of()
-    ppo = PPO(net, rate=3e-3, epochs=8, minibatch=64, gamma=0.0, correction=correction, seed=0)
+    ppo = PPO(net, rate=3e-3, epochs=8, minibatch=64, correction=correction, seed=0)
     before = net(torch.from_numpy(OBS))[0].probs[:, 1].mean()
     for seed in range(5):
-        figures = ppo.update(rollouts_of(net, seed=seed))
+        figures = ppo.update(rollouts_of(net, seed=seed, discount=(0.0,)))
     after = net(torch.from_numpy(OBS))[0].probs[:, 1].mean()
     assert after > before + 0.1 and figures["lag_max"] == 0.0
     assert set(figures) == {
@@ -114,4 +114,4 @@ def test_tensors_are_the_rollouts_own_memory():
 def test_rewards_are_scaled_by_the_spread_of_discounted_sums():
     net = net_of(normalize_rewards=True)
     net.merge({"rewards": Moments.of(np.array([-4.0, 4.0]))})
-    assert PPO(net, gamma=0.0, lam=0.0).prepared(rollouts_of(net)).returns.max() == pytest.approx(0.25)
+    assert PPO(net, lam=0.0).prepared(rollouts_of(net, discount=(0.0,))).returns.max() == pytest.approx(0.25)

@@ -73,7 +73,7 @@ def rollouts_of(net, lengths=(4, 3, 4), seed=0):
 def test_fragments_are_unrolled_from_their_own_memory_as_they_were_acted():
     net = net_of()
     rollouts, value = rollouts_of(net)
-    ppo = RecurrentPPO(net, minibatch=4, seed=0)
+    ppo = RecurrentPPO(net, minibatch=4, gamma=0.99, seed=0)
     with torch.no_grad():
         distribution, values, final = ppo.evaluate(rollouts)
         logp = distribution.log_prob(torch.from_numpy(rollouts["action"]))
@@ -91,8 +91,9 @@ def test_fragments_are_unrolled_from_their_own_memory_as_they_were_acted():
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_what_has_to_be_remembered_is_learned(mode):
     net = net_of()
-    with OnPolicyLearner("tcp://127.0.0.1:*", Recall(), net, 512, 64, policy="remote", seconds=60.0) as learner:
-        ppo = learner.keep(RecurrentPPO(learner.net, 3e-3, 8, 128, gamma=1.0, entropy_coef=0.01, seed=0))
+    options = {"policy": "remote", "seconds": 60.0, "discount": 1.0}
+    with OnPolicyLearner("tcp://127.0.0.1:*", Recall(), net, 512, 64, **options) as learner:
+        ppo = learner.keep(RecurrentPPO(learner.net, 3e-3, 8, 128, entropy_coef=0.01, seed=0))
         collector = Collector(learner.server.endpoint, [envs_of(8, mode) for _ in range(2)], seed=0)
         running = threading.Thread(target=collector.run, daemon=True)
         running.start()

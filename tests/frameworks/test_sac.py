@@ -117,8 +117,11 @@ def test_alpha_grows_while_the_policy_is_less_random_than_wanted_and_falls_else(
 
 def test_a_tuple_of_a_users_memory_trains_too() -> None:
     given = batch()
-    figures = made().train((given.obs, given.action, given.reward, given.next_obs, torch.zeros(32)))
+    rows = given.obs, given.action, given.reward, given.next_obs, torch.zeros(32)
+    figures = made(gamma=0.9).train(rows)
     assert "priorities" not in figures and {"loss_actor", "loss_critic"} <= figures.keys()
+    with pytest.raises(ParameterError, match=r"gamma must be a number in \[0, 1\]: batches that are tuples"):
+        made().train(rows)
 
 
 def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Path) -> None:

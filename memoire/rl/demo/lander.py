@@ -79,7 +79,6 @@ def learn(env: str, seed: int) -> None:
     with OnPolicyLearner(os.environ["MEMOIRE_LISTEN"], space, net, task.steps, task.length, **options) as learner:
         rank = learner.world.rank
         given: dict[str, Any] = {
-            "gamma": task.gamma,
             "lam": task.lam,
             "entropy_coef": task.entropy_coef,
             "seed": seed + rank,

@@ -11,6 +11,8 @@ import memoire.tmrl.config.config_constants as cfg
 from memoire.rl.partials import partial
 
 DEFAULT_ENV: Final = "Pendulum-v1"
+GAMMA: Final = 0.99
+"""Discount of the default agent."""
 
 
 def env_id() -> str:
@@ -37,7 +39,7 @@ def make_agent(observation_space: Any, action_space: Any, device: Any) -> Any:
     """What learns to act in it."""
     from memoire.rl.sac import SAC
 
-    return SAC(observation_space, action_space, device)
+    return SAC(observation_space, action_space, device, gamma=GAMMA)
 
 
 def make_training(**changes: Any) -> Any:
