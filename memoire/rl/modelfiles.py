@@ -9,18 +9,14 @@ Files of torch are read, too, by its `weights_only`: nothing in them is run.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import fcntl
-import json
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from memoire.arguments import whole
-from memoire.errors import DataError, PathHeld
+from memoire.errors import DataError, ParameterError, PathHeld
+from memoire.replay.file_lock import FileLock
 
 from . import weights
 
@@ -56,7 +52,7 @@ class ModelFiles:
         self._every = whole("model_history", every, 0) if history is not None else 0
         self._history, self._now = history, now
         self._since = 0  # models since the last one that was kept in the history
-        self._lock = -1 if self.path is None else _locked(self.path, role)  # file descriptor
+        self._lock = None if self.path is None else _locked(self.path, role)
 
     def read(self) -> bytes | None:
         """The model in the file; None if there is none.
@@ -81,10 +77,8 @@ class ModelFiles:
 
     def close(self) -> None:
         """Let another process have the path. Closing again does nothing."""
-        if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-            os.close(self._lock)
-        self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
 
     def _name(self) -> Path:
         """A name in the history that no file has."""
@@ -129,24 +123,13 @@ def _of_torch(path: Path) -> bytes:
     return bridge.body_of(found)
 
 
-def _locked(path: Path, role: str) -> int:
+def _locked(path: Path, role: str) -> FileLock:
     """A lock on a path, held by a file beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    opened = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = _holder(opened)
-        os.close(opened)
-        raise PathHeld(str(path), *holder) from error
-    os.ftruncate(opened, 0)
-    os.pwrite(opened, json.dumps({"role": role, "pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-    return opened
-
-
-def _holder(opened: int) -> tuple[str, int, str]:
-    """(role, process, host) of whoever holds a lock; process 0 if the file does not say."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        found = json.loads(os.pread(opened, 4096, 0))
-        return str(found["role"]), int(found["pid"]), str(found["host"])
-    return "", 0, ""
+    beside = path.with_name(f"{path.name}.lock")
+    return FileLock(
+        beside,
+        held=lambda holder: PathHeld(str(path), holder.role, holder.pid, holder.host),
+        foreign=lambda what: ParameterError("model_path", str(path), f"free of {beside.name}, which is {what}"),
+        role=role,
+    )

@@ -16,7 +16,7 @@ from . import database
 from .database_reader import DatabaseReader
 from .disk_errors import RESTORE, as_saved, translated, unusable
 from .file_system import check_file_system, make_folder, sync, tighten
-from .folder_lock import FolderLock
+from .folder_lock import lock_folder
 from .prompt_file import PromptFile
 from .records import META, MODEL
 from .rotating_log import LineLog
@@ -43,7 +43,7 @@ class OpenFolder:
         self._limits, self._clock, self._at = limits, clock, at
         make_folder(folder)
         check_file_system(folder)
-        self._lock = FolderLock(folder)
+        self._lock = lock_folder(folder)
         tighten(folder)
         self._witness: Witness | None = None
         try:

@@ -207,9 +207,9 @@ def ends_of_those_that_are_there() -> None:
 @planted("endings: ")
 def locks_that_have_to_be_whole() -> None:
     """A server does not take the lock of a folder that a power failure has torn."""
-    from memoire.storage import folder_lock
+    from memoire.replay import file_lock
 
-    replace(folder_lock, "_is_ours", lambda content: not content or content.endswith(b"}"))
+    replace(file_lock, "_is_ours", lambda content: not content or content.endswith(b"}"))
 
 
 @planted("spins: ", storage="jobs")

@@ -31,8 +31,8 @@ from memoire.limits import Limits
 from memoire.nodes.roles import _server_report
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
+from memoire.replay import file_lock
 from memoire.server.server import Server
-from memoire.storage import folder_lock
 
 from . import network, prompts
 from .installed import installed
@@ -483,7 +483,7 @@ class Trial:
 
 AS_IT_IS: Final = [
     (home, name, getattr(home, name))
-    for home, name in ((StoredAccounts, "find"), (StoredAccounts, "sums"), (folder_lock, "_is_ours"))
+    for home, name in ((StoredAccounts, "find"), (StoredAccounts, "sums"), (file_lock, "_is_ours"))
 ]
 """How folders are read, whatever is planted later."""
 
