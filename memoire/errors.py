@@ -643,6 +643,35 @@ class DataError(MemoireError, ValueError):
         return f"{self.path} {self.problem}. Nothing of it is used. Take another copy, or save it anew."
 
 
+class BufferLocked(MemoireError, RuntimeError):
+    """Another process, or another buffer of this one, goes on as the buffer that is saved in a file."""
+
+    def __init__(self, path: str, pid: int, host: str, holder: str) -> None:
+        super().__init__(path, pid, host, holder)
+        self.path, self.pid, self.host, self.holder = path, pid, host, holder
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} holds a buffer that {self.holder} has resumed: only one may go on as it. Nothing was "
+            f"changed. End that one (or call its close()), save to another path, or load the file without resume=True, "
+            f"which makes another buffer of it."
+        )
+
+
+class NotItsPast(MemoireError, RuntimeError):
+    """A file holds a later state of a buffer than the one that is to take its place has seen."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was saved by another one that went on as the same buffer: it has steps that this buffer does "
+            f"not have. Nothing was written. Save to another path, or delete that file first if it is not needed."
+        )
+
+
 class SnapshotMismatch(MemoireError, ValueError):
     """A snapshot of a server that does not fit another one: of other tables, schemas or forms of samples."""
 

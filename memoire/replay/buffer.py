@@ -10,7 +10,7 @@ from typing import IO, Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
-from memoire.errors import DataError, NotEnoughSamples
+from memoire.errors import DataError, NotEnoughSamples, ParameterError
 from memoire.suggestions import checked_names
 
 from . import dataset_reading, dataset_writing, episodes
@@ -18,6 +18,7 @@ from .autoreset import layout
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
 from .limiter import RateStats, check_batch, check_size
+from .lineage import Lineage
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start
 from .sampling import Annealing, Sampler, chosen
@@ -87,9 +88,11 @@ class Buffer(StrictAttributes):
         self._memory = Memory(schema_from(schema), capacity, follows, live=True, seed=seed, ragged_limit=ragged_limit)
         check_size(follows, capacity)
         self._annealing = Annealing()  # changes while the memory is held
-        self._limiter = SharedLimiter(follows, lambda: self._memory.num_positive)
+        memory = self._memory
+        self._limiter = SharedLimiter(follows, lambda: memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
-        self._writers = WriterRegistry(self._memory)
+        self._writers = WriterRegistry(memory)
+        self._lineage = Lineage()
         self._guard()
 
     @property
@@ -106,6 +109,11 @@ class Buffer(StrictAttributes):
     def parameters(self) -> Parameters:
         """Everything that shapes sampling; `configure` changes it."""
         return self._memory.parameters
+
+    @property
+    def client_id(self) -> bytes:
+        """16 random bytes that name this buffer: new when it is made, copied or loaded, kept by `load(resume=True)`."""
+        return self._lineage.client_id
 
     @property
     def num_episodes(self) -> int:
@@ -268,12 +276,26 @@ class Buffer(StrictAttributes):
         """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
 
         The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
+
+        Raises:
+            BufferLocked: another one goes on as this buffer, or as the one that is saved there: see `load`.
+            NotItsPast: another one went on as this buffer, and was saved there.
+            ForkedError: this process was forked from one that had resumed the buffer. Nothing was written.
         """
-        return dataset_writing.save(self._memory, path, self._beside)
+        self._lineage.before_save(path)
+        return dataset_writing.write_file(self._memory, path, self._beside)
+
+    def close(self) -> None:
+        """Let others go on as this buffer, if `load(resume=True)` made it. It can be used all the same."""
+        self._lineage.release()
 
     def _beside(self) -> dict[str, Any]:
         """What a draw follows from beside the memory; while that is held."""
-        return {"annealing": self._annealing.state(), "limiter": self._limiter.state_of(_WRITERS)}
+        return {
+            "annealing": self._annealing.state(),
+            "limiter": self._limiter.state_of(_WRITERS),
+            "lineage": self._lineage.next_save(),
+        }
 
     @classmethod
     @checked_names(NAMES)
@@ -283,11 +305,15 @@ class Buffer(StrictAttributes):
         capacity: int | None = None,
         *,
         seed: int | None = None,
+        resume: bool = False,
         sampler: Sampler | None = None,
         discount: float | Sequence[float] | None = None,
         **fields: Any,
     ) -> Self:
         """A buffer that goes on as the saved one: it draws the batches that the other one would have drawn.
+
+            buffer = memoire.Buffer.load(path, resume=True) if path.exists() else memoire.Buffer(...)
+            writer = buffer.writer(envs, resume=True)
 
         Entries lie where they lay, under the same ids. Beta's progress, random numbers, the newest model and what the
         limiter counted are as they were. An episode that was open ends when the first writer is made; how it ended is
@@ -298,19 +324,52 @@ class Buffer(StrictAttributes):
             capacity: Entries there is room for; as it was, unless it is given. With another one ids are new, and the
                 oldest episodes leave if need be.
             seed: Of other draws than those that the saved buffer would have made; None goes on with its own.
+            resume: Be the saved buffer, with its client id, and nobody else is: its lineage is locked in the file's
+                folder, until `close` or the end of the process. Else this is another buffer.
             sampler, discount, fields: What to change, as `configure` takes it.
 
         Raises:
             DataError: the file is damaged, or none.
-            ParameterError: a change is outside its range.
+            ParameterError: a change is outside its range; or `resume` with another capacity, with a file that is open,
+                or with one that `memoire.dataset.save` wrote.
+            BufferLocked: another one has resumed the buffer.
         """
+        if not resume:
+            return cls._loaded(path, None, capacity, seed, sampler, discount, fields)
+        if not isinstance(path, str | Path):
+            raise ParameterError("resume", resume, "False for a file that is open: a path is locked")
+        lineage = Lineage.resume(path)
+        try:
+            return cls._loaded(path, lineage, capacity, seed, sampler, discount, fields)
+        except BaseException:
+            lineage.release()
+            raise
+
+    @classmethod
+    def _loaded(
+        cls,
+        path: str | Path | IO[bytes],
+        lineage: Lineage | None,
+        capacity: int | None,
+        seed: int | None,
+        sampler: Sampler | None,
+        discount: float | Sequence[float] | None,
+        fields: Mapping[str, Any],
+    ) -> Self:
+        if isinstance(path, str | Path):
+            with open(path, "rb") as file:  # once: another one may take its place meanwhile
+                return cls._loaded(file, lineage, capacity, seed, sampler, discount, fields)
         saved = dataset_reading.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
+        if lineage is not None and not is_same:
+            raise ParameterError("capacity", capacity, f"{saved.capacity}, as it was: with another one ids are new")
         room = saved.capacity if capacity is None else capacity
         check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
-        buffer._go_on(dataset_reading.restore(buffer.memory, path), is_same, str(path))
+        buffer._go_on(dataset_reading.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
+        if lineage is not None:
+            buffer._lineage = lineage
         if seed is not None:
             buffer.memory.seed(seed)
         if follows != saved.parameters and is_same:

@@ -52,6 +52,12 @@ def about(path: Source) -> About:
         return file.about
 
 
+def beside(path: Source) -> dict[str, Any]:
+    """What the owner of a saved memory kept beside it. Raises as `load`."""
+    with _OpenFile(path) as file:
+        return file.owner
+
+
 def load(path: Source) -> Iterator[Episode]:
     """The episodes of a saved file, one by one, the oldest first.
 
@@ -114,7 +120,7 @@ class _OpenFile:
                     raise self._wrong(f"has form {told['form']}, this version of memoire reads form {FORM}: {advice}")
                 schema, parameters = Schema.from_json(told["schema"]), Parameters.from_wire(told["parameters"])
                 capacity = int(told["capacity"])
-                self._state, self._owner = dict(told["memory"]), dict(told["owner"])
+                self._state, self.owner = dict(told["memory"]), dict(told["owner"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, DataError):
                     raise
@@ -195,7 +201,7 @@ class _OpenFile:
                 memory.limit_ragged(self._state["ragged_limit"])
                 memory.saw_model(self._state["engine"]["newest_model"])
                 memory._go_on(float(self._state["engine"]["max_priority"]))
-                return self._owner
+                return self.owner
             arrays = {name: self._state_array(name, dtype) for name, dtype in ARRAYS.items()}
             arrays |= {name: self._state_array(name, np.dtype("<i8")) for name in ("slots", "left")}
             size = math.prod(memory.schema.reward_shape)
@@ -205,7 +211,7 @@ class _OpenFile:
                 if not taking.put(place, rows, episode.final_state):
                     raise self._wrong("has a number or weight of an entry that cannot be")
             taking.finish()
-            return self._owner
+            return self.owner
 
     def _state_array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         content = self._whole(STATE + name, np.dtype(np.uint8))

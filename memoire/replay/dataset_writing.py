@@ -14,19 +14,30 @@ from numpy.typing import NDArray
 from .columns import Column
 from .dataset import FACTS, HeldEpisodes
 from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM, STATE
+from .lineage import refuse_if_held
 from .memory import Memory
 from .memory_state import state_of
 from .replacement import replacing
 
 
-def save(memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]] = dict) -> int:
+def save(memory: Memory, path: str | Path) -> int:
     """Write every episode of a memory to an .npz file; returns how many.
 
     The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
     one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. A ragged column has
     its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
-    episodes are written as far as they have come. `owner` gives what the memory's owner keeps beside it, as JSON
-    carries it; it is asked while the memory is held.
+    episodes are written as far as they have come.
+
+    Raises:
+        BufferLocked: a buffer that is saved there was resumed, and goes on.
+    """
+    refuse_if_held(path)
+    return write_file(memory, path, dict)
+
+
+def write_file(memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]]) -> int:
+    """The same, unchecked. `owner` gives what the memory's owner keeps beside it, as JSON carries it; it is asked while
+    the memory is held.
     """
     with replacing(path) as file:
         return write(memory, file, owner)

@@ -1,7 +1,7 @@
 """A lock that one holder has at a time: a process, or a part of one. Its file says which.
 
-A lock is on an open file (`flock`), so that two parts of a process exclude each other too, and it is free as soon as its
-process has ended, however that was. A forked process has a copy of the open file, which it closes at once: it holds
+A lock is on an open file (`flock`), so that two parts of a process exclude each other too, and it is free as soon as
+its process has ended, however that was. A forked process has a copy of the open file, which it closes at once: it holds
 nothing, and cannot keep the lock of a parent that has ended.
 """
 
@@ -80,7 +80,7 @@ class FileLock:
         role: str,
     ) -> None:
         try:
-            fcntl.flock(self.opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self.opened)
         except BlockingIOError as error:
             raise held(_holder(self.opened)) from error
         except OSError as error:
@@ -105,6 +105,14 @@ class FileLock:
         if self.opened >= 0:
             os.close(self.opened)
         self.opened = -1
+
+
+def _lock(opened: int) -> None:
+    """Lock it. Raises BlockingIOError if another one has it, and not if one only looks whether it is locked."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def holder(path: Path) -> Holder | None:
