@@ -119,7 +119,7 @@ class GenericMemory:
         """
         if not samples:
             return
-        rows = [_six(each) for each in samples]
+        rows = [six_parts(each) for each in samples]
         if self.codec is not NONE:
             rows = [self._decompressed(row) for row in rows]
         columns = self._columns_of(rows)
@@ -399,10 +399,15 @@ def _take(column: _Ring | _Objects, places: Int64Array, function: Callable[[Any]
     return np.array(values, object) if function is None else np.stack([np.asarray(function(each)) for each in values])
 
 
-def _six(sample: Any) -> tuple[Any, ...]:
+def six_parts(sample: Any) -> tuple[Any, ...]:
+    """A sample of five or six parts as (act, obs, rew, terminated, truncated, info).
+
+    Raises:
+        EntryError: it has another number of parts.
+    """
     if len(sample) == 5:
         act, obs, rew, done, info = sample
-        return act, obs, rew, done, False, info
+        return act, obs, rew, done, NO_DONE in info, info
     if len(sample) == 6:
         return tuple(sample)
     raise EntryError("sample", "(act, obs, rew, done, info), or one with terminated, truncated", f"{len(sample)} parts")

@@ -5,6 +5,8 @@ reset ──▶ begin      step ──▶ record      end of an episode ──�
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +16,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from memoire.client.client import Client
+from memoire.errors import ParameterError, WrongType
 
 from .codec import Codec
 from .envelope import Sample, columns_of, episodes_of
+from .memory import NO_DONE
 from .preprocessors import MARK as PREPROCESSOR
 from .preprocessors import digest
 
@@ -27,7 +31,7 @@ STREAM_TIMEOUT: Final = 0.0
 FLUSH_TIMEOUT: Final = 10.0
 """Seconds that a flush waits for room."""
 
-Compressor = Callable[[Any, Any, Any, Any, Any], tuple[Any, Any, Any, Any, Any]]
+Compressor = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ class Packets:
 
     Args:
         client: Of a table that `envelope.samples_table` made.
-        compressor: Called as f(act, obs, rew, done, info) with each sample; what it returns travels. None sends them
-            as they are.
+        compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
+            truncated, info) if it takes six values; what it returns travels. None sends them as they are.
         least: Samples that are collected before they are sent.
         stream: Send within episodes, too, as soon as there are so many.
         marks: Puts into `info` by what a memory sees whether it rebuilds what was recorded; None is off.
@@ -155,6 +159,7 @@ class Packets:
             stream,
             marks,
         )
+        self._has_six = _takes_six(compressor)
         self._samples: list[Sample] = []
         self._episode = self._step = 0
         self._version = 0
@@ -199,17 +204,11 @@ class Packets:
         self._send(FLUSH_TIMEOUT)
 
     def _keep(self, sample: Sample) -> None:
-        """Compress a sample and keep it. Truncation travels in `info`, as memories of five values expect it."""
-        info = dict(sample.info)
-        if sample.truncated and not sample.terminated:
-            info["__no_done"] = True
-        raw = sample._replace(info=info)
-        made = raw
-        if self._compressor is not None:
-            act, obs, rew, done, info = self._compressor(raw.act, raw.obs, raw.rew, raw.terminated, raw.info)
-            made = raw._replace(act=act, obs=obs, rew=rew, terminated=done, info=info)
-            if sample.is_reset and isinstance(self._compressor, Codec):
-                made = made._replace(info=self._compressor.marked(made.info))
+        """Compress a sample and keep it. Truncation travels in `info`, too, as memories of five values expect it."""
+        raw = sample._replace(info=dict(sample.info))
+        made = self._compressed(raw)
+        if sample.is_reset and isinstance(self._compressor, Codec):
+            made = made._replace(info=self._compressor.marked(made.info))
         if sample.is_reset and self._preprocessor:
             made = made._replace(info={**made.info, PREPROCESSOR: self._preprocessor})
         if self._marks is not None:
@@ -217,6 +216,21 @@ class Packets:
         self._last_obs = raw.obs
         # Environments may write into the arrays that they returned: what is sent later is a copy.
         self._samples.append(made._replace(act=_copied(made.act), obs=_copied(made.obs)))
+
+    def _compressed(self, raw: Sample) -> Sample:
+        """A sample as it travels. Raises WrongType: the compressor returned something else than it was given."""
+        if self._compressor is None:
+            return _with_no_done(raw)
+        raw = raw if self._has_six else _with_no_done(raw)
+        given = raw[:6] if self._has_six else (*raw[:4], raw.info)
+        made = self._compressor(*given)
+        if not isinstance(made, tuple | list) or len(made) != len(given):
+            found = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+            raise WrongType("sample_compressor's result", f"a tuple of the {len(given)} values that it takes", found)
+        if self._has_six:
+            return _with_no_done(Sample._make((*made, *raw[6:])))
+        act, obs, rew, done, info = made
+        return raw._replace(act=act, obs=obs, rew=rew, terminated=done, info=info)
 
     def _transition(self, raw: Sample) -> tuple[Any, ...] | None:
         """(last_obs, act, rew, new_obs, done) that ends with a sample; None of a reset's."""
@@ -248,6 +262,27 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {name: _copied(each) for name, each in value.items()}
     return value
+
+
+def _takes_six(compressor: Compressor | None) -> bool:
+    """Whether a compressor takes terminated and truncated in place of done. Raises ParameterError: neither fits."""
+    if compressor is None:
+        return False
+    try:
+        signature = inspect.signature(compressor)
+    except (TypeError, ValueError):  # of a function in C
+        return False
+    for count in (5, 6):
+        with contextlib.suppress(TypeError):
+            signature.bind(*range(count))
+            return count == 6
+    expected = "a function of (act, obs, rew, done, info), or of (act, obs, rew, terminated, truncated, info)"
+    raise ParameterError("sample_compressor", f"a function of {signature}", expected)
+
+
+def _with_no_done(sample: Sample) -> Sample:
+    is_given_up = sample.truncated and not sample.terminated
+    return sample._replace(info={**sample.info, NO_DONE: True}) if is_given_up else sample
 
 
 def limit_of(samples: float) -> int:

@@ -34,6 +34,7 @@ class GaussianPolicy(torch.nn.Module):
         observation_space: Of numbers; nested ones lie side by side.
         action_space: A Box with finite bounds.
         hidden: Widths of the hidden layers.
+        activation: Class of what is behind each of them.
 
     Raises:
         ParameterError: the action space is none.
@@ -42,7 +43,13 @@ class GaussianPolicy(torch.nn.Module):
     low: torch.Tensor
     high: torch.Tensor
 
-    def __init__(self, observation_space: Any, action_space: Any, hidden: Sequence[int] = (256, 256)) -> None:
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden: Sequence[int] = (256, 256),
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+    ) -> None:
         super().__init__()
         low, high = (np.asarray(getattr(action_space, name, np.inf), np.float32) for name in ("low", "high"))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -50,7 +57,7 @@ class GaussianPolicy(torch.nn.Module):
         self.shape = tuple(action_space.shape)
         self.register_buffer("low", torch.from_numpy(low.reshape(-1)))
         self.register_buffer("high", torch.from_numpy(high.reshape(-1)))
-        self.net = mlp((numbers_of(observation_space), *hidden), torch.nn.ReLU)
+        self.net = mlp((numbers_of(observation_space), *hidden), activation)
         self.mean = torch.nn.Linear(hidden[-1], low.size)
         self.log_std = torch.nn.Linear(hidden[-1], low.size)
 
@@ -105,7 +112,9 @@ class SAC(TrainingAgent):
     Args:
         observation_space, action_space, device: See `TrainingAgent`.
         policy: Called with both spaces, makes what acts; its `forward(obs)` returns actions and log probabilities.
-        hidden: Widths of the critics' hidden layers.
+        critic: Called with both spaces, makes two values; its `forward(obs, action)` returns [2, B]. None makes a
+            `TwinCritic`.
+        hidden: Widths of the hidden layers of a `TwinCritic`.
         gamma: Discount; None takes the table's, and another one is refused. Needed for batches that are tuples.
         polyak: Share of the target critics that stays at each step.
         rate: Adam's step size for all.
@@ -124,6 +133,7 @@ class SAC(TrainingAgent):
         device: Any = "cpu",
         *,
         policy: Callable[..., torch.nn.Module] = GaussianPolicy,
+        critic: Callable[..., torch.nn.Module] | None = None,
         hidden: Sequence[int] = (256, 256),
         gamma: float | None = None,
         polyak: float = 0.995,
@@ -140,8 +150,10 @@ class SAC(TrainingAgent):
         self._agreed: float | None = None  # the gamma that was compared with a batch's
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
-        self.policy = policy(observation_space=observation_space, action_space=action_space).to(device)
-        self.critic = TwinCritic(numbers_of(observation_space) + dimensions, hidden).to(device)
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        self.policy = policy(**spaces).to(device)
+        made = TwinCritic(numbers_of(observation_space) + dimensions, hidden) if critic is None else critic(**spaces)
+        self.critic = made.to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.tensor([math.log(alpha)], device=device, requires_grad=learn_entropy_coef)
         adam = functools.partial(torch.optim.Adam, lr=rate, fused=torch.device(device or "cpu").type in FUSED)

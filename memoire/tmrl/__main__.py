@@ -22,10 +22,13 @@ from memoire.errors import CrcFailed, MemoireError, ParameterError
 from memoire.rl.resuming import begin_fresh
 
 MODULES: Final = (
-    "actor", "config", "config.config_constants", "config.config_objects", "envs", "memory", "memory_dataloading",
-    "networking", "nn", "training", "training_offline", "util",
+    "actor", "config", "config.config_constants", "config.config_objects", "custom", "envs", "memory",
+    "memory_dataloading", "networking", "nn", "training", "training_offline", "util",
 )  # fmt: skip
 """What scripts may import of `tmrl`."""
+IN_CUSTOM: Final = ("custom_algorithms", "custom_memories", "custom_models", "utils", "utils.nn")
+"""Modules of TMRL's `tmrl.custom`, which are one here."""
+PACKAGES: Final = ("tmrl", "tmrl.config", "tmrl.custom", "tmrl.custom.utils")
 BENCHMARK_STEPS: Final = 1000
 CRC_STATUS: Final = 3
 """Exit status of a trainer that rebuilt another transition than its worker recorded."""
@@ -40,6 +43,7 @@ class ForwardedNames:
         self._names = {"tmrl": "memoire.tmrl", "rtgym": "memoire.tmrl.rtgym"}
         self._specs: dict[str, Any] = {}  # of memoire's modules, by their names
         self._names |= {f"tmrl.{name}": f"memoire.tmrl.{name}" for name in MODULES}
+        self._names |= {f"tmrl.custom.{name}": "memoire.tmrl.custom" for name in IN_CUSTOM}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """A spec whose module is memoire's; None for other names."""
@@ -47,7 +51,7 @@ class ForwardedNames:
             return None
         if name not in self._names:
             raise ModuleNotFoundError(f"memoire.tmrl has no module like {name!r}", name=name)
-        return importlib.util.spec_from_loader(name, self, is_package=name in ("tmrl", "tmrl.config"))  # type: ignore[arg-type]
+        return importlib.util.spec_from_loader(name, self, is_package=name in PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: object) -> ModuleType:
         """Memoire's module itself."""

@@ -46,8 +46,12 @@ class TorchActorModule(ActorModule):
         super().__init__(observation_space, action_space)
         self.device = device
 
+    def to(self, *args: Any, **kwargs: Any) -> TorchActorModule:
+        """The same module, as `torch.nn.Module.to` moves it; `device` follows."""
+        super().to(*args, **kwargs)
+        self.device = next((each.device for each in self.parameters()), self.device)
+        return self
+
     def to_device(self, device: Any) -> TorchActorModule:
         """The same module, on a device."""
-        self.device = device
-        self.to(device)
-        return self
+        return self.to(device)

@@ -1,4 +1,4 @@
-"""The memory by its newer name, and one that is complete."""
+"""The memory as TMRL 0.7 has it, and one that is complete."""
 
 from __future__ import annotations
 
@@ -10,15 +10,52 @@ from memoire.errors import NotInstalled, ParameterError
 from memoire.rl.batches import on_device
 from memoire.rl.codec import Codec
 from memoire.rl.memory import GenericMemory as Rings
+from memoire.rl.memory import six_parts
 from memoire.rl.offline import buffers_of
 
 from .memory_dataloading import MemoryDataloading
 
 __all__ = ["GenericMemory", "MemoryDataloading", "TorchMemory"]
 
-TorchMemory = MemoryDataloading
 MINARI: Final = "minari:"
 """What a `dataset_path` begins with that names a data set of Minari."""
+
+
+class TorchMemory(MemoryDataloading):
+    """Samples and batches have six parts: terminated and truncated in place of done. Else as `MemoryDataloading`.
+
+    `append_buffer` gets `buffer.memory` as a list of (act, new_obs, rew, terminated, truncated, info), and
+    `get_transition` returns (last_obs, new_act, rew, new_obs, terminated, truncated, info).
+
+    Args:
+        device, nb_steps, memory_size, batch_size, dataset_path, crc_debug: See `MemoryDataloading`.
+        sample_preprocessor: Called as f(last_obs, act, rew, new_obs, terminated, truncated) and returns the same six.
+        obs_preprocessor: The one that workers have: samples hold what the environment returned.
+    """
+
+    sample_parts = 6
+
+    def __init__(
+        self,
+        device: Any,
+        nb_steps: Any,
+        sample_preprocessor: Callable[..., Any] | None = None,
+        memory_size: int = 1000000,
+        batch_size: int = 256,
+        dataset_path: str | Path = "",
+        crc_debug: bool | int = False,
+        *,
+        obs_preprocessor: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(
+            device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug
+        )
+
+    def append(self, buffer: Any) -> None:
+        """Take in what a trainer received, with `buffer.memory` in six parts; see `MemoryDataloading.append`."""
+        samples = getattr(buffer, "samples", None)
+        buffer.memory = [each[:6] for each in samples] if samples else [six_parts(each) for each in buffer.memory]
+        super().append(buffer)
 
 
 class GenericMemory(MemoryDataloading):

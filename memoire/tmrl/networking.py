@@ -174,7 +174,8 @@ class RolloutWorker(NativeWorker):
     Args:
         env_cls: Class of the environment, or a partial of one.
         actor_module_cls: Class of what acts, or a partial of one; called with both spaces.
-        sample_compressor: Called as f(act, obs, rew, done, info) with each sample; returns what travels.
+        sample_compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
+            truncated, info) if it takes six values; returns what travels.
         device: Where the actor acts.
         server_ip: Of the server: a name, an address or a URL; of several in a list the first one that answers. None
             takes the configured one.

@@ -1,15 +1,19 @@
 """Networks of memoire.tmrl share memory, stop learning, and act; batches become tensors."""
 
+import functools
+
+import gymnasium
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from memoire.errors import DataError  # noqa: E402
+from memoire.errors import DataError, ParameterError  # noqa: E402
 from memoire.rl import weights  # noqa: E402
 from memoire.rl.batches import on_device  # noqa: E402
 from memoire.rl.modelfiles import read_model  # noqa: E402
-from memoire.tmrl.actor import ActorModule  # noqa: E402
+from memoire.tmrl.actor import ActorModule, TorchActorModule  # noqa: E402
+from memoire.tmrl.custom import MLPActorCritic, SpinupSacAgent  # noqa: E402
 from memoire.tmrl.nn import copy_shared, no_grad  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -43,6 +47,49 @@ def test_a_shared_copy_follows_and_is_not_trained():
 def test_an_actor_needs_its_act():
     with pytest.raises(NotImplementedError):
         ActorModule(None, None).act(None)
+
+
+def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step_sizes():
+    spaces = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Box(-1, 1, (1, 2))])
+    actions = gymnasium.spaces.Box(-2, 2, (1,))
+    agent = SpinupSacAgent(
+        spaces, actions, "cpu", functools.partial(MLPActorCritic, hidden_sizes=(8,), activation=torch.nn.Tanh),
+        0.9, 0.99, 0.1, 1e-1, 1e-2, 1e-3, optimizer_critic="SGD", l2_critic=0.5, betas_actor=(0.5, 0.6),
+    )  # fmt: skip
+    rates = [
+        each.param_groups[0]["lr"] for each in (agent.policy_optimizer, agent.critic_optimizer, agent.alpha_optimizer)
+    ]
+    assert rates == [1e-1, 1e-2, 1e-3] and (agent.gamma, agent.polyak, agent.alpha) == (0.9, 0.99, 0.1)
+    assert (
+        isinstance(agent.critic_optimizer, torch.optim.SGD)
+        and agent.critic_optimizer.param_groups[0]["weight_decay"] == 0.5
+    )
+    assert agent.policy_optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+    obs, act = (torch.rand(16, 2), torch.rand(16, 1, 2)), torch.rand(16, 1)
+    before = [each.clone() for each in agent.critic.parameters()]
+    figures = agent.train((obs, act, torch.ones(16), obs, torch.ones(16), torch.zeros(16)))
+    assert {"loss_actor", "loss_critic", "loss_entropy_coef", "entropy_coef"} == figures.keys()
+    assert not any(torch.equal(*pair) for pair in zip(before, agent.critic.parameters(), strict=True))
+    actor = agent.get_actor()
+    assert isinstance(actor.net[1], torch.nn.Tanh) and actor(obs, with_logprob=False)[1] is None
+    assert actions.contains(actor.act(tuple(each[:1] for each in obs), test=True))
+    for wrong, expected in (
+        ({"optimizer_actor": "adm"}, "did you mean 'adam'"),
+        ({"betas_critic": (0, 0), "optimizer_critic": "sgd"}, "no betas"),
+    ):
+        with pytest.raises(ParameterError, match=expected):
+            SpinupSacAgent(spaces, actions, **wrong)
+
+
+def test_a_module_knows_the_device_that_it_was_moved_to():
+    class Torch(TorchActorModule):
+        def __init__(self):
+            super().__init__(None, None)
+            self.layer = torch.nn.Linear(1, 1)
+
+    net = Torch()
+    assert net.device == "cpu" and net.to("meta") is net and net.device == torch.device("meta")
+    assert Torch().to_device("meta").device == torch.device("meta")
 
 
 def test_batches_become_tensors_of_the_same_memory():

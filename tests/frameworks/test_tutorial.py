@@ -1,8 +1,9 @@
-"""The tutorial of TMRL: its script, unchanged, in three processes; and what torch modules get and give."""
+"""The tutorial of TMRL: its script, unchanged, in three processes; the words of TMRL 0.7; what torch modules get and give."""
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from netkit import until
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("tutorial.py")
+PAGE = SCRIPT.parents[2] / "docs" / "tmrl.md"
 
 
 def start(role: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -52,6 +54,34 @@ def test_the_script_of_the_tutorial_runs_unchanged_in_three_processes(tmp_path: 
     lines = (tmp_path / "checkpoints" / "tutorial_t.cpt_metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 and {"loss_actor", "loss_critic", "memory_len"} <= json.loads(lines[-1]).keys()
     assert "test episode" in (tmp_path / "worker.log").read_text()
+
+
+@pytest.mark.parametrize("which", ["ready", "own"])
+def test_a_script_of_tmrl_0_7_runs_by_the_substitution_of_the_page_and_unchanged(which: str, tmp_path: Path) -> None:
+    script, command = SCRIPT.with_name("tutorial_07.py"), [sys.executable, "-m", "memoire.tmrl", "run"]
+    if which == "own":  # the other one runs unchanged
+        line = next(each for each in PAGE.read_text().splitlines() if each.startswith("sed "))
+        script, command = Path(shutil.copy(script, tmp_path / "my_script.py")), [sys.executable]
+        subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=20.0)
+        assert " tmrl" not in "".join(each for each in script.read_text().splitlines() if "import" in each)
+    with held(3) as port:
+        environment = {
+            **os.environ,
+            "MEMOIRE_TMRL": str(tmp_path),
+            "MEMOIRE_TMRL_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [*command, str(script), which], env=environment, capture_output=True, text=True, timeout=100.0, check=False
+        )
+    assert done.returncode == 0 and "transitions compared: " in done.stdout, done.stdout + done.stderr
+    assert int(done.stdout.rpartition(": ")[2]) > 100
+    assert {f"{which}.tmod", f"{which}_t.tmod"} <= {path.name for path in (tmp_path / "weights").iterdir()}
+    lines = (tmp_path / "checkpoints" / f"{which}_t.tcpt_metrics.jsonl").read_text().splitlines()
+    figures = json.loads(lines[-1])
+    assert len(lines) == 2 and {"memory_len", "loss_critic" if which == "ready" else "loss"} <= figures.keys()
+    if which == "own":
+        assert figures["truncated"] > 0 < figures["terminated"]
 
 
 class Module(ActorModule):

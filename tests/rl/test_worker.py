@@ -1,6 +1,7 @@
 """Rollout workers: episodes, test episodes, whatever ends them, and what arrives of them."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -14,10 +15,11 @@ import pytest
 
 from history.ports import held
 from memoire import Reader, Schema, Server, Table
-from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError
+from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError, WrongType
 from memoire.rl import RolloutWorker, Work, weights
 from memoire.rl.codec import MARK, Codec
 from memoire.rl.envelope import TABLE, samples_of, samples_table
+from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.preprocessors import MARK as PREPROCESSOR
 from memoire.rl.preprocessors import digest
 from memoire.rl.recording import Packets
@@ -207,6 +209,41 @@ def test_a_compressor_changes_what_travels_and_nothing_else(queue: Server) -> No
     samples = taken(queue, 4)
     assert [each.obs.tolist() for each in samples] == [[0.0], [1.0], [2.0], [3.0]]
     assert samples[0].act.tolist() == [0.0] and samples[1].act.tolist() == [0.5]
+
+
+def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(queue: Server) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def five(act: Any, obs: Any, rew: Any, done: Any, info: Any, scale: float = 2.0) -> Any:
+        seen.append((done, NO_DONE in info))
+        return act, obs, rew * scale, done, {}
+
+    def six(act: Any, obs: Any, rew: Any, terminated: Any, truncated: Any, info: Any) -> Any:
+        seen.append((terminated, truncated, NO_DONE in info))
+        return act, obs, rew * 2, terminated, truncated, {}
+
+    # The device terminates after two steps, or is given up after one: what six parts say comes in both forms.
+    for compressor, given in (
+        (five, (False, True)),
+        (six, (False, True, False)),
+        (functools.partial(six), (False, True, False)),
+    ):
+        for limit, last in ((1, (False, True)), (9, (True, False))):
+            seen.clear()
+            options = {"recording": packets(compressor=compressor), "max_samples_per_episode": limit}
+            with RolloutWorker(Device(2), Constant(), queue.endpoint, **options) as worker:
+                worker.run(0, 1)
+            sample = taken(queue, 2 if limit == 1 else 3)[-1]
+            assert (sample.rew, sample.terminated, sample.truncated) == (2.0, *last)
+            is_told = compressor is not five and limit == 1
+            assert (NO_DONE in sample.info) == is_told and (seen[-1] == given) == (limit == 1)
+            assert six_parts((*sample[:4], sample.info))[4] == is_told
+
+    for wrong, error in ((lambda act, obs, rew, info: None, ParameterError), (lambda *six: six[:4], WrongType),
+                         (lambda *six: None, WrongType)):  # fmt: skip
+        with pytest.raises(error, match=r"sample_compressor.*(terminated|of the 5 values)"):
+            with RolloutWorker(Device(2), Constant(), queue.endpoint, recording=packets(compressor=wrong)) as worker:
+                worker.run(0, 1)
 
 
 def test_the_codec_of_a_worker_travels_with_each_reset(queue: Server) -> None:

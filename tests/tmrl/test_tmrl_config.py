@@ -64,6 +64,21 @@ def test_a_call_counts_before_the_environment_and_that_before_the_file(tmp_path)
     assert known["RUN_NAME"] == "run"
 
 
+def test_two_names_of_one_port_say_the_same_wherever_it_is_said(tmp_path):
+    ports = lambda known: tuple(known[name] for name in ("PORT", "PORT_TRAINER", "PORT_ROLLOUT"))  # noqa: E731
+    assert ports(constants(tmp_path, {"PORT": 1000})) == (1000, 1000, 1001)
+    assert ports(constants(tmp_path, {"PORT": 1000}, MEMOIRE_TMRL_PORT_TRAINER="2000")) == (2000, 2000, 2001)
+    known = constants(tmp_path, {"PORT_ROLLOUT": 7}, MEMOIRE_TMRL_PORT="2000")
+    assert ports(known) == (2000, 2000, 7)
+    known.use({"PORT": 3000})
+    assert ports(known) == (3000, 3000, 7)
+    for wrong in (lambda: constants(tmp_path, {"PORT": 1, "PORT_TRAINER": 2})["PORT"],
+                  lambda: known.use({"PORT": 1, "PORT_TRAINER": 2})):  # fmt: skip
+        with pytest.raises(ParameterError, match=r"PORT_TRAINER.* must be 1, as PORT.* says"):
+            wrong()
+    assert ports(known) == (3000, 3000, 7)
+
+
 def test_the_file_is_read_once_until_told_otherwise(tmp_path):
     known = constants(tmp_path, {"RUN_NAME": "a"})
     assert known["RUN_NAME"] == "a"

@@ -12,9 +12,11 @@ from minari.data_collector import EpisodeBuffer
 from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, NotEnoughSamples, ParameterError
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.rl.crc import Marks
+from memoire.rl.envelope import Sample
 from memoire.rl.offline import buffers_of
 from memoire.tmrl.memory import GenericMemory, TorchMemory
 from memoire.tmrl.memory_dataloading import MemoryDataloading
+from memoire.tmrl.networking import Buffer
 
 ACTIONS = 4
 
@@ -243,8 +245,30 @@ def test_samples_of_another_codec_are_refused():
         assert each.rings.held == (1 if each is memory else 0)
 
 
-def test_the_newer_name_is_the_same_class():
-    assert TorchMemory is MemoryDataloading
+def test_a_memory_of_six_parts_gets_and_gives_terminated_and_truncated():
+    class Six(TorchMemory):
+        def append_buffer(self, buffer):
+            self.data += buffer.memory
+
+        def __len__(self):
+            return max(0, len(self.data) - 1)
+
+        def get_transition(self, item):
+            act, obs, *more = self.data[item + 1]
+            return self.data[item][1], act, more[0], obs, *more[1:]
+
+    parts = [(0, i, 0.0, i == 2, i in (2, 3), {}) for i in range(4)]
+    buffer = Buffer([Sample(*each) for each in parts])
+    kept = SimpleNamespace(memory=[(*each[:4], {"__no_done": True} if i == 3 else {}) for i, each in enumerate(parts)])
+    seen = []
+    for given in (buffer, SimpleNamespace(memory=parts), kept):
+        memory = Six(None, 1, lambda *six: seen.append(len(six)) or six, batch_size=8)
+        memory.append(given)
+        ends = [each[3:5] for each in memory.data]
+        assert ends[:2] + ends[3:] == [(False, False), (False, False), (False, True)]
+        assert ends[2] == (True, given is not kept), "five parts do not say that what terminated is truncated, too"
+        assert [len(part) for part in memory.sample()] == [8] * 6 and memory[2][4:] == (0.0, 1.0)
+    assert set(seen) == {6}
     with pytest.raises(TypeError, match="abstract"):
         MemoryDataloading(device=None, nb_steps=1)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     MODEL_HISTORY: int
     SERVER_IP_FOR_WORKER: str
     SERVER_IP_FOR_TRAINER: str
+    PORT: int
     PORT_TRAINER: int
     PORT_ROLLOUT: int
     BUFFERS_MAXLEN: int
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     CRC_DEBUG: int
     DEBUG_MODE: bool
     PASSWORD: str
+    SECURITY: str | None
     WANDB_PROJECT: str
     WANDB_ENTITY: str
     WANDB_KEY: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -62,19 +63,23 @@ TABLE: Final[dict[str, Constant]] = {
     "MODEL_HISTORY": Constant(int, 0, "SAVE_MODEL_EVERY"),
     "SERVER_IP_FOR_WORKER": Constant(str, _server("LOCALHOST_WORKER")),
     "SERVER_IP_FOR_TRAINER": Constant(str, _server("LOCALHOST_TRAINER")),
+    "PORT": Constant(int, 55555),
     "PORT_TRAINER": Constant(int, 55555),
-    "PORT_ROLLOUT": Constant(int, 55556),
+    "PORT_ROLLOUT": Constant(int, lambda known: known["PORT_TRAINER"] + 1),
     "BUFFERS_MAXLEN": Constant(int, 500_000),
     "RW_MAX_SAMPLES_PER_EPISODE": Constant(float, math.inf),
     "CRC_DEBUG": Constant(int, 0),
     "DEBUG_MODE": Constant(bool, False),
     "PASSWORD": Constant(str, ""),
+    "SECURITY": Constant(str, lambda known: "TLS" if known["TMRL_CONFIG"].get("TLS") else None),
     "WANDB_PROJECT": Constant(str, "tmrl"),
     "WANDB_ENTITY": Constant(str, ""),
     "WANDB_KEY": Constant(str, ""),
     "WANDB_RUN_ID": Constant(str, lambda known: known["RUN_NAME"]),
 }
 """Every constant. Keys of the file that are not here are in TMRL_CONFIG, and count for nothing else."""
+OTHER_NAMES: Final = {"PORT": "PORT_TRAINER"}
+"""Other names of constants, wherever they are said or read."""
 _MADE: Final = ("CONFIG_FILE", "TMRL_CONFIG")
 """Constants that nobody sets."""
 
@@ -93,6 +98,7 @@ class Constants(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """A constant. Raises KeyError, ParameterError, DataError: none has this name, or its value cannot be."""
+        name = OTHER_NAMES.get(name, name)
         constant = TABLE[name]
         if name == "TMRL_CONFIG":
             return self._config()
@@ -112,7 +118,9 @@ class Constants(Mapping[str, Any]):
         """Have constants be these, whatever else is said. Raises UnknownName, ParameterError; then nothing changes."""
         refuse_unknown("use", values, [name for name in TABLE if name not in _MADE])
         made = {name: _checked(name, TABLE[name].kind, value) for name, value in values.items()}
-        self._used.update(made)
+        for name, other in OTHER_NAMES.items():
+            _refuse_two({each: made[each] for each in (name, other) if each in made})
+        self._used.update({OTHER_NAMES.get(name, name): value for name, value in made.items()})
         self.forget()
 
     def forget(self) -> None:
@@ -121,13 +129,14 @@ class Constants(Mapping[str, Any]):
 
     def _said(self, name: str, constant: Constant) -> list[tuple[str, Any]]:
         """(where, value) of what environment and file say of a constant, the first of which counts."""
-        variable = FOLDER_VARIABLE if name == "TMRL_FOLDER" else PREFIX + name
-        if self._environment.get(variable):
-            return [(variable, self._environment[variable])]
-        key = constant.key or name
-        if name not in ("TMRL_FOLDER", *_MADE) and key in self._config():
-            return [(f"{key} in {self['CONFIG_FILE']}", self._config()[key])]
-        return []
+        names = [each for each in TABLE if OTHER_NAMES.get(each, each) == name]
+        variables = [FOLDER_VARIABLE] if name == "TMRL_FOLDER" else [PREFIX + each for each in names]
+        found = {each: self._environment[each] for each in variables if self._environment.get(each)}
+        if not found and name not in ("TMRL_FOLDER", *_MADE):
+            config, keys = self._config(), [constant.key or each for each in names]
+            found = {f"{key} in {self['CONFIG_FILE']}": config[key] for key in keys if key in config}
+        _refuse_two(found)
+        return list(found.items())
 
     def _config(self) -> dict[str, Any]:
         """What the file holds; {} if there is none."""
@@ -143,6 +152,13 @@ class Constants(Mapping[str, Any]):
                 raise DataError(str(path), "holds something else than constants by name")
             self._file = found
         return self._file
+
+
+def _refuse_two(said: Mapping[str, Any]) -> None:
+    """Raise ParameterError if two names of one constant say different values."""
+    for (name, value), (other, another) in itertools.pairwise(said.items()):
+        if value != another:
+            raise ParameterError(other, another, f"{value!r}, as {name} says, or left out")
 
 
 def _checked(where: str, kind: type, value: Any) -> Any:

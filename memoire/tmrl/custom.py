@@ -1,0 +1,219 @@
+"""The agent, networks and memory that TMRL 0.7 has ready, over `memoire.rl`: soft actor-critic of flat observations.
+
+    SpinupSacAgent              learns; made of any model_cls with `actor`, `q1` and `q2`
+    MLPActorCritic              such a model, of SquashedGaussianMLPActor and MLPQFunction
+    GenericTorchMemory          holds samples of any form
+    copy_shared, no_grad        tools for networks
+
+In TMRL these lie in four modules of `tmrl.custom`; here all are in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from memoire.errors import ParameterError
+from memoire.rl.actor_critic import flat_tensor
+from memoire.rl.sac import SAC, GaussianPolicy, mlp, numbers_of
+from memoire.suggestions import one_of
+
+from .memory import GenericMemory
+from .nn import copy_shared, no_grad
+from .training_offline import usable_device
+
+__all__ = [
+    "GenericTorchMemory", "MLPActorCritic", "MLPQFunction", "SpinupSacAgent", "SquashedGaussianMLPActor",
+    "copy_shared", "no_grad",
+]  # fmt: skip
+
+OPTIMIZERS: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+"""By the names that an agent is told."""
+
+
+class SquashedGaussianMLPActor(GaussianPolicy):
+    """Observations to actions in a Box; see `memoire.rl.GaussianPolicy`.
+
+    Args:
+        observation_space: Of numbers; nested ones lie side by side.
+        action_space: A Box with finite bounds, which need not lie around 0.
+        hidden_sizes: Widths of the hidden layers.
+        activation: Class of what is behind each of them.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation)
+
+    def forward(
+        self, obs: Any, test: bool = False, with_logprob: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Actions [B, A] for observations [B, *F], and the log probability [B] of each, or None without."""
+        action, logp = super().forward(obs, test)
+        return action, logp if with_logprob else None
+
+
+class MLPQFunction(torch.nn.Module):
+    """The value of an observation and an action.
+
+    Args:
+        obs_space, act_space, hidden_sizes, activation: See `SquashedGaussianMLPActor`.
+    """
+
+    def __init__(
+        self,
+        obs_space: Any,
+        act_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+    ) -> None:
+        super().__init__()
+        hidden = mlp((numbers_of(obs_space) + numbers_of(act_space), *hidden_sizes), activation)
+        self.q = hidden.append(torch.nn.Linear(hidden_sizes[-1], 1))
+
+    def forward(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
+        """Values [B] of observations [B, *F] and actions [B, *A]."""
+        values: torch.Tensor = self.q(flat_tensor((obs, act)))
+        return values.squeeze(-1)
+
+
+class MLPActorCritic(torch.nn.Module):
+    """An actor and two values.
+
+    Args:
+        observation_space, action_space, hidden_sizes, activation: See `SquashedGaussianMLPActor`.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+    ) -> None:
+        super().__init__()
+        self.actor = SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.q1 = MLPQFunction(observation_space, action_space, hidden_sizes, activation)
+        self.q2 = MLPQFunction(observation_space, action_space, hidden_sizes, activation)
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action [*A] for an observation with a leading axis of 1, as an array."""
+        return self.actor.act(obs, test)
+
+
+class _BothValues(torch.nn.Module):
+    """Two values as `memoire.rl.SAC` has them: [2, B]."""
+
+    def __init__(self, q1: torch.nn.Module, q2: torch.nn.Module) -> None:
+        super().__init__()
+        self.q1, self.q2 = q1, q2
+
+    def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.q1(obs, action), self.q2(obs, action)])
+
+
+class SpinupSacAgent(SAC):
+    """Soft actor-critic of any actor and values; see `memoire.rl.SAC`.
+
+    Args:
+        observation_space, action_space, device: See `TrainingAgent`; device None takes a GPU if there is one.
+        model_cls: Called with both spaces, makes a module with `actor`, whose `forward(obs)` returns actions and log
+            probabilities, and `q1` and `q2`, whose `forward(obs, act)` returns values [B].
+        gamma, polyak, alpha, learn_entropy_coef, target_entropy: See `memoire.rl.SAC`.
+        lr_actor, lr_critic, lr_entropy: Step sizes.
+        optimizer_actor, optimizer_critic: "adam", "adamw" or "sgd".
+        betas_actor, betas_critic: Of the first two; None leaves torch's.
+        l2_actor, l2_critic: Decay of weights; None leaves torch's.
+
+    Raises:
+        ParameterError: an optimizer has another name, or betas are given to "sgd".
+    """
+
+    def __init__(
+        self,
+        observation_space: Any = None,
+        action_space: Any = None,
+        device: Any = None,
+        model_cls: Callable[[Any, Any], Any] = MLPActorCritic,
+        gamma: float = 0.99,
+        polyak: float = 0.995,
+        alpha: float = 0.2,
+        lr_actor: float = 1e-3,
+        lr_critic: float = 1e-3,
+        lr_entropy: float = 1e-3,
+        learn_entropy_coef: bool = True,
+        target_entropy: float | None = None,
+        optimizer_actor: str = "adam",
+        optimizer_critic: str = "adam",
+        betas_actor: tuple[float, float] | None = None,
+        betas_critic: tuple[float, float] | None = None,
+        l2_actor: float | None = None,
+        l2_critic: float | None = None,
+    ) -> None:
+        model = model_cls(observation_space, action_space)
+        super().__init__(
+            observation_space, action_space, usable_device() if device is None else device,
+            policy=lambda **_: model.actor, critic=lambda **_: _BothValues(model.q1, model.q2),
+            gamma=gamma, polyak=polyak, alpha=alpha, rate=lr_entropy, learn_entropy_coef=learn_entropy_coef,
+            target_entropy=target_entropy,
+        )  # fmt: skip
+        actor, critic = self.policy.parameters(), self.critic.parameters()
+        self.policy_optimizer = _optimizer("actor", optimizer_actor, actor, lr_actor, betas_actor, l2_actor)
+        self.critic_optimizer = _optimizer("critic", optimizer_critic, critic, lr_critic, betas_critic, l2_critic)
+
+
+def _optimizer(
+    role: str, name: str, parameters: Iterable[torch.nn.Parameter], rate: float, betas: Any, decay: float | None
+) -> torch.optim.Optimizer:
+    made_by: Any = OPTIMIZERS.get(name.lower())
+    if made_by is None:
+        raise ParameterError(f"optimizer_{role}", name, one_of(name, OPTIMIZERS))
+    if betas is not None and made_by is torch.optim.SGD:
+        raise ParameterError(f"betas_{role}", betas, 'None: "sgd" has no betas')
+    options = {"betas": None if betas is None else tuple(betas), "weight_decay": decay}
+    found: torch.optim.Optimizer = made_by(
+        parameters, lr=rate, **{name: value for name, value in options.items() if value is not None}
+    )
+    return found
+
+
+class GenericTorchMemory(GenericMemory):
+    """`memoire.tmrl.memory.GenericMemory` with the argument order of TMRL 0.7, and batches of six parts.
+
+    Args:
+        memory_size, batch_size, dataset_path, nb_steps, sample_preprocessor, crc_debug, device: See `GenericMemory`.
+        obs_preprocessor: See `memoire.tmrl.memory.TorchMemory`.
+    """
+
+    sample_parts = 6
+
+    def __init__(
+        self,
+        memory_size: float = 1e6,
+        batch_size: int = 1,
+        dataset_path: str | Path = "",
+        nb_steps: int = 1,
+        sample_preprocessor: Callable[..., Any] | None = None,
+        crc_debug: bool | int = False,
+        device: Any = "cpu",
+        *,
+        obs_preprocessor: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(
+            device,
+            nb_steps,
+            obs_preprocessor,
+            sample_preprocessor,
+            int(memory_size),
+            batch_size,
+            dataset_path,
+            crc_debug,
+        )
