@@ -86,14 +86,25 @@ def finite(name: str, value: Any, low: float = -math.inf) -> float:
 
 
 def text(name: str, value: Any) -> str:
-    """A str.
+    """Text that can be sent and saved: UTF-8 has no form of a lone surrogate, such as those of undecodable file names.
 
     Raises:
-        WrongType: it is something else.
+        WrongType: it is no str.
+        ParameterError: it has a lone surrogate.
     """
     if not isinstance(value, str):
         raise WrongType(name, "text", _shown(value))
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        expected = f"text that UTF-8 can encode: the character at {error.start} is a lone surrogate"
+        raise ParameterError(name, value[:80], expected) from None
     return value
+
+
+def escaped(value: str) -> str:
+    """Text of another program, such as an error's, as it can be sent and printed: lone surrogates are escaped."""
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 MAX_NAME = 256
@@ -171,8 +182,9 @@ def scalars(values: Any, present: Mapping[str, float]) -> dict[str, float]:
     """
     checked = {}
     for name, value in mapping("values", values).items():
+        shown = text("scalars", str(name))
         try:
-            checked[str(name)] = float(value)
+            checked[shown] = float(value)
         except (TypeError, ValueError, OverflowError):
             raise WrongType(f"scalars[{name!r}]", "a number", repr(value)[:80]) from None
     wrong = [name for name, value in checked.items() if not math.isfinite(value) or len(name) > 256]

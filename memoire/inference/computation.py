@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from memoire.arguments import escaped
 from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
@@ -81,7 +82,7 @@ def _first_line(error: Exception) -> str:
         text = error.detail
     elif not isinstance(error, MemoireError):
         text = f"{type(error).__name__}: {text}"
-    return f"the function of this inference node failed: {text}"[:_MAX_TEXT]
+    return escaped(f"the function of this inference node failed: {text}")[:_MAX_TEXT]
 
 
 def flat_columns(schema: RowSchema, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memoire.arguments import process_name, seconds, whole
+from memoire.arguments import escaped, process_name, seconds, whole
 from memoire.errors import (
     AuthError,
     Closed,
@@ -290,7 +290,7 @@ class Observer(Asker):
             if job.is_over:  # the agent is gone, so that it could not be asked
                 raise JobCancelled(job.number) from error
             _log.exception("job %d failed", job.number)
-            text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:_MAX_TEXT].rstrip(".")
+            text = escaped(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
             return messages.Result(job=job.number, status="failed", text=text), None
         return messages.Result(job=job.number, fragments=rows_of), payload
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from memoire.arguments import is_name
+from memoire.arguments import is_name, text
 from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.wire import _bytes, messages
@@ -78,7 +78,7 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     is_text = isinstance(content, str)
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
         raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
-    body = content.encode() if isinstance(content, str) else bytes(content)
+    body = text("content", content).encode() if isinstance(content, str) else bytes(content)
     return Model(check_topic(topic), version, body, is_text, _bytes.checksum(body))
 
 

@@ -31,6 +31,8 @@ def check(endpoint: Any, action: str) -> str:
     if not isinstance(endpoint, str):
         shown = f"{endpoint!r}"[:80]
         raise _wrong(shown, action, f"an address is text, not of type {type(endpoint).__name__}")
+    if not endpoint.isprintable():
+        raise _wrong(ascii(endpoint)[1:81], action, "it has characters that cannot be printed")
     transport, separator, place = endpoint.partition("://")
     if not separator:
         raise _wrong(endpoint, action, "the transport in front is missing", _with_transport(endpoint, action))

@@ -174,17 +174,22 @@ class Channel:
             patience: Least seconds before it is sent again, where a second answer would cost much.
         """
         number = next(self._numbers) if sequence is None else sequence
-        frames = encode(
-            body,
-            client=self._client,
-            sequence=number,
-            run=self.run if run is None else run,
-            home=self.home if home is None else home,
-            table=self.table,
-            fingerprint=self.fingerprint,
-            payload=payload,
-            payload_checksum=payload_checksum,
-        )
+        try:
+            frames = encode(
+                body,
+                client=self._client,
+                sequence=number,
+                run=self.run if run is None else run,
+                home=self.home if home is None else home,
+                table=self.table,
+                fingerprint=self.fingerprint,
+                payload=payload,
+                payload_checksum=payload_checksum,
+            )
+        except (TypeError, ValueError, OverflowError) as error:  # a fault of the caller's checks: others go on
+            text = f"{type(body).__name__.upper()} was not sent, since it cannot be encoded: {error}"
+            self._doors.post(lambda: finish(Refused(self.endpoint, "tail", text)))
+            return number
         if len(frames[0]) > self.longest or len(frames[-1]) > self.longest:
             size = max(len(frame) for frame in frames)
             text = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memoire import arguments
-from memoire.arguments import whole
+from memoire.arguments import text, whole
 from memoire.errors import WrongType
 from memoire.suggestions import checked_names
 
@@ -121,7 +121,7 @@ class WorkerCalls(TableCalls):
                 closed with the others, if those are `at_least` so many.
         """
         return self._worker.fail(
-            checked_lease(lease), whole("index", index, 0), str(reason), again, self._patience(timeout)
+            checked_lease(lease), whole("index", index, 0), text("reason", str(reason)), again, self._patience(timeout)
         )
 
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], timeout: float | None = None) -> bool:

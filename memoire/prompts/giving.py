@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from memoire import arguments
-from memoire.arguments import finite, whole
+from memoire.arguments import finite, text, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import checked_names
 from memoire.wire import messages
 
 from .rows import Key
 from .servers import PromptRequest, keys_of
-from .users import TableCalls, checked_dataset, checked_keys
+from .users import TableCalls, checked_dataset, checked_keys, checked_tags
 
 Order = Literal["cancel", "prioritise", "finish", "forget", "shares", "model"]
 
@@ -51,7 +51,7 @@ class GiverCalls(TableCalls):
         epoch, dataset = whole("epoch", epoch, 0, 2**32 - 1), checked_dataset(dataset)
         facts: dict[str, Any] = {
             "dataset": dataset, "epoch": epoch, "priority": finite("priority", priority), "is_evaluation": evaluation,
-            "tags": dict(tags or {}),
+            "tags": checked_tags(tags),
         }  # fmt: skip
         new, chunk = 0, dict[int, bytes]()
         limit, size = self._transport.limits.request_bytes // 2, 0
@@ -139,5 +139,7 @@ def _payloads(prompts: Any) -> dict[int, bytes]:
     for index, payload in given.items():
         if not isinstance(payload, str | bytes | bytearray | memoryview):
             raise WrongType(f"prompts[{index!r}]", "bytes or str", type(payload).__name__)
-        found[whole("index", index, 0)] = payload.encode() if isinstance(payload, str) else bytes(payload)
+        if isinstance(payload, str):
+            payload = text(f"prompts[{index!r}]", payload).encode()
+        found[whole("index", index, 0)] = bytes(payload)
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from memoire.arguments import whole
+from memoire.arguments import text, whole
 from memoire.errors import ParameterError
 from memoire.replay.schema import Schema
 from memoire.suggestions import checked_names, one_of
@@ -16,7 +16,7 @@ from .columns import gathered, mask_of, places_of
 from .rows import Key, PromptState
 from .servers import PromptRequest, keys_of
 from .trainer import fetched
-from .users import TableCalls, checked_keys
+from .users import TableCalls, checked_keys, checked_tags
 
 STATES = tuple(state.name.lower() for state in PromptState)
 Cursor: TypeAlias = dict[str, int]
@@ -78,7 +78,8 @@ class ListenerCalls(TableCalls):
             if each not in STATES:
                 raise ParameterError("state", each, one_of(each, STATES))
         facts: dict[str, Any] = {
-            "states": [STATES.index(each) for each in wanted], "tags": dict(tags or {}), "consumer": consumer,
+            "states": [STATES.index(each) for each in wanted], "tags": checked_tags(tags),
+            "consumer": text("consumer", consumer),
             "most": whole("limit", limit, 1), "is_going_on": bool(consumer) and since is None,
         }  # fmt: skip
         requests = {

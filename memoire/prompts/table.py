@@ -24,7 +24,7 @@ from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
 from .scores import column_of, scorer
 from .steps import PromptSteps
 
-MAX_RANKS: Final = 1024
+MAX_COUNTED_RANKS: Final = 1024
 """Ranks of a trainer whose tokens are counted."""
 
 
@@ -232,7 +232,7 @@ class PromptTable:
 
     def count_tokens(self, row: PromptRow, rank: int, ranks: int) -> None:
         """A rank of the trainer has fetched a group. With another number of ranks all are counted from 0."""
-        if rank < ranks <= MAX_RANKS:
+        if rank < ranks <= MAX_COUNTED_RANKS:
             if len(self.rank_tokens) != ranks:
                 self.rank_tokens = [0] * ranks
             self.rank_tokens[rank] += row.tokens

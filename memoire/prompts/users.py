@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memoire.arguments import seconds, whole
+from memoire.arguments import mapping, seconds, text, whole
 from memoire.errors import ParameterError
 from memoire.replay.schema import Schema
 
@@ -13,6 +13,9 @@ from .rows import Key
 from .servers import PromptServers, PromptTransport
 from .trainer import PromptTrainer
 from .worker import PromptWorker
+
+MAX_RANKS = 65_536
+"""Ranks that one trainer can have."""
 
 
 class TableCalls:
@@ -59,7 +62,12 @@ def checked_dataset(name: Any) -> str:
     """The name of a data set. Raises ParameterError."""
     if not isinstance(name, str) or len(name) > 200:
         raise ParameterError("dataset", name, "a text of at most 200 characters")
-    return name
+    return text("dataset", name)
+
+
+def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Words by name. Raises WrongType, ParameterError."""
+    return {text("tags", name): text("tags", word) for name, word in mapping("tags", tags or {}).items()}
 
 
 def checked_keys(keys: Iterable[Any]) -> list[Key]:
@@ -70,3 +78,18 @@ def checked_keys(keys: Iterable[Any]) -> list[Key]:
             raise ParameterError("keys", key, "tuples of data set, epoch and index")
         found.append((checked_dataset(key[0]), whole("epoch", key[1], 0), whole("index", key[2], 0)))
     return found
+
+
+def checked_rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
+    """Which trainer of how many, which need a session. Raises WrongType, ParameterError."""
+    try:
+        mine, ranks = rank
+    except (TypeError, ValueError):
+        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
+    text("session", session)
+    ranks = whole("rank", ranks, 1, MAX_RANKS)
+    mine = whole("rank", mine, 0, ranks - 1)
+    if ranks > 1 and not session:
+        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
+        raise ParameterError("session", session, expected)
+    return mine, ranks

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from memoire.arguments import process_name, seconds, table_name, whole
-from memoire.errors import EndpointError, ParameterError
+from memoire.arguments import process_name, seconds, table_name
+from memoire.errors import EndpointError
 from memoire.limits import Limits
 from memoire.net import process
 from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.prompts.calls import PromptCalls
+from memoire.prompts.users import checked_rank
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 from memoire.version import SOFTWARE
@@ -34,8 +35,6 @@ from .prefetch import BatchQueue
 from .rounds import ClientPartition
 
 _log = logging.getLogger(__name__)
-
-MAX_RANKS = 65_536
 
 
 class Prompts(PromptCalls, Node):
@@ -84,7 +83,7 @@ class Prompts(PromptCalls, Node):
         self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self.urls:
             raise EndpointError("", "connect to", "prompts need at least one address")
-        self.rank = _rank(rank, session)
+        self.rank = checked_rank(rank, session)
         self.name = process_name(name)
         self.client_id = secrets.token_bytes(16)
         """What servers know this process by: a worker's leases belong to it."""
@@ -130,19 +129,6 @@ class Prompts(PromptCalls, Node):
 
     def __repr__(self) -> str:
         return f"<memoire.Prompts {self.client_id.hex()[:8]} of {', '.join(self.urls)}>"
-
-
-def _rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
-    try:
-        mine, ranks = rank
-    except (TypeError, ValueError):
-        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
-    ranks = whole("rank", ranks, 1, MAX_RANKS)
-    mine = whole("rank", mine, 0, ranks - 1)
-    if ranks > 1 and not session:
-        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
-        raise ParameterError("session", session, expected)
-    return mine, ranks
 
 
 def _hello(prompts: Prompts) -> messages.Hello:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memoire import arguments
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import Limits
@@ -69,6 +70,8 @@ class ServerOptions:
         object.__setattr__(self, "settings", self._settings())
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
+        if self.name is not None:
+            arguments.name("name", self.name)
         self._check_snapshots()
         self._check_inference()
         held = self.limits.held_bytes if self.byte_limit is None else whole("byte_limit", self.byte_limit, 1)

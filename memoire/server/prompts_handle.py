@@ -12,6 +12,7 @@ from memoire.errors import Closed, MemoireTimeout, ParameterError, Refused
 from memoire.pool.tables import OpenTable
 from memoire.prompts.calls import PromptCalls
 from memoire.prompts.servers import PromptRequest
+from memoire.prompts.users import checked_rank
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader
@@ -105,4 +106,6 @@ class LocalPrompts(PromptCalls):
     ) -> None:
         if table.storage != "prompts":
             raise ParameterError("storage", table.storage, "'prompts' where prompts are given and answered")
-        super().__init__(DirectPrompts(dispatcher, table, check_open), rank, DEFAULT_TIMEOUT, session)
+        super().__init__(
+            DirectPrompts(dispatcher, table, check_open), checked_rank(rank, session), DEFAULT_TIMEOUT, session
+        )

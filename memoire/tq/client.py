@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from memoire.arguments import text
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.net.addresses import check
@@ -295,6 +296,9 @@ class KeyedClient(Node):
 
     def _by_server(self, partition: str, names: Sequence[str]) -> dict[str, list[int]]:
         """Places of the keys in the call, by the server that has them: the one with the highest hash of both."""
+        text("partition_id", partition)
+        for name in names:
+            text("keys", name)
         if len(self.servers) == 1:
             return {self.servers[0]: list(range(len(names)))}
         found: dict[str, list[int]] = {}
@@ -311,7 +315,7 @@ def _some(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 
 def encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
     """Values as a server keeps them. Raises NotPlain."""
-    return {str(name): values.encode(value) for name, value in fields.items()}
+    return {text("fields", str(name)): values.encode(value) for name, value in fields.items()}
 
 
 def _decoded(fields: Mapping[str, bytes]) -> dict[str, Any]:

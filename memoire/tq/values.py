@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
+from memoire.arguments import text
 from memoire.errors import NotPlain, ProtocolError
 
 TENSOR, ARRAY, SCALAR, SET, WHOLE, OBJECTS = range(1, 7)
 _LENGTH: Final = struct.Struct("<I")
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_PLAIN = (type(None), bool, float, str, bytes)
+_PLAIN = (type(None), bool, float, bytes)
 
 
 def encode(value: Any) -> bytes:
@@ -28,6 +29,7 @@ def encode(value: Any) -> bytes:
 
     Raises:
         NotPlain: it is of a type that no reader could make again without running code of the writer.
+        ParameterError: a text in it has a lone surrogate.
     """
     return _ENCODER.encode(_packed(value))
 
@@ -42,6 +44,8 @@ def decode(data: bytes) -> Any:
 
 def _packed(value: Any) -> Any:
     """What msgpack can say of a value."""
+    if type(value) is str:
+        return text("value", value)
     if type(value) in _PLAIN:
         return value
     if isinstance(value, bool | int):
@@ -81,7 +85,7 @@ _PACKERS: Final[dict[Any, Callable[[Any], Any]]] = {
     torch.Tensor: _tensor,
     np.ndarray: _array,
     np.generic: lambda value: msgspec.msgpack.Ext(SCALAR, bytes(_array(np.asarray(value)).data)),
-    str: str,
+    str: lambda value: text("value", str(value)),
     bytes | bytearray | memoryview: bytes,
     float: float,
     NonTensorStack: lambda value: [_packed(each) for each in value.tolist()],

@@ -15,7 +15,7 @@ tensordict = pytest.importorskip("tensordict", reason="tensordict is not install
 import tq_calls  # noqa: E402
 
 from memoire import Server, tq  # noqa: E402
-from memoire.errors import Closed, MemoireTimeout, NotPlain, ProtocolError, Refused  # noqa: E402
+from memoire.errors import Closed, MemoireTimeout, NotPlain, ParameterError, ProtocolError, Refused  # noqa: E402
 from memoire.limits import Limits  # noqa: E402
 from memoire.tq import values  # noqa: E402
 from memoire.tq.client import KeyedClient, Row  # noqa: E402
@@ -95,6 +95,18 @@ def test_what_could_only_be_pickled_is_refused_by_name(queue):
 def test_damaged_bytes_of_a_value_are_refused(damaged):
     with pytest.raises(ProtocolError, match="a value cannot be read"):
         values.decode(damaged)
+
+
+@pytest.mark.parametrize(
+    ("key", "partition", "tag"),
+    [("\udcff", "train", {}), ("k", "\udcff", {}), ("k", "train", {"\udcff": 1}), ("k", "train", {"a": ["\udcff"]})],
+    ids=["key", "partition", "name of a tag", "tag"],
+)
+def test_a_text_that_cannot_be_sent_is_refused_and_the_client_goes_on(queue, key, partition, tag):
+    with pytest.raises(ParameterError, match="a lone surrogate"):
+        queue.kv_put(key, partition, tag=tag)
+    queue.kv_put("k", "train", tag={"a": "é"})
+    assert queue.kv_list()["train"]["k"]["a"] == "é"
 
 
 def test_values_longer_than_a_message_come_whole(servers):

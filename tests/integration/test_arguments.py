@@ -6,6 +6,7 @@ import math
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +15,20 @@ from classic_help import templates
 from memoire.arguments import FOR_EVER, seconds
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
-from memoire.client.client import Client
-from memoire.errors import Closed, MemoireError, ParameterError, WrongType
+from memoire.client.client import Client, connect
+from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.inference.node import Inference
 from memoire.limits import Limits
+from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
+from memoire.reader.prompts import Prompts
 from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
+from memoire.replay.row_schema import RowSchema
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
+from memoire.wire import messages
 from netkit import SCHEMA, Cluster, in_thread, record, until
 
 ODD = [
@@ -184,8 +191,138 @@ def test_a_node_that_cannot_be_made_says_why_and_leaves_nothing_behind(nodes, wh
             except Exception as error:
                 strange.append(f"{error!r} for {name}={odd!r}")
             else:
-                if hasattr(made, "close"):
-                    made.close(0.1)
+                made.close(*([] if kind is Buffer else [0.1]))
     gc.collect()
     until(lambda: threading.active_count() <= before)
     assert not strange, "\n".join(strange)
+
+
+LONE = "weights-\udcff.bin"
+"""Text that UTF-8 cannot encode, as Python makes it of the name of a file."""
+ROWS = RowSchema({"tokens": Column(np.int32, (None,)), "reward": Column(np.float32)})
+NO_TEXT = {
+    "out",
+    "bodies",
+    "batch_size",
+    "keys",
+    "prompts",
+    "answers",
+    "path",
+    "paths",
+    "logfile_path",
+    "mode",
+    "columns",
+    "of",
+}
+"""Parameters of which no text is sent or saved; `columns` are compared with the schema."""
+IN_MEMORY_ONLY = {
+    "Server.clients", "Server.lines", "Server.model", "Server.search", "Server.totals", "Server.accounts", "Server.account_page",
+    "Server.table", "Server.sample_episodes", "Server.prompts table",
+    "Client.report", "Client.writer",
+    "Reader.accounts servers", "Reader.ask", "Reader.tell", "Reader.servers_at", "Reader.trouble_at",
+    "Prompts.list state", "Prompts.draw balance",
+}  # fmt: skip
+"""Compared with what is there."""
+ADDRESSES = {
+    "Server.add_pull_worker", "Server.add_request_worker", "Server.run_pull_proxy", "Server.run_request_proxy",
+    "Server.show_pages",
+}  # fmt: skip
+TEXTS = {
+    "Server.begin_run name": lambda it: it.server.begin_run(LONE),
+    "Server.publish topic": lambda it: it.server.publish(LONE, b"x"),
+    "Server.publish content": lambda it: it.server.publish("policy", LONE),
+    "Server.scalars values": lambda it: it.server.scalars({LONE: 1.0}),
+    "Server.prompts session": lambda it: it.server.prompts("p", session=LONE),
+    "Client.model topic": lambda it: it.client.model(LONE),
+    "Client.subscribe topic": lambda it: it.client.subscribe(LONE),
+    "Client.scalars values": lambda it: it.client.scalars({LONE: 1.0}),
+    "Reader.accounts run": lambda it: it.reader.accounts(LONE),
+    "Reader.totals run": lambda it: it.reader.totals(LONE),
+    "Reader.begin_run name": lambda it: it.reader.begin_run(LONE),
+    "Reader.publish topic": lambda it: it.reader.publish(LONE, b"x"),
+    "Reader.publish content": lambda it: it.reader.publish("policy", LONE),
+    "Reader.scalars values": lambda it: it.reader.scalars({LONE: 1.0}),
+    "Reader.snapshot name": lambda it: it.reader.snapshot(LONE),
+    "Prompts.add prompts": lambda it: it.prompts.add({5: LONE}),
+    "Prompts.add dataset": lambda it: it.prompts.add({5: b"x"}, LONE),
+    "Prompts.add tags": lambda it: it.prompts.add({5: b"x"}, tags={"split": LONE}),
+    "Prompts.add tags, their names": lambda it: it.prompts.add({5: b"x"}, tags={LONE: "train"}),
+    "Prompts.finish dataset": lambda it: it.prompts.finish(LONE),
+    "Prompts.forget dataset": lambda it: it.prompts.forget(LONE),
+    "Prompts.shares shares": lambda it: it.prompts.shares({LONE: 1.0}),
+    "Prompts.list tags": lambda it: it.prompts.list(tags={"split": LONE}),
+    "Prompts.list consumer": lambda it: it.prompts.list(consumer=LONE),
+    "Prompts.payload key": lambda it: it.prompts.payload((LONE, 0, 0)),
+    "Prompts.cancel keys": lambda it: it.prompts.cancel([(LONE, 0, 0)]),
+    "Prompts.fail reason": lambda it: it.prompts.fail(it.lease, 0, LONE),
+    "Server name": lambda it: Server(None, SCHEMA, name=LONE),
+    "Server run": lambda it: Server(None, SCHEMA, run=LONE),
+    "Server endpoint": lambda it: Server(f"tcp://{LONE}:0", SCHEMA),
+    "Client request": lambda it: connect(f"tcp://{LONE}:5560", timeout=0.0),
+    "Client table": lambda it: connect(it.server.endpoint, table=LONE, timeout=0.0),
+    "Client name": lambda it: connect(it.server.endpoint, name=LONE, timeout=0.0),
+    "Reader urls": lambda it: Reader([f"tcp://{LONE}:5560"], timeout=0.0),
+    "Prompts rank": lambda it: it.server.prompts("p", rank=(0, 2), session=LONE),
+    "Prompts session": lambda it: Prompts(it.server.endpoint, table="p", session=LONE),
+    "Inference topic": lambda it: Inference("inproc://node", SCHEMA, SCHEMA, lambda columns: columns, topic=LONE),
+}  # fmt: skip
+"""Every text that a public call sends or saves."""
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A server with a state folder, and its users."""
+    folder = tmp_path_factory.mktemp("state")
+    cluster = Cluster()
+    tables = {"t": Table(SCHEMA), "p": Table(ROWS, storage="prompts", group=1)}
+    server = cluster.server(schema=None, tables=tables, state_dir=folder)
+    far = cluster.keep(Prompts(server.endpoint, table="p", context=cluster.context))
+    far.add({0: "a", 1: "b"})
+    users = SimpleNamespace(server=server, client=cluster.client(server), reader=cluster.reader([server]))
+    near = server.prompts("p")
+    yield [SimpleNamespace(prompts=each, lease=each.lease(1)[0], **vars(users)) for each in (far, near)]
+    cluster.close()
+
+
+@pytest.mark.parametrize("which", TEXTS)
+def test_a_text_that_cannot_travel_is_refused_by_name_and_nothing_else_ends(texts, which):
+    for it in texts:  # prompts from far and near
+        with pytest.raises(MemoireError) as caught:
+            TEXTS[which](it)
+        assert not isinstance(caught.value, (MemoireTimeout, Closed))
+        assert "udcff" in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_a_body_that_cannot_be_encoded_is_dropped_and_its_caller_hears_of_it(texts):
+    """What a check has missed: the I/O thread goes on with what others send."""
+    reader, server = texts[0].reader, texts[0].server
+    told = reader.ask({server.name: messages.Control(run=LONE)}, 20.0)[server.name]
+    assert isinstance(told, Refused) and "CONTROL was not sent, since it cannot be encoded" in str(told)
+    assert reader.totals(timeout=20.0).run == server.run
+
+
+def test_after_refused_texts_everybody_is_served(texts):
+    """After the calls above. Lines, and reasons of other programs, are sent with the character escaped."""
+    for it in texts:
+        assert it.prompts.counts()["leased"] == 2
+        assert it.prompts.add({7: "ok"}, tags={"split": "é"}) + it.prompts.add({7: "ok"}) <= 1
+    it = texts[0]
+    assert it.client.log(f"read {LONE}")
+    it.client.update(20.0)
+    assert it.reader.totals().run == it.server.run
+    assert [line.line.text for line in it.server.lines()] == [r"read weights-\udcff.bin"]
+    for node in (it.client, it.server, it.reader):
+        assert node.stats().faults == 0
+
+
+def test_every_text_that_a_public_call_takes_is_tried():
+    tried = {which.split(",")[0] for which in TEXTS}
+    for kind in (Server, Client, Reader, Prompts):
+        for name in methods(kind):
+            for each in inspect.signature(getattr(kind, name)).parameters.values():
+                call = f"{kind.__name__}.{name}"
+                known = {call, f"{call} {each.name}"} & (tried | IN_MEMORY_ONLY | ADDRESSES)
+                if "str" in str(each.annotation) and each.name not in NO_TEXT - {"prompts", "keys"}:
+                    assert known or call == "Client.log", (
+                        f"{call} {each.name}: is a text sent or saved? Add it to TEXTS"
+                    )
