@@ -132,13 +132,24 @@ class ReaderThread:
         if self.prefetch.has_room:
             self.worker.wake()
 
+    @property
+    def newest_model(self) -> int:
+        """Version of the newest model of the table's topic, or of any if it has none; 0: there is none."""
+        terms, versions = self.directory.terms, dict(self.publishing.versions)
+        return 0 if terms is None else terms.parameters.newest_model(versions)
+
     def _shortage(self, batch_size: int, patience: float) -> MemoireError:
         if not self.directory.there:
             return MemoireTimeout("batch", self.channels.where, patience, self.channels.trouble())
         if (difference := self.directory.difference()) is not None:
             return difference
         samples, clients = self.rounds.shortage
-        return NotEnoughSamples(batch_size, samples, 0, clients, patience, self.rounds.waits_for)
+        why, old = self.rounds.waits_for, ""
+        if (terms := self.directory.terms) is not None:
+            old = terms.parameters.lag_in_words(self.newest_model)
+        if old and not why:
+            why = f"{samples} unused samples of {clients} clients are held"
+        return NotEnoughSamples(batch_size, samples, 0, clients, patience, why + old)
 
     def has_met(self) -> bool:
         """Whether every address has answered, or had its time. Raises AuthError where nobody lets this process in."""

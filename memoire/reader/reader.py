@@ -210,7 +210,7 @@ class Reader(Node, ClusterOrders):
             drawn = self._await_batch(batch_size, patience)
             batch = self._hand_out(drawn, out)
         self._thread.taken()
-        self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
+        self._handed_out.look(drawn, self._thread.newest_model, time.monotonic())
         return batch
 
     @checked_names()
@@ -249,7 +249,7 @@ class Reader(Node, ClusterOrders):
         wanted = TakeRequest(steps, exact, min_clients, release)
         taken = self._await_rollouts(wanted, self._seconds(timeout))
         rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount_factor)
-        self._handed_out.look_taken(rollouts, self._thread.publishing.versions, time.monotonic())
+        self._handed_out.look_taken(rollouts, self._thread.newest_model, time.monotonic())
         return rollouts
 
     def _await_rollouts(self, wanted: TakeRequest, patience: float) -> list[Fragment]:

@@ -70,15 +70,15 @@ class DeliveredBatches:
         """Of a recent batch; None before the first one."""
         return self._looks.newest
 
-    def look(self, drawn: PooledBatch, versions: Mapping[str, int], now: float) -> None:
-        """Look how fresh a batch is, now and then; `versions` are the newest models'. Takes no lock of the owner's."""
+    def look(self, drawn: PooledBatch, newest: int, now: float) -> None:
+        """Look how fresh a batch is, now and then; `newest` is the newest model's version. Takes no lock of the owner's."""
         if self._looks.is_due(now):
-            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, max(versions.values(), default=0))
+            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
 
-    def look_taken(self, rollouts: Rollouts, versions: Mapping[str, int], now: float) -> None:
+    def look_taken(self, rollouts: Rollouts, newest: int, now: float) -> None:
         """The same of entries of rollouts that were taken."""
         if self._looks.is_due(now):
-            self._looks.took(rollouts.age, rollouts.model_version, max(versions.values(), default=0))
+            self._looks.took(rollouts.age, rollouts.model_version, newest)
 
     def figures(self, samples: int) -> dict[str, float]:
         """What servers show of this reader, which has drawn so many samples."""

@@ -234,7 +234,8 @@ class Buffer(StrictAttributes):
         self._limiter.reported(_WRITERS, generated, generated)
         check_batch(self.parameters, batch_size)
         if reason := self._limiter.why_not_draw(batch_size):
-            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason)
+            old = self.parameters.lag_in_words(self._memory.newest_model)
+            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason + old)
 
     @checked_names()
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> PriorityUpdate:

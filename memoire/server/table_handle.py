@@ -225,7 +225,8 @@ class TableHandle(StrictAttributes):
             return drawn
         deadline, who = time.monotonic() + timeout, object()
         if reason := limiter.take(size, timeout):
-            raise NotEnoughSamples(size, 0, 0, 0, timeout, reason)
+            old = self._table.parameters.lag_in_words(self._newest_model())
+            raise NotEnoughSamples(size, 0, 0, 0, timeout, reason + old)
         try:
             while True:  # in stretches: actors that were told to wait hear that somebody waits for them
                 left = deadline - time.monotonic()
@@ -326,8 +327,8 @@ class TableHandle(StrictAttributes):
         return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
 
     def _newest_model(self) -> int:
-        """Version of the newest model of any topic; 0: there is none."""
-        return max(self._dispatcher.models.versions().values(), default=0)
+        """Version of the newest model of the table's topic, or of any if it has none; 0: there is none."""
+        return self._table.parameters.newest_model(self._dispatcher.models.versions())
 
     def stats(self) -> TableStats:
         """All figures at this moment."""

@@ -381,6 +381,10 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, const uint32_t
         for j in range(samples):
             if data[8 * j + 7] & 0x80:
                 return _fail(fault, BAD_VALUE, i, j, 0)
+    if part == PART_MODEL:
+        for j in range(samples):
+            if read64(data + 8 * j) >> 53:
+                return _fail(fault, BAD_VALUE, i, j, 0)
     # A weight is a summand of the total; summing in another order may round by a few units in the last place.
     if part == PART_WEIGHT:
         return _check_doubles(data, samples, 0.0, total * (1.0 + 1e-9) if layout.is_cache else INFINITY, i, fault)

@@ -217,3 +217,24 @@ def test_a_client_of_several_topics_asks_unless_the_table_names_one(cluster):
             step(writer)
             expected_versions = [0, expected]
         assert client.memory.contents()["meta"]["model_version"][:2].tolist() == expected_versions
+
+
+@pytest.mark.parametrize("options", [{}, {"min_size": 40}, {"model_topic": "policy"}])
+def test_who_waits_for_entries_of_newer_models_is_told_so_near_and_far_alike(options, cluster):
+    server = cluster.server(schema=SCHEMA, max_model_lag=2, cache_size=5, sampler=memoire.Uniform(), **options)
+    client = cluster.client(server)
+    writer = client.writer(check=False)
+    for number in range(20):
+        step(writer, number, model_version=1)
+    client.sync()
+    for topic in ["policy"] * 6 + ["critic"] * 9 * ("model_topic" in options):
+        server.publish(topic, b"weights")
+    buffer = memoire.Buffer(SCHEMA, 100, max_model_lag=2, min_size=40)
+    step(buffer.writer(), model_version=1)
+    buffer.saw_model(6)
+    calls = [lambda: server.get_batch(8, timeout=0.1), lambda: buffer.sample(8)]
+    reader = cluster.reader([server])
+    calls.append(lambda: reader.get_batch(8, timeout=0.3))
+    for call in calls:
+        with pytest.raises(NotEnoughSamples, match="and max_model_lag=2 leaves out those of models before 4"):
+            call()

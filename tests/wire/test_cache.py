@@ -312,6 +312,8 @@ FINITE = {
     "a discount that is no number": (Part.DISCOUNT, np.nan, "value"),
     "an infinite age": (Part.AGE, np.inf, "value"),
     "a negative number": (Part.NUMBER, -1, "value"),
+    "a negative version of a model": (Part.MODEL, -1, "value"),
+    "a version that float64 does not hold": (Part.MODEL, 1 << 53, "value"),
 }
 
 
