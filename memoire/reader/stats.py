@@ -71,7 +71,7 @@ class DeliveredBatches:
         return self._looks.newest
 
     def look(self, drawn: PooledBatch, newest: int, now: float) -> None:
-        """Look how fresh a batch is, now and then; `newest` is the newest model's version. Takes no lock of the owner's."""
+        """Look how fresh a batch is, now and then; `newest` is the newest version. Takes no lock of the owner's."""
         if self._looks.is_due(now):
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
 

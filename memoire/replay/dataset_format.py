@@ -1,14 +1,13 @@
 """What an .npz file of a memory's episodes is made of: a ZIP archive of arrays that are not compressed.
 
-    about             JSON: the form's number, the schema, the parameters, the capacity, and the state of the memory
-    episodes          a row for each episode: `EPISODE_ROW`
-    bootstrap_value   for each episode the value of its final state, [*R]
-    init_w, ...       for each entry what is known of it beside its columns: `dataset.FACTS`
-    obs, action, ...  for each entry its columns, [*F]
-    final.obs, ...    for each episode whose final state is known that state, [*F]
+    obs, action, ...        for each entry its columns, [*F]
 
-    memory..number    for each entry its number, and memory..weight its weight
-    memory..pages ... the arrays of `memory_state`: where entries lie, and what later draws follow from
+    memory..about           JSON: the form's number, the schema, the parameters, the capacity, the state of the memory
+    memory..episodes        a row for each episode: `EPISODE_ROW`
+    memory..bootstrap_value for each episode the value of its final state, [*R]
+    memory..init_w, ...     for each entry what is known of it beside its columns: `dataset.FACTS`, number and weight
+    memory..final.obs, ...  for each episode whose final state is known that state, [*F]
+    memory..state.pages ... the arrays of `memory_state`: where entries lie, and what later draws follow from
 
 A ragged column has its elements one after the other, and beside it `NAME_length` with how many each value has.
 """
@@ -18,10 +17,12 @@ from typing import Final
 import numpy as np
 
 FORM: Final = 2
-STATE: Final = "memory.."  # no column's name begins so
-ABOUT: Final = "about"
-EPISODES: Final = "episodes"
-BOOTSTRAP_VALUE: Final = "bootstrap_value"
+OWN: Final = "memory.."  # no column's name begins so
+ABOUT: Final = OWN + "about"
+EPISODES: Final = OWN + "episodes"
+BOOTSTRAP_VALUE: Final = OWN + "bootstrap_value"
+FINAL: Final = OWN + "final."
+STATE: Final = OWN + "state."
 EPISODE_ROW: Final = np.dtype(
     [
         ("length", "<i8"),

@@ -20,7 +20,7 @@ from memoire.limits import MiB
 
 from .columns import Column
 from .dataset import FACTS, Episode, put
-from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM, STATE
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FINAL, FORM, OWN, STATE
 from .memory import Memory
 from .memory_state import ARRAYS, RowLayout, TakingOver
 from .parameters import Parameters
@@ -30,6 +30,7 @@ from .value_conversion import is_finite
 
 Source: TypeAlias = str | Path | IO[bytes]
 """A file by its path, or open to read bytes, at any place."""
+_FACTS: Final = {**FACTS, "number": "<i8", "weight": "<f8"}
 _STRETCH: Final = 4 * MiB
 _MAX_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
 
@@ -112,7 +113,8 @@ class _OpenFile:
             self._archive = opening.enter_context(zipfile.ZipFile(source))
             self._bytes = _size(self._archive)
             self._check_members()
-            text = self._whole(ABOUT, np.dtype(np.uint8))
+            is_ours = ABOUT + ".npy" in self._archive.namelist()
+            text = self._whole(ABOUT if is_ours else "about", np.dtype(np.uint8))  # of a former form
             try:
                 told = json.loads(text.tobytes())
                 if told["form"] != FORM:
@@ -224,13 +226,11 @@ class _OpenFile:
         with self._explained():
             schema, entries = self.about.schema, self.about.entries
             forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-            forms = {name: (np.dtype(dtype), ()) for name, dtype in FACTS.items()}
+            forms = {OWN + name: (np.dtype(dtype), ()) for name, dtype in _FACTS.items()}
             forms |= {name: (c.dtype, c.shape) for name, c in schema.items() if not c.is_ragged}
             streams = {name: self._stream(name, dtype, (entries, *shape)) for name, (dtype, shape) in forms.items()}
-            more = {"number": np.dtype("<i8"), "weight": np.dtype("<f8")}
-            streams |= {STATE + name: self._stream(STATE + name, dtype, (entries,)) for name, dtype in more.items()}
             finals = int((self._table["final"] >= 0).sum())
-            states = {f"final.{name}": schema[name] for name in schema.states}
+            states = {FINAL + name: schema[name] for name in schema.states}
             fixed = {name: column for name, column in states.items() if not column.is_ragged}
             streams |= {name: self._stream(name, c.dtype, (finals, *c.shape)) for name, c in fixed.items()}
             ragged = [(name, schema[name], entries) for name in schema.ragged]
@@ -248,9 +248,7 @@ class _OpenFile:
                 final = None
                 if facts["final"] >= 0:
                     final = {name: self._final(streams, name, schema[name]) for name in schema.states}
-                episode = self._episode(facts, rows, final, boot)
-                more_rows = {name: self._rows(streams[STATE + name], name, length, more[name], ()) for name in more}
-                yield rows | more_rows, episode
+                yield rows, self._episode(facts, rows, final, boot)
             for name, file in streams.items():
                 if file.read(1):  # reading to the end also compares the checksum
                     raise self._wrong(f"has more of {name!r} than its episodes need")
@@ -272,7 +270,7 @@ class _OpenFile:
 
     def _final(self, streams: Mapping[str, IO[bytes]], name: str, column: Column) -> NDArray[Any]:
         """The next final state of a column."""
-        key = f"final.{name}"
+        key = FINAL + name
         if column.is_ragged:
             return self._values(streams, key, column, 1).values
         state: NDArray[Any] = self._rows(streams[key], key, 1, column.dtype, column.shape)[0]
@@ -286,11 +284,13 @@ class _OpenFile:
         boot: NDArray[np.float32],
     ) -> Episode:
         multiplier, terminated = float(facts["multiplier"]), int(facts["terminated"])
-        weights, priorities = rows["init_w"], rows["priority"]
+        told = {name: rows[OWN + name] for name in FACTS}
+        weights, priorities, versions = told["init_w"], told["priority"], told["model_version"]
         sound = np.isfinite(weights).all() and (weights >= 0).all() and np.isfinite(priorities).all()
-        sound = sound and np.isfinite(rows["born"]).all() and np.isfinite(boot).all() and 0.0 <= multiplier < np.inf
+        sound = sound and np.isfinite(told["born"]).all() and np.isfinite(boot).all() and 0.0 <= multiplier < np.inf
+        sound = sound and (versions >= 0).all() and (versions >> 53 == 0).all()
         if not sound or terminated not in (-1, 0, 1):
-            raise self._wrong("has a weight, priority, time or end that cannot be")
+            raise self._wrong("has a weight, priority, time, model's version or end that cannot be")
         schema, is_open = self.about.schema, bool(facts["is_open"])
         for name in (*schema.finite, schema.qvest):
             given = [rows[name]] if name is not None else []
@@ -302,10 +302,10 @@ class _OpenFile:
             columns={name: rows[name] for name in schema.names},
             init_w=weights,
             priority=priorities,
-            learned=rows["learned"] != 0,
-            born=rows["born"],
-            model_version=rows["model_version"],
-            drawn=rows["drawn"],
+            learned=told["learned"] != 0,
+            born=told["born"],
+            model_version=told["model_version"],
+            drawn=told["drawn"],
             multiplier=multiplier,
             terminated=None if terminated < 0 else bool(terminated),
             final_state=final,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .columns import Column
 from .dataset import FACTS, HeldEpisodes
-from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM, STATE
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FINAL, FORM, OWN, STATE
 from .lineage import refuse_if_held
 from .memory import Memory
 from .memory_state import state_of
@@ -24,9 +24,9 @@ def save(memory: Memory, path: str | Path) -> int:
     """Write every episode of a memory to an .npz file; returns how many.
 
     The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
-    one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. A ragged column has
-    its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
-    episodes are written as far as they have come.
+    one row for each entry, episodes one after the other, oldest first, as long as "memory..episodes" says. A ragged
+    column has its elements one after the other, and "obs_length" says how many each entry has. Other threads wait
+    meanwhile. Open episodes are written as far as they have come.
 
     Raises:
         BufferLocked: a buffer that is saved there was resumed, and goes on.
@@ -65,7 +65,7 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner
     every = [part for slot in inside.slots for part in inside.stretches(slot)]
     for name, source in (("number", inside.fact("number")), ("weight", inside.weights)):
         parts_ = (source[part] for part in every)
-        _write_array(archive, STATE + name, source.dtype, (sum(part.stop - part.start for part in every),), parts_)
+        _write_array(archive, OWN + name, source.dtype, (sum(part.stop - part.start for part in every),), parts_)
     table = [inside.about(slot) for slot in inside.slots]
     rows = np.zeros(len(table), EPISODE_ROW)
     finals = 0
@@ -80,7 +80,7 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner
     _write_array(archive, BOOTSTRAP_VALUE, np.dtype("<f4"), (len(boots), *schema.reward_shape), boots)
     for name, dtype in FACTS.items():
         parts = (inside.fact(name)[part] for slot in inside.slots for part in inside.stretches(slot))
-        _write_array(archive, name, np.dtype(dtype), (entries,), parts)
+        _write_array(archive, OWN + name, np.dtype(dtype), (entries,), parts)
     for name, column in schema.items():
         stretches = [part for slot in inside.slots for part in inside.stretches(slot)]
         if column.is_ragged:
@@ -94,10 +94,10 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner
         column = schema[name]
         if column.is_ragged:
             lengths = [np.array([len(inside.final(name, row))], "<i8") for row in ends]
-            _write_ragged(archive, f"final.{name}", column, lengths, (inside.final(name, row) for row in ends))
+            _write_ragged(archive, FINAL + name, column, lengths, (inside.final(name, row) for row in ends))
         else:
             states = (inside.final(name, row)[None] for row in ends)
-            _write_array(archive, f"final.{name}", column.dtype, (finals, *column.shape), states)
+            _write_array(archive, FINAL + name, column.dtype, (finals, *column.shape), states)
 
 
 def _write_ragged(

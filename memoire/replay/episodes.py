@@ -121,6 +121,9 @@ def sample(
 def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     """Refuse wrong arguments; the episodes that a group must have, 0 for any number."""
     _whole("count", count)
+    if taken := sorted({"mask", "group"}.intersection(schema.roots)):
+        expected = "without columns called 'mask' or 'group', as a batch of episodes has its own. Rename the column"
+        raise ParameterError("schema", f"one with {taken[0]!r}", expected)
     plain = [name for name in schema.names if schema[name].role == "plain" and name not in schema.ragged]
     if group is not None and group not in plain:
         expected = f"None or a plain column of fixed shape of the schema ({', '.join(plain)})"

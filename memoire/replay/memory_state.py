@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from memoire import _core
 
+from .dataset_format import OWN
 from .memory import Memory
 
 ARRAYS: Final = {
@@ -219,12 +220,12 @@ class TakingOver:
         self._final_rows = episodes["final"][layout.slots]
 
     def put(self, place: int, rows: Mapping[str, Any], final: Mapping[str, Any] | None) -> bool:
-        """Put the entries of the saved episode at this place: facts and columns [T, ...], `number` and `weight` [T].
+        """Put the entries of the saved episode at this place: columns [T, ...], and facts [T] under `OWN`.
 
         Returns whether numbers and weights can be so.
         """
         where = self._layout.rows[place]
-        number, weight = rows["number"], rows["weight"]
+        number, weight = rows[OWN + "number"], rows[OWN + "weight"]
         capacity = self._memory.capacity
         if not ((number >= 0) & (number < _LARGEST) & (number % capacity == where)).all():
             return False
@@ -232,7 +233,7 @@ class TakingOver:
             return False
         meta = self._meta
         for name in ("number", "born", "model_version", "init_w", "priority", "learned", "drawn"):
-            meta[name][where] = rows[name]
+            meta[name][where] = rows[OWN + name]
         meta["position"][where] = np.arange(len(where))
         meta["episode"][where] = self._layout.slots[place]
         self._weights[where] = weight

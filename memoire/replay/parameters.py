@@ -266,6 +266,9 @@ class Parameters:
         if not all(name in known and schema[name].role == "plain" for name in self.sequence_first):
             plain = ", ".join(name for name in known if schema[name].role == "plain")
             raise ParameterError("sequence_first", self.sequence_first, f"plain columns of the schema ({plain})")
+        if self.sequence_length and any(name.partition(".")[0] == "mask" for name in known):
+            expected = "0 for a schema with a column 'mask': a batch of sequences has its own. Rename the column"
+            raise ParameterError("sequence_length", self.sequence_length, expected)
 
     def making(self, schema: SampleColumns) -> dict[str, Any]:
         """What samples of a memory of `schema` are made with, by name: values and weights that are finished are those

@@ -16,9 +16,9 @@ def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn()
     made = DeliveredBatches()
     assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.freshness is None
     first, second = World({"a": PoolServer([1])}).run(2)
-    made.look(first, {"policy": 3, "other": 1}, 10.0)
+    made.look(first, 3, 10.0)
     fresh = made.freshness
-    made.look(second, {}, 10.1)  # too soon for another look
+    made.look(second, 0, 10.1)  # too soon for another look
     assert made.freshness is fresh
     made.batches, made.waited = 2, 0.5
     figures = made.figures(64)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import random
 import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -143,8 +144,36 @@ def test_a_quick_look_with_numpy_needs_nothing_of_ours(tmp_path):
     buffer.save(tmp_path / "b.npz")
     with np.load(tmp_path / "b.npz", allow_pickle=False) as file:
         assert file["obs"].shape == (len(buffer), 4) and file["obs"].dtype == np.float32
-        assert file["episodes"]["length"].sum() == len(buffer)
+        assert file["memory..episodes"]["length"].sum() == len(buffer)
         assert set(file["action"]) <= {0, 1}
+
+
+OWN_NAMES = [
+    *dataset.FACTS, "about", "bootstrap", "columns", "engine", "episodes", "final.obs", "group", "mask", "memory", "next",
+    "number", "obs_length", "owner", "prev", "slots",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in OWN_NAMES if name not in ("init_w", "model_version")])
+@pytest.mark.parametrize("options", [{}, {"sequence_length": 3}])
+def test_a_column_is_saved_and_drawn_whatever_files_and_batches_have_beside_it_or_is_refused(name, options, tmp_path):
+    root, _, leaf = name.partition(".")
+    schema = Schema({"obs": np.float32, "action": np.int64, "reward": np.float32, root: {leaf: int} if leaf else int})
+    refused = pytest.raises(ParameterError, match="'mask'.*Rename the column")
+    with refused if name == "mask" and options else nullcontext():
+        buffer = Buffer(schema, 100, seed=0, **options)
+        writer = buffer.writer()
+        for step in range(10):
+            value = {leaf: 100 + step} if leaf else 100 + step
+            writer.step(step, step, 1.0, step == 9, False, step + 1, **{root: value})
+        buffer.save(tmp_path / "b.npz")
+        again = Buffer.load(tmp_path / "b.npz")
+        np.testing.assert_array_equal(np.load(tmp_path / "b.npz")[name], np.arange(100, 110))
+        for batch in (buffer.sample(16), again.sample(16)):
+            there = batch["action"] if batch.gathered.mask is None else batch["action"][:, :1]
+            np.testing.assert_array_equal(batch[name] if there.ndim == 1 else batch[name][:, :1], there + 100)
+        with pytest.raises(ParameterError, match="Rename") if name in ("mask", "group") else nullcontext():
+            np.testing.assert_array_equal(again.sample_episodes(1)[name][0], np.arange(100, 110))
 
 
 def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path):
@@ -224,15 +253,17 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        ("about", b'{"form": 2}'),
-        ("about", b"[1"),
-        ("about", b"[" * 100_000),
-        ("episodes", np.zeros(3, "<i8")),
+        ("memory..about", b'{"form": 2}'),
+        ("memory..about", b"[1"),
+        ("memory..about", b"[" * 100_000),
+        ("memory..episodes", np.zeros(3, "<i8")),
         ("obs", np.zeros((3, 4), np.float32)),
         ("obs", np.zeros((3, 4), np.float64)),
         ("obs", None),
         ("reward", "nan"),
-        ("init_w", "nan"),
+        ("memory..init_w", "nan"),
+        ("memory..model_version", -1),
+        ("memory..model_version", 1 << 53),
     ],
 )
 def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
@@ -241,6 +272,8 @@ def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
     parts = dict(np.load(tmp_path / "b.npz"))
     if value is None:
         del parts[name]
+    elif isinstance(value, int):
+        parts[name] = np.full_like(parts[name], value)
     elif isinstance(value, str):
         parts[name] = np.full_like(parts[name], np.nan)
     else:
@@ -256,16 +289,19 @@ def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
 
 def test_pickles_and_bombs_are_not_read(tmp_path):
     path = tmp_path / "b.npz"
-    np.savez(path, about=np.array([object()], dtype=object))
+    np.savez(path, **{"memory..about": np.array([object()], dtype=object)})
     with pytest.raises(DataError):
         dataset_reading.about(path)
+    np.savez(path, about=np.frombuffer(b'{"form": 1}', np.uint8))
+    with pytest.raises(DataError, match="version"):
+        dataset_reading.about(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("about.npy", bytes(1 << 24))
+        archive.writestr("memory..about.npy", bytes(1 << 24))
     with pytest.raises(DataError, match="compressed"):
         dataset_reading.about(path)
     made = io.BytesIO()
     np.lib.format.write_array_header_2_0(made, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("about.npy", made.getvalue())
+        archive.writestr("memory..about.npy", made.getvalue())
     with pytest.raises(DataError, match="holds"):
         dataset_reading.about(path)
