@@ -716,17 +716,17 @@ class StateError(MemoireError, RuntimeError):
 
 
 class StateLocked(StateError):
-    """Another server has this state folder open."""
+    """Another process has this folder open, such as another server its state folder."""
 
-    def __init__(self, folder: str, pid: int, host: str) -> None:
-        super().__init__(folder, pid, host)
-        self.folder, self.pid, self.host = folder, pid, host
+    def __init__(self, folder: str, pid: int, host: str, what: str = "the state folder", user: str = "server") -> None:
+        super().__init__(folder, pid, host, what, user)
+        self.folder, self.pid, self.host, self.what, self.user = folder, pid, host, what, user
 
     def __str__(self) -> str:
         holder = f"process {self.pid} on host {self.host!r}" if self.pid else "another process"
         return (
-            f"the state folder {self.folder} is in use by {holder}: only one server may write it. Stop that one first, "
-            f"or give this server a folder of its own (state_dir)."
+            f"{self.what} {self.folder} is in use by {holder}: only one {self.user} may write it. Stop that one first, "
+            f"or give this {self.user} a folder of its own."
         )
 
 

@@ -56,7 +56,7 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
     mode = _mode_of(target, mode)
     remove_abandoned(target)
     opened, draft = _make_draft(target, mode)
-    raw = _Draft(opened, target, at)
+    raw = OwnedFile(opened, f"the draft of {target}", at)
     file = io.BufferedWriter(raw, _BUFFER_BYTES)
     try:
         yield cast("BinaryIO", file)
@@ -150,36 +150,56 @@ def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
         os.close(opened)  # another process took it for abandoned before it was locked
 
 
-class _Draft(io.RawIOBase):
-    """The descriptor of a draft. It belongs to one process: a fork would write the same bytes twice."""
+class OwnedFile(io.RawIOBase):
+    """A descriptor to write to, closed with this object. It belongs to one process: a fork would write all twice.
 
-    def __init__(self, opened: int, target: Path, at: Fault) -> None:
-        self._opened, self._target, self._at = opened, target, at
+    Args:
+        opened: The descriptor.
+        what: What errors call the file.
+        at: Called with the name of each step before it.
+    """
+
+    def __init__(self, opened: int, what: str, at: Fault = no_fault) -> None:
+        self._opened, self._what, self._at = opened, what, at
         self.owner = os.getpid()
 
-    def step(self, name: str) -> None:
-        """Begin a step, unless this is another process."""
+    def check_owner(self) -> None:
+        """Raises ForkedError: this is another process."""
         if self.owner != os.getpid():
-            raise ForkedError(f"the draft of {self._target}", self.owner, os.getpid())
+            raise ForkedError(self._what, self.owner, os.getpid())
+
+    def step(self, name: str) -> None:
+        """Begin a step. Raises ForkedError: this is another process."""
+        self.check_owner()
         self._at(name)
 
     def write(self, data: Any) -> int:
+        """Write all of it."""
         self.step("write")
-        return os.write(self._opened, data)
+        view = memoryview(data).cast("B")
+        written = 0
+        while written < len(view):  # a disk that is almost full takes a part
+            written += os.write(self._opened, view[written:])
+        return written
 
     def writable(self) -> bool:
+        """Whether it can be written to."""
         return True
 
     def seekable(self) -> bool:
+        """Whether `seek` moves in it."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go on writing at another place."""
         return os.lseek(self._opened, offset, whence)
 
     def fileno(self) -> int:
+        """The descriptor."""
         return self._opened
 
     def close(self) -> None:
+        """Close the descriptor; once is enough."""
         if not self.closed:
             super().close()
             os.close(self._opened)

@@ -1,30 +1,25 @@
 """A trainer's samples on disk, as they came: a checkpoint writes only what is new, and any memory is rebuilt of it.
 
-    checkpoint/journal/000000000000000.samples     records of samples, by the number of the first one
-                       000000000031250.samples     the newest: records are added at its end
-
-A record is added as a whole, or cut off at the next start. Files whose samples have left the memory are removed. To
-rebuild a memory, the journal gives it buffers as they came: no object of the user's is ever stored.
+They are records of a `RecordLog`. Files whose samples have left the memory are removed. To rebuild a memory, the
+journal gives it buffers as they came: no object of the user's is ever stored.
 """
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from memoire.arguments import whole
 from memoire.errors import DataError
-from memoire.wire._bytes import checksum
+from memoire.replay.replacement import Fault, no_fault
+from memoire.storage.checked_file import DamagedRecord, FileKind, Record
+from memoire.storage.record_log import RecordLog, salvage_log
 
 from .sample_records import packed, unpacked
 
-MAGIC: Final = b"mSJ1"
-HEAD: Final = struct.Struct("<4sIQQ")
-"""Of a record: its mark, samples, bytes that follow, checksum of all three."""
+KIND: Final = FileKind(b"memojrnl", 2, "a trainer's journal of samples")
 PARTS: Final = 32
 """A file has this share of the memory's samples."""
 MAX_PENDING: Final = 4096
@@ -46,80 +41,48 @@ class KeptBuffer:
         return len(self.memory)
 
 
-class Files:
-    """What a journal does to its folder."""
-
-    def append(self, path: Path, data: bytes) -> None:
-        """Add bytes at the end of a file."""
-        with path.open("ab") as file:
-            file.write(data)
-
-    def sync(self, path: Path) -> None:
-        """Have a file, or the names in a folder, on disk."""
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
-
-    def cut(self, path: Path, size: int) -> None:
-        """Take what is behind this size off a file."""
-        os.truncate(path, size)
-
-    def remove(self, path: Path) -> None:
-        """Remove a file."""
-        path.unlink(missing_ok=True)
-
-
-@dataclass
-class _Segment:
-    """One file."""
-
-    path: Path
-    samples: int = 0
-    size: int = 0
-    is_synced: bool = field(default=True)
-
-
 class SampleJournal:
-    """Samples in files of a folder, oldest first. For one process and one thread.
+    """Samples in files of a folder, oldest first. For one process, which has its lock, and one thread.
 
     Args:
-        folder: Is made. What is in it is gone on from; a record that was not written as a whole is cut off.
+        folder: Is made. What is in it is gone on from.
         capacity: Samples that the memory holds: so many are kept here, and a little more.
-        files: How files are written.
+        at: Called before each step, so that a test may let it fail: see `RecordLog`.
 
     Raises:
-        DataError: a file of the folder is damaged before its end.
-        OSError: the folder cannot be made or read.
+        DataError: a file of the folder is damaged, missing or another one; nothing was changed.
+        StateError: another process has the folder.
+        OSError: the folder cannot be made, read or written.
     """
 
-    def __init__(self, folder: str | Path, capacity: int, *, files: Files | None = None) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, capacity: int, *, at: Fault = no_fault) -> None:
         self._capacity = whole("capacity", capacity, 1)
         self._part = max(1, capacity // PARTS)
-        self._files = files or Files()
         self._pending: list[KeptBuffer] = []
         self._pending_samples = 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._segments = [self._opened(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
-        self._repair()
+        self._log = RecordLog(folder, KIND, SUFFIX, at=at)
 
     def __len__(self) -> int:
         """Samples that are here, those included that wait for a write."""
-        return sum(each.samples for each in self._segments) + self._pending_samples
+        return sum(sum(file.tags) for file in self._log.files) + self._pending_samples
+
+    def __enter__(self) -> SampleJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
-        return sum(each.size for each in self._segments)
+        return sum(file.size for file in self._log.files)
 
     def keep(self, buffer: Any) -> None:
-        """Note a buffer: its `memory`, and `starts` and `continues` if it has them. Written soon, on disk by `commit`.
+        """Note a buffer: its `memory`, and `starts` and `continues` if it has them. On disk soon, at once by `commit`.
 
         Raises:
             ParameterError: a sample holds something else than plain values and arrays.
-            OSError: it cannot be written.
+            OSError: it cannot be written. It waits for the next write.
         """
         starts = getattr(buffer, "starts", None)
         kept = KeptBuffer(
@@ -135,75 +98,53 @@ class SampleJournal:
         """Have all samples on disk, and remove files that the memory needs no more.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written. The samples wait for the next commit.
         """
         self._write()
-        for each in self._segments:
-            if not each.is_synced:
-                self._files.sync(each.path)
-                each.is_synced = True
-        self._files.sync(self.folder)
-        while (
-            len(self._segments) > 1 and sum(each.samples for each in self._segments[1:]) >= self._capacity + self._part
-        ):
-            self._files.remove(self._segments[0].path)
-            del self._segments[0]
+        samples = [sum(file.tags) for file in self._log.files]
+        spare = sum(samples) - self._capacity - self._part
+        count = 0
+        while count < len(samples) - 1 and samples[count] <= spare:
+            spare -= samples[count]
+            count += 1
+        self._log.remove(count)
 
     def buffers(self) -> Iterator[KeptBuffer]:
         """All buffers, oldest first, one record in memory at a time; those that wait for a write are not among them.
 
         Raises:
-            DataError: a record is damaged.
+            DataError: a file was changed since the journal was opened.
         """
-        for each in list(self._segments):
-            for at, _, body in _records(each.path):
-                if body is None:
-                    raise DataError(f"{each.path}, byte {at}", "is damaged: its checksum is wrong")
-                yield from unpacked_buffers(body)
+        for record in self._log.records():
+            yield from _unpacked(record)
+
+    @staticmethod
+    def salvage(folder: str | Path, missing: list[DataError]) -> Iterator[KeptBuffer]:
+        """Read what is left of a damaged journal, oldest first: a program of the user's may keep it in a new one.
+
+        Args:
+            folder: Of the journal, which is only read.
+            missing: Gets an error for each part that is damaged or not there.
+        """
+        for record in salvage_log(folder, KIND, SUFFIX, missing):
+            if not isinstance(record, DamagedRecord):
+                yield from _unpacked(record)
+
+    def close(self) -> None:
+        """Let another process have the folder; once is enough. Samples that wait for a write are not written."""
+        self._log.close()
 
     def _write(self) -> None:
-        """Add a record of what waits."""
-        if not self._pending_samples:
-            return
-        body = packed_buffers(self._pending)
-        if not self._segments or self._segments[-1].samples >= self._part:
-            self._segments.append(_Segment(self.folder / f"{self._next():015d}{SUFFIX}"))
-        segment, samples = self._segments[-1], self._pending_samples
-        record = HEAD.pack(MAGIC, samples, len(body), _sum(samples, body)) + body
-        self._files.append(segment.path, record)
-        segment.samples += samples
-        segment.size += len(record)
-        segment.is_synced = False
+        """Append a record of what waits."""
+        if self._pending_samples:
+            if self._log.files and sum(self._log.files[-1].tags) >= self._part:
+                self._log.begin_file()
+            self._log.append([(self._pending_samples, packed_buffers(self._pending))])
         self._pending, self._pending_samples = [], 0
 
-    def _next(self) -> int:
-        """The number of the next sample: behind all that there ever were."""
-        if not self._segments:
-            return 0
-        return int(self._segments[-1].path.stem) + self._segments[-1].samples
 
-    def _opened(self, path: Path) -> _Segment:
-        if not path.stem.isdigit():
-            raise DataError(str(path), "is no file of a journal of samples: its name is no number")
-        found = _Segment(path, size=path.stat().st_size)
-        with path.open("rb") as file:
-            while head := _head(file.read(HEAD.size)):
-                found.samples += head[0]
-                file.seek(head[1], os.SEEK_CUR)
-        return found
-
-    def _repair(self) -> None:
-        """Cut off what a write left unfinished: the last file is read as a whole, and ends before what is damaged."""
-        if not self._segments:
-            return
-        last, size, samples = self._segments[-1], 0, 0
-        for at, count, body in _records(last.path):
-            if body is None:
-                break
-            size, samples = at + HEAD.size + len(body), samples + count
-        if size < last.size:
-            self._files.cut(last.path, size)
-        last.size, last.samples = size, samples
+def _unpacked(record: Record) -> Iterator[KeptBuffer]:
+    return unpacked_buffers(bytearray(record.payload))
 
 
 def packed_buffers(buffers: list[KeptBuffer]) -> bytes:
@@ -228,29 +169,3 @@ def unpacked_buffers(body: bytearray) -> Iterator[KeptBuffer]:
         end = begin + count
         yield KeptBuffer(samples[begin:end], [*map(bool, starts[begin:end])] if fact & 2 else None, bool(fact & 1))
         begin = end
-
-
-def _records(path: Path) -> Iterator[tuple[int, int, bytearray | None]]:
-    """(offset, samples, body) of each record of a file; a body of None is the last: it is damaged, or not whole."""
-    with path.open("rb") as file:
-        left = path.stat().st_size
-        while left:
-            at, head = file.tell(), _head(file.read(HEAD.size))
-            body = bytearray(file.read(head[1])) if head and head[1] <= left - HEAD.size else None
-            if head is None or body is None or _sum(head[0], body) != head[2]:
-                yield at, 0, None
-                return
-            yield at, head[0], body
-            left -= HEAD.size + len(body)
-
-
-def _head(data: bytes) -> tuple[int, int, int] | None:
-    """(samples, bytes, checksum) of a record that begins so; None if none does."""
-    if len(data) < HEAD.size or not data.startswith(MAGIC):
-        return None
-    _, samples, size, found = HEAD.unpack(data)
-    return samples, size, found
-
-
-def _sum(samples: int, body: bytes | bytearray) -> int:
-    return checksum(body, checksum(samples.to_bytes(8, "little")))

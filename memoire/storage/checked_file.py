@@ -3,11 +3,12 @@
     head      kind, form, layout, 16 random bytes that name this file, checksum of the file before it, checksum of these
     record    DATA, tag, size, checksum of the payload, checksum of these │ payload
     ...
-    END       how many records there are
+    END       how many records there are; a file of a `RecordLog` has none, its commit counter says so
 
 The checksum of a record's facts begins with that of the record before: a record that was left out, doubled or moved is
 missed, and the last of these sums stands for the whole file. A file is read from its first to its last byte before any
-record of it is used. No size is believed before it was compared with the bytes that the file has.
+record of it is used, and only read as long as it is not known to be whole. No size is believed before it was compared
+with the bytes that the file has.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias
 
 from memoire.errors import DataError
 from memoire.limits import MiB
-from memoire.replay.replacement import Fault, no_fault, replacing
+from memoire.replay.replacement import Fault, OwnedFile, no_fault, replacing
 from memoire.wire import _bytes
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 _HEAD: Final = struct.Struct("<8sII16sQ")
 _RECORD: Final = struct.Struct("<IIQQ")  # DATA or END, tag, bytes of the payload or number of records, its checksum
 _SUM: Final = struct.Struct("<Q")
-_LAYOUT: Final = 1
+HEAD_BYTES: Final = _HEAD.size + _SUM.size
+RECORD_BYTES: Final = _RECORD.size + _SUM.size
+"""Of a record, beside its payload."""
+WHOLE: Final = 1
+"""Layout of a file that has an end."""
+APPENDED: Final = 2
+"""Layout of a file that is appended to: a commit counter stands for its end."""
 _DATA, _END = 1, 2
 _PIECE: Final = 4 * MiB
 _FLUSH_BYTES: Final = 64 * MiB
@@ -48,11 +55,15 @@ class FileKind:
 
 
 class Record(NamedTuple):
-    """A record: a number that says what it is, and its bytes."""
+    """A record that was read: a number that says what it is, and its bytes."""
 
     tag: int
     """Below 2**32; its meaning is the caller's."""
-    payload: Payload
+    payload: bytes
+
+
+class DamagedRecord(Record):
+    """Where damage is skipped: a record whose payload is damaged, and is empty here."""
 
 
 def write(
@@ -81,10 +92,10 @@ def write(
         OSError, and what `records` raises: the former file is as it was, and there is no draft.
     """
     with replacing(path, mode=mode, at=at) as file:
-        chain = _write_head(file, kind, predecessor)
+        chain = write_head(file, kind, WHOLE, predecessor)
         count = unflushed = 0
         for tag, payload in records:
-            chain = _write_record(file, tag, payload, chain)
+            chain = write_record(file, tag, payload, chain)
             count, unflushed = count + 1, unflushed + memoryview(payload).nbytes
             if unflushed > _FLUSH_BYTES:
                 unflushed = 0
@@ -95,14 +106,16 @@ def write(
     return chain
 
 
-def _write_head(file: BinaryIO, kind: FileKind, predecessor: int) -> int:
-    head = _HEAD.pack(kind.magic, kind.form, _LAYOUT, secrets.token_bytes(16), predecessor)
+def write_head(file: BinaryIO, kind: FileKind, layout: int, predecessor: int) -> int:
+    """Begin a file of this layout; returns the checksum so far."""
+    head = _HEAD.pack(kind.magic, kind.form, layout, secrets.token_bytes(16), predecessor)
     chain = _bytes.checksum(head)
     file.write(head + _SUM.pack(chain))
     return chain
 
 
-def _write_record(file: BinaryIO, tag: int, payload: Payload, chain: int) -> int:
+def write_record(file: BinaryIO | OwnedFile, tag: int, payload: Payload, chain: int) -> int:
+    """Write a record behind those of checksum `chain`; returns the checksum with it."""
     view = memoryview(payload).cast("B")
     facts = _RECORD.pack(_DATA, tag, len(view), _payload_sum(view))
     chain = _bytes.checksum(facts, chain)
@@ -126,14 +139,10 @@ def _flush(file: BinaryIO) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class CheckedFile:
-    """A file of records that was read and found whole when it was opened. Several may read it, each with one of these.
+class RecordReader:
+    """A file of records while it is read, and how far; its head was found to be of this kind."""
 
-    Raises:
-        DataError: it cannot be read, is no such file, of another form, cut off or damaged. It is only read.
-    """
-
-    def __init__(self, path: str | Path, kind: FileKind) -> None:
+    def __init__(self, path: str | Path, kind: FileKind, layout: int | None) -> None:
         self.path, self.kind = Path(path), kind
         try:
             self._file = self.path.open("rb", buffering=_PIECE)
@@ -142,11 +151,10 @@ class CheckedFile:
         try:
             self.size = os.fstat(self._file.fileno()).st_size
             """Bytes that the file has."""
-            self.id, self.predecessor = self._read_head()
+            self.chain = self.place = 0
+            """The checksum of all records that were read, and the bytes that they take."""
+            self.id, self.predecessor = self._read_head(layout)
             """16 bytes that name this file, and the checksum of the file before it in a series, or 0."""
-            self.num_records = sum(1 for _ in self._scan(keep=False))
-            self.checksum = self._chain
-            """Of the whole file: what its successor names."""
         except OSError as error:
             self._file.close()
             raise self._wrong(f"cannot be read ({error})") from error
@@ -154,7 +162,7 @@ class CheckedFile:
             self._file.close()
             raise
 
-    def __enter__(self) -> CheckedFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,60 +172,66 @@ class CheckedFile:
         """Close the file; once is enough."""
         self._file.close()
 
-    def records(self) -> Iterator[Record]:
-        """Every record, in the order of writing; a payload is new bytes. What is read is compared once more.
-
-        Raises:
-            DataError: the file was changed since it was opened.
-        """
-        self._file.seek(0)
-        if self._read_head()[0] != self.id:
-            raise self._wrong("was changed while it was read")
-        yield from self._scan(keep=True)
-
     def _wrong(self, problem: str) -> DataError:
         return DataError(str(self.path), problem)
 
-    def _read_head(self) -> tuple[bytes, int]:
+    def _read_head(self, expected: int | None) -> tuple[bytes, int]:
+        self._file.seek(0)
         head, check = self._file.read(_HEAD.size), self._file.read(_SUM.size)
         if len(head) < 12 or not head.startswith(self.kind.magic):
             raise self._wrong(f"is not {self.kind.name}")
         form = int.from_bytes(head[8:12], "little")
         if form != self.kind.form:  # before the checksum, which another form may compute in another way
-            expected = f"this version of memoire reads form {self.kind.form}"
-            raise self._wrong(f"is {self.kind.name} of form {form}, or it is damaged; {expected}")
-        self._chain = _bytes.checksum(head)
-        if len(head) < _HEAD.size or _SUM.pack(self._chain) != check:
+            readable = f"this version of memoire reads form {self.kind.form}"
+            raise self._wrong(f"is {self.kind.name} of form {form}, or it is damaged; {readable}")
+        chain = _bytes.checksum(head)
+        if len(head) < _HEAD.size or _SUM.pack(chain) != check:
             raise self._wrong("is damaged at its beginning")
-        _, _, layout, identity, predecessor = _HEAD.unpack(head)
-        if layout != _LAYOUT:
-            raise self._wrong(f"has layout {layout}, this version of memoire reads layout {_LAYOUT}")
+        _, _, self.layout, identity, predecessor = _HEAD.unpack(head)
+        if self.layout not in (WHOLE, APPENDED) or expected not in (None, self.layout):
+            raise self._wrong(f"has layout {self.layout}; layout {expected or WHOLE} is read here")
+        self.chain, self.place = chain, HEAD_BYTES
         return bytes(identity), int(predecessor)
 
-    def _scan(self, *, keep: bool) -> Iterator[Record]:
-        count, place = 0, _HEAD.size + _SUM.size
-        while True:
-            kind, tag, size, check = self._read_facts(place)
-            place += _RECORD.size + _SUM.size
-            if kind == _END:
-                if size != count or place != self.size:
+    def scan(self, *, keep: bool, damage: list[DataError] | None = None) -> Iterator[Record]:
+        """The records that follow. With `damage` nothing is raised: it gets the error of each record that is damaged,
+        which has no payload here; after one whose size is damaged, no record is found.
+        """
+        try:
+            yield from self._scan(keep, damage)
+        except DataError as error:
+            if damage is None:
+                raise
+            damage.append(error)
+
+    def _scan(self, keep: bool, damage: list[DataError] | None) -> Iterator[Record]:
+        count = 0
+        while self.place < self.size or self.layout == WHOLE:
+            kind, tag, size, check = self._read_facts()
+            begin = self.place + RECORD_BYTES
+            if kind == _END and self.layout == WHOLE:
+                if size != count or begin != self.size:
                     raise self._wrong(f"has {count} records and {self.size} bytes; its end says otherwise")
                 return
-            if kind != _DATA or size > self.size - place:
-                raise self._wrong(f"has a record at byte {place} that cannot be")
+            if kind != _DATA or size > self.size - begin:
+                raise self._wrong(f"has a record at byte {begin} that cannot be")
             payload, total = self._read_payload(size, keep=keep)
             if total != check:
-                raise self._wrong(f"is damaged within the {size} bytes from byte {place} on")
-            count, place = count + 1, place + size
-            yield Record(tag, payload)
+                error = self._wrong(f"is damaged within the {size} bytes from byte {begin} on")
+                if damage is None:
+                    raise error
+                damage.append(error)
+            count, self.place = count + 1, begin + size
+            yield Record(tag, payload) if total == check else DamagedRecord(tag, b"")
 
-    def _read_facts(self, place: int) -> tuple[int, int, int, int]:
+    def _read_facts(self) -> tuple[int, int, int, int]:
         facts, check = self._file.read(_RECORD.size), self._file.read(_SUM.size)
         if len(check) < _SUM.size:
             raise self._wrong(f"is cut off at byte {self.size}: its end is missing")
-        self._chain = _bytes.checksum(facts, self._chain)
-        if _SUM.pack(self._chain) != check:
-            raise self._wrong(f"is damaged at byte {place}")
+        chain = _bytes.checksum(facts, self.chain)
+        if _SUM.pack(chain) != check:
+            raise self._wrong(f"is damaged at byte {self.place}")
+        self.chain = chain
         return _RECORD.unpack(facts)
 
     def _read_payload(self, size: int, *, keep: bool) -> tuple[bytes, int]:
@@ -229,3 +243,49 @@ class CheckedFile:
         for start in range(0, size, _PIECE):
             total = _bytes.checksum(self._file.read(min(_PIECE, size - start)), total)
         return b"", total
+
+
+class CheckedFile(RecordReader):
+    """A file of records that was read and found whole when it was opened. Several may read it, each with one of these.
+
+    Raises:
+        DataError: it cannot be read, is no such file, of another form, cut off or damaged. It is only read.
+    """
+
+    def __init__(self, path: str | Path, kind: FileKind) -> None:
+        super().__init__(path, kind, WHOLE)
+        try:
+            self.num_records = sum(1 for _ in self.scan(keep=False))
+            self.checksum = self.chain
+            """Of the whole file: what its successor names."""
+        except OSError as error:
+            self.close()
+            raise self._wrong(f"cannot be read ({error})") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def records(self) -> Iterator[Record]:
+        """Every record, in the order of writing; a payload is new bytes. What is read is compared once more.
+
+        Raises:
+            DataError: the file was changed since it was opened.
+        """
+        if self._read_head(WHOLE)[0] != self.id:
+            raise self._wrong("was changed while it was read")
+        yield from self.scan(keep=True)
+
+
+def salvage(path: str | Path, kind: FileKind, missing: list[DataError]) -> Iterator[Record]:
+    """Read what is left of a damaged file.
+
+    Args:
+        path: Of the file, which is only read.
+        kind: What it is.
+        missing: Gets an error for each part that cannot be read.
+    """
+    try:
+        with RecordReader(path, kind, None) as reader:
+            yield from reader.scan(keep=True, damage=missing)
+    except DataError as error:
+        missing.append(error)

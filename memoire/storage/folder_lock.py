@@ -1,4 +1,4 @@
-"""The lock of a state folder: one process at a time has it, and the file says which."""
+"""The lock of a folder that one process at a time may write, such as a state folder; its file says which."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from . import private_files
 from .disk_errors import unusable
 
 
-def lock_folder(folder: Path) -> FileLock:
+def lock_folder(folder: Path, what: str = "the state folder", user: str = "server") -> FileLock:
     """Lock a folder by its file "lock". No other process gets it while this one runs.
+
+    Args:
+        folder: It is there.
+        what: What errors call the folder.
+        user: What they call those of which only one may write it.
 
     Raises:
         StateLocked: another process has it.
@@ -22,7 +27,7 @@ def lock_folder(folder: Path) -> FileLock:
     """
     return FileLock(
         folder / "lock",
-        held=lambda holder: StateLocked(str(folder), holder.pid, holder.host),
+        held=lambda holder: StateLocked(str(folder), holder.pid, holder.host, what, user),
         foreign=lambda what: _no_lock(folder, what),
         unusable=lambda error: _unusable(folder, error),
         opening=lambda path: _opened(folder, path),
@@ -47,6 +52,6 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
 def _no_lock(folder: Path, what: str) -> StateForeign:
     return StateForeign(
         str(folder / "lock"),
-        f"is {what}, not the lock of a state folder",
-        "Give the server a folder of its own, or remove that if nobody needs it.",
+        f"is {what}, not the lock of a folder of memoire",
+        "Name a folder of its own, or remove that if nobody needs it.",
     )

@@ -20,7 +20,7 @@ import numpy as np
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
-from memoire.errors import ParameterError
+from memoire.errors import DataError, ParameterError
 from memoire.rl.agent_state import SETTINGS, form_of
 from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample
@@ -381,22 +381,26 @@ class Trainer(NativeTrainer):
 
     def _make_experience(self, plan: Training) -> Experience:
         memory, least = self.training.memory, max(1, self.reader.parameters.cache_size)
-        self._journal = self._rebuild(memory)
+        self._rebuild(memory)
         keep = _keep_nothing if self._journal is None else self._journal.keep
         return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, keep)
 
-    def _rebuild(self, memory: Any) -> SampleJournal | None:
-        """Give a memory the samples that a former trainer had; the journal of those that come."""
+    def _rebuild(self, memory: Any) -> None:
+        """Give a memory the samples that a former trainer had, and open the journal of those that come."""
         if self._checkpoint_path is None or self._dump is not None or self._loaded:
-            return None
+            return
         if self._resume_as == "weights":
             put_aside(self._checkpoint_path / "samples")
         capacity = int(getattr(memory, "memory_size", MEMORY_SIZE))
-        journal = SampleJournal(self._checkpoint_path / "samples", capacity)
+        try:
+            journal = SampleJournal(self._checkpoint_path / "samples", capacity)
+        except DataError as error:
+            problem = f'{error.problem}. The trainer goes on without its former samples if it gets resume="weights"'
+            raise DataError(error.path, problem) from error
+        self._journal = journal
         take = getattr(memory, "append", None) or memory.append_buffer
         for buffer in journal.buffers():
             take(buffer)
-        return journal
 
     def _begin_count(self, facts: Mapping[str, Any] | None) -> None:
         """Go on with the samples, and the order of draws, that a former trainer had."""
@@ -428,6 +432,12 @@ class Trainer(NativeTrainer):
         if self._checkpoint_path is not None:
             self._checkpoint_path.parent.mkdir(parents=True, exist_ok=True)
             self._dump(self.training, str(self._checkpoint_path))
+
+    def close(self) -> None:
+        """Say goodbye, and let another trainer have the journal; once is enough."""
+        super().close()
+        if self._journal is not None:
+            self._journal.close()
 
     def run(self, *_: Any, **__: Any) -> None:
         """Train until all epochs are over. Figures are logged each round, and go into metrics.jsonl beside the

@@ -1,5 +1,7 @@
 """Samples come back from a journal as they came, in whatever write it was killed; old files leave with the memory."""
 
+import functools
+import signal
 import tracemalloc
 from types import SimpleNamespace
 
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from faultkit import FailAt, KillAt, in_child
 from memoire.errors import DataError, ParameterError
 from memoire.rl.memory import GenericMemory
-from memoire.rl.sample_journal import Files, KeptBuffer, SampleJournal
+from memoire.rl.sample_journal import KeptBuffer, SampleJournal
 from memoire.rl.sample_records import packed, unpacked
 from memoire.rl.trees import leaves_of, structure_of
 
@@ -94,6 +97,7 @@ def test_a_memory_is_rebuilt_by_its_own_append_buffer(tmp_path):
         memory.append(given_.memory, given_.starts, continues=given_.continues)
         journal.keep(given_)
     journal.commit()
+    journal.close()
     again = GenericMemory(100)
     for kept in SampleJournal(tmp_path, 100).buffers():
         again.append(kept.memory, kept.starts, continues=kept.continues)
@@ -107,6 +111,7 @@ def test_buffers_come_back_with_what_was_said_of_them(tmp_path):
     journal.keep(buffer(0))
     journal.keep(buffer(5, starts=[True, False, False, False, False], continues=True))
     journal.commit()
+    journal.close()
     first, second = SampleJournal(tmp_path, 1000).buffers()
     assert (first.starts, first.continues, len(first)) == (None, False, 5)
     assert (second.starts, second.continues) == ([True, False, False, False, False], True)
@@ -123,92 +128,85 @@ def test_only_news_are_written_and_files_leave_with_what_the_memory_forgot(tmp_p
     journal.commit()
     assert numbers(journal) == list(range(3200 - len(journal), 3200))
     assert 640 <= len(journal) <= 640 * 1.25 and max(sizes) <= 640 * 1.25
-    assert journal.size == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert journal.size == sum(path.stat().st_size for path in tmp_path.glob("*.samples"))
+    journal.close()
     assert len(SampleJournal(tmp_path, 640)) == len(journal)
 
 
-class Killed(BaseException):
-    """Stands for kill -9: nobody catches it."""
-
-
-class Killing(Files):
-    """Is killed in its n-th operation: a write gets as far as `share` of its bytes."""
-
-    def __init__(self, at, share):
-        self.left, self.share = at, share
-
-    def step(self):
-        self.left -= 1
-        return self.left < 0
-
-    def append(self, path, data):
-        is_last = self.step()
-        super().append(path, data[: int(len(data) * self.share)] if is_last else data)
-        if is_last:
-            raise Killed
-
-    def sync(self, path):
-        if self.step():  # what a killed process wrote stays: no test needs the disk
-            raise Killed
-
-    def cut(self, path, size):
-        if self.step():
-            raise Killed
-        super().cut(path, size)
-
-    def remove(self, path):
-        if self.step() and self.share < 1:
-            raise Killed
-        super().remove(path)
-        if self.left < 0:
-            raise Killed
-
-
-def test_it_survives_a_kill_in_each_of_its_writes(tmp_path):
-    is_over, at = False, 0
-    while not is_over:
-        for share in (0.0, 0.01, 0.99, 1.0):
-            folder = tmp_path / f"{at}-{share}"
-            kept = committed = 0
-            try:
-                journal = SampleJournal(folder, 20, files=Killing(at, share))
-                for first in range(0, 60, 5):
-                    kept = first + 5
-                    journal.keep(buffer(first))
-                    if first % 15 == 10:
-                        journal.commit()
-                        committed = kept
-                is_over = True
-            except Killed:
-                pass
-            again = SampleJournal(folder, 20)
-            found = numbers(again)
-            # Whole buffers, in order, without a gap: all that was committed, and nothing that never came.
-            assert found == list(range(found[0], found[-1] + 1)) if found else not committed
-            assert not found or (committed <= found[-1] + 1 <= kept and found[0] <= max(0, found[-1] + 1 - 20))
+def test_a_journal_survives_a_kill_at_each_of_its_steps(tmp_path):
+    numbers_of_steps = FailAt()
+    fill(tmp_path / "steps", numbers_of_steps)
+    assert len(numbers_of_steps.steps) > 60
+    for number in range(1, len(numbers_of_steps.steps) + 1, 5):
+        folder, kill = tmp_path / str(number), KillAt(number)
+        assert in_child(functools.partial(fill, folder, kill)) == -signal.SIGKILL
+        with SampleJournal(folder, 20) as journal:
+            found = numbers(journal)
+            # Whole buffers, in order, without a gap.
+            assert found == list(range(found[0], found[-1] + 1)) if found else number < 10
+            assert len(found) >= min(20, found[-1] + 1 if found else 0)
             after = found[-1] + 1 if found else 0
-            again.keep(buffer(after))
-            again.commit()
-            assert numbers(SampleJournal(folder, 20))[-6:] == list(range(max(0, after - 1), after + 5))[-6:]
-        at += 1
-    assert at > 20
+            journal.keep(buffer(after))
+            journal.commit()
+        with SampleJournal(folder, 20) as journal:
+            assert numbers(journal)[-6:] == list(range(max(0, after - 1), after + 5))[-6:]
 
 
-def test_damage_is_found_when_it_is_read_and_cut_only_at_the_end(tmp_path):
-    journal = SampleJournal(tmp_path, 640)
-    for first in range(0, 60, 5):
-        journal.keep(buffer(first))
+def fill(folder, at):
+    with SampleJournal(folder, 20, at=at) as journal:
+        for first in range(0, 60, 5):
+            journal.keep(buffer(first))
+            if first % 15 == 10:
+                journal.commit()
+
+
+def test_samples_that_could_not_be_written_wait_for_the_next_commit(tmp_path):
+    fault = FailAt(0, stays=True)
+    journal = SampleJournal(tmp_path, 640, at=fault)
+    journal.keep(buffer(0))
     journal.commit()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) > 2
-    body = bytearray(files[0].read_bytes())
-    body[40] ^= 1
-    files[0].write_bytes(body)
-    with pytest.raises(DataError, match=r"000000000000000.samples, byte 0 is damaged: its checksum is wrong"):
-        numbers(SampleJournal(tmp_path, 640))
-    (tmp_path / "other.samples").write_bytes(b"")
+    journal.keep(buffer(5))
+    for step in ("write", "sync", "count"):
+        fault.number = len(fault.steps) + ["write", "sync", "count"].index(step) + 1
+        with pytest.raises(OSError, match="No space left"):
+            journal.commit()
+        fault.number = 0
+    assert len(journal) == 10
+    journal.commit()
+    journal.close()
+    with SampleJournal(tmp_path, 640) as again:
+        assert numbers(again) == list(range(10))
+
+
+def test_a_journal_of_a_former_form_is_refused_and_stays(tmp_path):
+    former = b"mSJ1" + bytes(60)
+    (tmp_path / "000000000000000.samples").write_bytes(former)
+    with pytest.raises(DataError, match=r"000000000000000\.samples is not a trainer's journal of samples"):
+        SampleJournal(tmp_path, 640)
+    assert (tmp_path / "000000000000000.samples").read_bytes() == former
+    (tmp_path / "000000000000000.samples").rename(tmp_path / "mine.samples")
     with pytest.raises(DataError, match="its name is no number"):
         SampleJournal(tmp_path, 640)
+
+
+def test_what_is_left_of_a_damaged_journal_is_read_only_when_it_is_asked_for(tmp_path):
+    with SampleJournal(tmp_path, 320) as journal:  # 10 samples for a file
+        for first in range(0, 60, 5):
+            journal.keep(buffer(first))
+            journal.commit()
+    files = sorted(tmp_path.glob("*.samples"))
+    damaged = bytearray(files[1].read_bytes())
+    damaged[100] ^= 1  # in the payload of the first of two records
+    files[1].write_bytes(damaged)
+    files[3].unlink()
+    with pytest.raises(DataError, match=files[1].name):
+        SampleJournal(tmp_path, 320)
+    missing = []
+    kept = [sample[1][1]["n"] for each in SampleJournal.salvage(tmp_path, missing) for sample in each.memory]
+    assert kept == [*range(10), *range(15, 30), *range(40, 60)]
+    assert ["is damaged within" in str(missing[0]), "those from 6 on are missing" in str(missing[1])] == [True, True]
+    assert len(missing) == 2
+    assert {*tmp_path.glob("*.samples")} == {*files} - {files[3]}
 
 
 def test_replaying_holds_one_record_at_a_time(tmp_path):
@@ -218,6 +216,7 @@ def test_replaying_holds_one_record_at_a_time(tmp_path):
         journal.keep(SimpleNamespace(memory=[(0, picture + np.uint8(first % 251), 0.0, False, {}) for _ in range(100)]))
     journal.keep(SimpleNamespace(memory=[(0, picture ^ np.uint8(n % 7), 0.0, False, {}) for n in range(2000)]))
     journal.commit()
+    journal.close()
     tracemalloc.start()
     for _ in SampleJournal(tmp_path, 64_000).buffers():
         pass

@@ -1,14 +1,13 @@
 """Files that memoire replaces or checks: whole or refused by name, whatever was damaged, cut off, full or killed."""
 
-import errno
 import os
-import signal
 import stat
 import struct
 import threading
 
 import pytest
 
+from faultkit import FailAt, in_child
 from memoire.errors import DataError, ForkedError, ParameterError
 from memoire.replay.replacement import replace_file, replacing
 from memoire.storage import checked_file
@@ -31,34 +30,11 @@ def make(path, records=RECORDS, **options):
     return path.read_bytes()
 
 
-class FailAt:
-    """Raises at the nth step."""
-
-    def __init__(self, number=-1, error=None):
-        self.left, self.error, self.steps = number, error or OSError(errno.ENOSPC, "No space left on device"), []
-
-    def __call__(self, step):
-        self.steps.append(step)
-        if len(self.steps) == self.left:
-            raise self.error
-
-
 def steps(path):
     counter = FailAt()
     make(path, LARGE, at=counter)
     path.unlink()
     return counter.steps
-
-
-def in_child(function):
-    """Run it in a forked child; returns how that ended."""
-    child = os.fork()
-    if not child:
-        try:
-            function()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_what_was_written_is_read_in_its_order(tmp_path):
@@ -76,29 +52,6 @@ def test_a_payload_of_several_pieces_is_read_and_its_last_bit_is_checked(tmp_pat
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(DataError, match="damaged within"):
         CheckedFile(tmp_path / "a", KIND)
-
-
-def test_each_flipped_bit_of_a_file_is_refused_and_the_file_stays_as_it_was(tmp_path):
-    content = make(tmp_path / "a")
-    for place in range(8 * len(content)):
-        damaged = bytearray(content)
-        damaged[place // 8] ^= 1 << place % 8
-        (tmp_path / "a").write_bytes(damaged)
-        with pytest.raises(DataError, match="a "):
-            CheckedFile(tmp_path / "a", KIND)
-        assert (tmp_path / "a").read_bytes() == damaged
-
-
-def test_each_truncation_and_each_longer_file_is_refused(tmp_path):
-    content = make(tmp_path / "a")
-    for size in range(len(content)):
-        (tmp_path / "a").write_bytes(content[:size])
-        with pytest.raises(DataError):
-            CheckedFile(tmp_path / "a", KIND)
-    for more in (b"\0", content, b"\0" * 4096):
-        (tmp_path / "a").write_bytes(content + more)
-        with pytest.raises(DataError):
-            CheckedFile(tmp_path / "a", KIND)
 
 
 def test_records_that_are_moved_doubled_or_left_out_are_refused(tmp_path):
@@ -175,22 +128,6 @@ def test_an_interrupt_or_an_error_of_the_records_leaves_no_draft(tmp_path):
         checked_file.write(tmp_path / "a", KIND, records())
     assert (tmp_path / "a").read_bytes() == content
     assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_process_that_is_killed_at_any_step_leaves_a_whole_file_and_the_next_removes_its_draft(tmp_path):
-    make(tmp_path / "a")
-    expected = steps(tmp_path / "steps")
-    for number in range(1, len(expected) + 1):
-
-        def kill(step, left=[number]):  # noqa: B006
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        assert in_child(lambda kill=kill: make(tmp_path / "a", LARGE, at=kill)) == -signal.SIGKILL
-        assert read(tmp_path / "a") == (RECORDS if number < len(expected) else LARGE)
-        make(tmp_path / "a")
-        assert os.listdir(tmp_path) == ["a"]
 
 
 def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):

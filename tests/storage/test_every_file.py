@@ -1,0 +1,254 @@
+"""Every checked file in every way of damage: what was acknowledged is there, or the file is refused by name and stays as
+it was. A further kind of file is one more entry of FILES.
+"""
+
+import functools
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from faultkit import FailAt, KillAt, in_child
+from memoire.errors import DataError, MemoireError, StateLocked
+from memoire.rl.sample_journal import SampleJournal
+from memoire.storage import checked_file
+from memoire.storage.checked_file import CheckedFile, FileKind
+from memoire.storage.record_log import RecordLog
+
+KIND = FileKind(b"memotest", 3, "a file of a test")
+
+
+@dataclass
+class File:
+    """A kind of file, or of a folder of files."""
+
+    write: Callable[..., Any]
+    """write(folder, number, at): have value `number` on disk, acknowledged, in the place of number - 1 or behind it."""
+    read: Callable[..., Any]
+    """read(folder): the number of the newest value; checks that all before it are there."""
+    hold: Callable[..., Any] | None = None
+    """hold(folder): what holds the folder until it is closed; None if each write replaces the file."""
+
+
+def whole_file(folder, number, at):
+    checked_file.write(folder / "a", KIND, [(number, b"hello"), (0, b""), (9, bytes(range(40)))], at=at)
+
+
+def read_whole_file(folder):
+    with CheckedFile(folder / "a", KIND) as file:
+        (number, _), *others = file.records()
+        assert [tuple(each) for each in others] == [(0, b""), (9, bytes(range(40)))]
+    return number
+
+
+def open_log(folder, at=lambda step: None):
+    return RecordLog(folder, KIND, ".rec", at=at)
+
+
+def log(folder, number, at):
+    """Two values for a file; from the fifth on the oldest file goes."""
+    with open_log(folder, at) as opened:
+        if number % 2 == 0:
+            opened.begin_file()
+        opened.append([(number, b"%d" % number)])
+        opened.remove(len(opened.files) - 2)
+
+
+def read_log(folder):
+    with open_log(folder) as opened:
+        found = [(record.tag, record.payload) for record in opened.records()]
+    first, last = found[0][0], found[-1][0]
+    assert found == [(n, b"%d" % n) for n in range(first, last + 1)]
+    assert first <= max(0, last - 2)
+    return last
+
+
+def journal(folder, number, at):
+    with SampleJournal(folder, 64, at=at) as opened:
+        opened.keep(SimpleNamespace(memory=[(number, float(number), False, {})]))
+        opened.commit()
+
+
+def read_journal(folder):
+    with SampleJournal(folder, 64) as opened:
+        found = [sample for kept in opened.buffers() for sample in kept.memory]
+    assert found == [(n, float(n), False, {}) for n in range(found[-1][0] + 1)]
+    return found[-1][0]
+
+
+FILES = {
+    "a file of records": File(whole_file, read_whole_file),
+    "a log of records": File(log, read_log, open_log),
+    "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
+}
+VALUES = 4
+"""Written before something is damaged."""
+every_kind = pytest.mark.parametrize("kind", FILES.values(), ids=FILES)
+
+
+def write(kind, folder, number, at=lambda step: None):
+    kind.write(folder, number, at)
+
+
+@pytest.fixture
+def folder(kind, tmp_path):
+    path = tmp_path / "files"
+    path.mkdir()
+    for number in range(VALUES):
+        write(kind, path, number)
+    return path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "lock"}
+
+
+def put(folder, files):
+    for name in contents(folder).keys() - files.keys():
+        (folder / name).unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def assert_refused(kind, folder, files, why):
+    """The files are refused by name, and stay as they are."""
+    put(folder, files)
+    with pytest.raises(DataError) as caught:
+        pytest.fail(f"{why}: taken in silence as {kind.read(folder)}")
+    assert str(folder) in str(caught.value)
+    assert contents(folder) == files, why
+
+
+def flips(content, step):
+    for place in range(0, 8 * len(content), step):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        yield f"bit {place}", bytes(damaged)
+
+
+def cuts(content, step):
+    for size in range(0, len(content), step):
+        yield f"cut to {size} bytes", content[:size]
+
+
+def tails(content):
+    for size in {min(512, len(content)), min(4096, len(content))}:
+        yield f"the last {size} bytes are zeros", content[: len(content) - size] + bytes(size)
+
+
+def is_control(kind, folder):
+    assert kind.read(folder) == VALUES - 1
+    assert kind.read(folder) == VALUES - 1
+
+
+def try_all_damage(kind, folder, step):
+    good = contents(folder)
+    is_control(kind, folder)
+    tried = 0
+    for name, content in good.items():
+        for why, damaged in itertools.chain(flips(content, step), cuts(content, step), tails(content)):
+            assert_refused(kind, folder, good | {name: damaged}, f"{name}, {why}")
+            tried += 1
+    put(folder, good)
+    is_control(kind, folder)
+    return tried
+
+
+@every_kind
+def test_some_flipped_bits_and_truncations_of_each_file_are_refused(kind, folder):
+    assert try_all_damage(kind, folder, 37) > 20
+
+
+@pytest.mark.slow
+@every_kind
+def test_each_flipped_bit_and_each_truncation_of_each_file_is_refused(kind, folder):
+    assert try_all_damage(kind, folder, 1) > 1000
+
+
+@every_kind
+def test_each_file_that_is_removed_or_exchanged_is_missed(kind, folder):
+    good = contents(folder)
+    for name in good:
+        assert_refused(kind, folder, {each: good[each] for each in good if each != name}, f"{name} is missing")
+        assert_refused(kind, folder, good | {name: b"the user's own file\n" * 100}, f"{name} is another one")
+    for one, other in itertools.permutations(good, 2):
+        assert_refused(kind, folder, good | {one: good[other]}, f"{one} has the content of {other}")
+
+
+@every_kind
+def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder):
+    good = contents(folder)
+    for name, more in itertools.product(good, (b"\0", b"\0" * 512, b"\0" * 4096, b"more", *good.values())):
+        put(folder, good | {name: good[name] + more})
+        with suppress(DataError):
+            is_control(kind, folder)
+        if kind.hold and name == max(good.keys() - {"committed"}):
+            is_control(kind, folder)  # the newest file of a log: an append was not finished
+
+
+@every_kind
+def test_a_disk_that_is_full_at_any_step_loses_nothing_and_the_next_try_goes_on(kind, folder, tmp_path):
+    counter = FailAt()
+    shutil.copytree(folder, tmp_path / "steps")
+    write(kind, tmp_path / "steps", VALUES, counter)
+    for number, stays in itertools.product(range(1, len(counter.steps) + 1), (False, True)):
+        place = tmp_path / f"{number}-{stays}"
+        shutil.copytree(folder, place)
+        with pytest.raises(OSError, match="No space left"):
+            write(kind, place, VALUES, FailAt(number, stays=stays))
+        assert not [name for name in contents(place) if "draft" in name]
+        found = kind.read(place)
+        assert found in (VALUES - 1, VALUES)
+        write(kind, place, found + 1)
+        assert kind.read(place) == found + 1
+
+
+@every_kind
+def test_a_process_that_is_killed_at_any_step_loses_nothing_and_leaves_nothing(kind, folder, tmp_path):
+    counter = FailAt()
+    shutil.copytree(folder, tmp_path / "steps")
+    write(kind, tmp_path / "steps", VALUES, counter)
+    for number in range(1, len(counter.steps) + 1):
+        place, kill = tmp_path / str(number), KillAt(number)
+        shutil.copytree(folder, place)
+        assert in_child(functools.partial(write, kind, place, VALUES, kill)) == -signal.SIGKILL
+        found = kind.read(place)
+        assert found in (VALUES - 1, VALUES)
+        write(kind, place, found + 1)
+        assert kind.read(place) == found + 1
+        assert not [name for name in contents(place) if "draft" in name]
+
+
+@every_kind
+def test_two_processes_at_once_damage_nothing(kind, folder):
+    if kind.hold is None:
+        children = [os.fork() for _ in range(2)]
+        if 0 in children:
+            for _ in range(20):
+                write(kind, folder, VALUES + len(children))
+            os._exit(0)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        assert kind.read(folder) in (VALUES + 1, VALUES + 2)
+        return
+    good, holder = contents(folder), kind.hold(folder)
+    for use in (kind.read, lambda folder: write(kind, folder, VALUES)):
+        with pytest.raises(StateLocked, match=f"in use by process {os.getpid()} on host"):
+            use(folder)
+    assert contents(folder) == good
+    holder.close()
+    write(kind, folder, VALUES)
+    assert kind.read(folder) == VALUES
+
+
+@every_kind
+def test_a_folder_that_cannot_be_read_is_refused_by_name(kind, tmp_path):
+    (tmp_path / "files").write_bytes(b"")
+    with pytest.raises((MemoireError, OSError), match="files"):
+        kind.read(tmp_path / "files")
