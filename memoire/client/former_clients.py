@@ -17,7 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from memoire.errors import MemoireError, Refused, StateUnusable
-from memoire.storage import private_files
+from memoire.replay.replacement import Fault, no_fault
+from memoire.storage import checked_file, private_files
+from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer, update_of
@@ -26,8 +28,7 @@ from memoire.wire.refusals import PASSING
 
 _log = logging.getLogger(__name__)
 
-FORM = 1
-"""Of the files."""
+KIND = FileKind(b"memorprt", 2, "a report that a client kept")
 MAX_BYTES = 256 << 20
 """Of a file that is read: what a client keeps at most is far less."""
 RETRY_INTERVAL = 5.0
@@ -49,7 +50,6 @@ class ReportPart(msgspec.Struct, frozen=True):
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """All that a client had to tell when it ended."""
 
-    form: int = FORM
     client: bytes
     label: int
     table: str
@@ -62,16 +62,20 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[ReportPart]
 
 
-def save(folder: Path, untold: FinalCounts) -> Path:
+def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
     """Write a file for the next client that has this folder; it is whole and on disk, or not there.
+
+    Args:
+        folder: It is there.
+        untold: What the file says.
+        at: Called before each step, so that a test may let it fail: see `replacing`.
 
     Raises:
         OSError: it cannot be written.
     """
     path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
-    made = path.with_suffix(".new")
-    private_files.write(made, msgspec.msgpack.encode(untold))
-    made.replace(path)
+    content = msgspec.msgpack.encode(untold)
+    checked_file.write(path, KIND, [(0, content)], mode=private_files.mode_in(folder), at=at)
     return path
 
 
@@ -94,9 +98,9 @@ def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES} bytes")
-            content = msgspec.msgpack.decode(path.read_bytes(), type=FinalCounts)
-            if content.form != FORM:
-                raise ValueError(f"it has form {content.form}, this version of memoire reads form {FORM}")
+            with CheckedFile(path, KIND) as file:
+                (record,) = file.records()
+            content = msgspec.msgpack.decode(record.payload, type=FinalCounts)
             for part in content.parts:
                 update_of(part.update)
         except FileNotFoundError:

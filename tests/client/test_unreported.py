@@ -112,15 +112,18 @@ DAMAGE = {
     "empty": b"",
     "none": b"\x80",
     "noise": b"\xff" * 30,
-    "form": msgspec.msgpack.encode(whole(form=9)),
-    "tail": msgspec.msgpack.encode(whole(parts=[ReportPart(0, b"\xc1")])),
+    "former form": msgspec.msgpack.encode(whole()),
+    "tail": whole(parts=[ReportPart(0, b"\xc1")]),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
-    path = tmp_path / f"untold-{'07' * 16}.msgpack"
-    path.write_bytes(DAMAGE[damage])
+    path = former_clients.save(tmp_path, whole())
+    if isinstance(DAMAGE[damage], bytes):
+        path.write_bytes(DAMAGE[damage])
+    else:
+        former_clients.save(tmp_path, DAMAGE[damage])
     assert former_clients.found(tmp_path) == [] and path.exists()
     assert f"{path} cannot be read, and is not told" in caplog.text
 

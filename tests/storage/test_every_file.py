@@ -4,6 +4,7 @@ it was. A further kind of file is one more entry of FILES.
 
 import functools
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -16,11 +17,14 @@ from typing import Any
 import pytest
 
 from faultkit import FailAt, KillAt, in_child
+from memoire.client import former_clients
 from memoire.errors import DataError, MemoireError, StateLocked
 from memoire.rl.sample_journal import SampleJournal
 from memoire.storage import checked_file
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.record_log import RecordLog
+from memoire.wire import messages
+from memoire.wire.frames import tail_of, update_of
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
 
@@ -83,10 +87,32 @@ def read_journal(folder):
     return found[-1][0]
 
 
+def report(folder, number, at):
+    part = former_clients.ReportPart(0, tail_of(messages.Update(epoch=5, steps=number)))
+    facts = {"label": 9, "table": "default", "home": "home", "episodes": 2, "lines": 1}
+    content = former_clients.FinalCounts(client=b"\x07" * 16, steps=number, parts=[part], **facts)
+    former_clients.save(folder, content, at=at)
+
+
+def read_report(folder):
+    logger, warnings = logging.getLogger(former_clients.__name__), []
+    logger.addFilter(lambda record: warnings.append(record.getMessage()))
+    try:
+        files = former_clients.found(folder)
+    finally:
+        logger.filters.clear()
+    if not files:
+        raise DataError(*warnings, "") if warnings else DataError(str(folder), "has no report")
+    ((_, content),) = files
+    assert update_of(content.parts[0].update).steps == content.steps
+    return content.steps
+
+
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
+    "a client's kept report": File(report, read_report),
 }
 VALUES = 4
 """Written before something is damaged."""
