@@ -10,7 +10,7 @@ from typing import IO, Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
-from memoire.errors import DataError, NotEnoughSamples, ParameterError
+from memoire.errors import DataError, MemoireError, NotEnoughSamples, ParameterError
 from memoire.suggestions import checked_names
 
 from . import dataset_reading, dataset_writing, episodes
@@ -143,6 +143,7 @@ class Buffer(StrictAttributes):
         observer: Observer | None = None,
         longest: int | None = None,
         check: bool = True,
+        resume: bool = False,
     ) -> Writer:
         """A writer for an environment, or for all members of a vector environment; close it when it is done.
 
@@ -154,14 +155,18 @@ class Buffer(StrictAttributes):
             longest: Entries after which an endless episode is cut (see `Writer`). None leaves half of the capacity
                 to the open episodes of all writers.
             check: Whether each obs is compared with the next_obs of the step before.
+            resume: Go on as a writer of such environments that was open when the buffer was saved, in its open
+                episodes: the next obs is that in which its last step ended. If the environments were reset instead,
+                call `writer.reset()` first. Several writers go on in the order in which they were made. If no more was
+                saved, this is another writer. Without `resume`, the open episodes of saved writers end.
 
         Raises:
-            ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs`;
-                or the members are too many for the capacity.
+            ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs`, or with
+                `resume` all writers that were saved; or the members are too many for the capacity.
             SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
         members, mode = layout(envs, num_envs, autoreset)
-        return self._writers.make(members, mode, observer, longest=longest, check=check)
+        return self._writers.make(members, mode, observer, longest=longest, check=check, resume=resume)
 
     @checked_names()
     def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
@@ -284,7 +289,8 @@ class Buffer(StrictAttributes):
             ForkedError: this process was forked from one that had resumed the buffer. Nothing was written.
         """
         self._lineage.before_save(path)
-        return dataset_writing.write_file(self._memory, path, self._beside)
+        with self._writers.still():
+            return dataset_writing.write_file(self._memory, path, self._beside)
 
     def close(self) -> None:
         """Let others go on as this buffer, if `load(resume=True)` made it. It can be used all the same."""
@@ -296,6 +302,7 @@ class Buffer(StrictAttributes):
             "annealing": self._annealing.state(),
             "limiter": self._limiter.state_of(_WRITERS),
             "lineage": self._lineage.next_save(),
+            "writers": self._writers.told(self._memory.open_length),
         }
 
     @classmethod
@@ -318,7 +325,7 @@ class Buffer(StrictAttributes):
 
         Entries lie where they lay, under the same ids. Beta's progress, random numbers, the newest model and what the
         limiter counted are as they were. An episode that was open ends when the first writer is made; how it ended is
-        not known then.
+        not known then. With `writer(resume=True)` it goes on.
 
         Args:
             path: Of the file, or the file itself, opened to read bytes.
@@ -379,20 +386,22 @@ class Buffer(StrictAttributes):
 
     def _go_on(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
         """Draw as a saved buffer, of which this was beside its memory; nothing, if that was no buffer's."""
-        self._writers.adopt(len(self._memory.contents()["lanes"]))
+        lanes = len(self._memory.contents()["lanes"])
         if not beside:
-            return
+            return self._writers.adopt(None, lanes, self._memory.open_length)
         try:
+            self._writers.adopt(beside["writers"] if is_same else None, lanes, self._memory.open_length)
             self._annealing.go_on_from(**beside["annealing"])
             recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
             self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(path, f"does not say how far its draws have come: {error!r}") from error
+        except (KeyError, TypeError, ValueError, OverflowError, MemoireError) as error:
+            raise DataError(path, f"does not say how far draws and writers have come: {error!r}") from error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles hold what `save` writes."""
         file = io.BytesIO()
-        dataset_writing.write(self._memory, file, self._beside)
+        with self._writers.still():
+            dataset_writing.write(self._memory, file, self._beside)
         return _restored, (type(self), file.getvalue())
 
     @property

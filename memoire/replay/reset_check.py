@@ -10,10 +10,12 @@ episodes that all end at their first step say something, until one is longer: su
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import EpisodeOver
@@ -37,8 +39,12 @@ State = tuple[NDArray[Any], ...]
 
 
 def digest(state: State) -> int:
-    """Sixty-four bits that differ if states differ, within this process."""
-    return hash(tuple(array.tobytes() for array in state))
+    """Sixty-four bits that differ if states differ, the same in every process."""
+    made = hashlib.blake2b(digest_size=8)
+    for array in state:
+        made.update(b"%d " % array.nbytes)
+        made.update(np.ascontiguousarray(array).tobytes())
+    return int.from_bytes(made.digest(), "little")
 
 
 class _LastEnd(NamedTuple):
@@ -61,6 +67,18 @@ class ResetCheck:
         self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
         self._firsts: set[int] = set()
         self._goes_on = False  # whether an episode that began where one terminated was longer than a step
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON carries it, for `go_on_from`."""
+        tables = {name: list(getattr(self, name).items()) for name in ("_ended", "_rows", "_doubts")}
+        return tables | {"firsts": sorted(self._firsts), "flags": [self.is_warned, self._goes_on]}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Know what another one knew. Raises KeyError, TypeError or ValueError if that cannot be."""
+        self._ended = {int(each): _LastEnd(int(end[0]), int(end[1]), bool(end[2])) for each, end in state["_ended"]}
+        self._rows, self._doubts = ({int(each): int(row) for each, row in state[name]} for name in ("_rows", "_doubts"))
+        self._firsts = set(map(int, state["firsts"]))
+        self.is_warned, self._goes_on = map(bool, state["flags"])
 
     @property
     def awaited(self) -> tuple[int, ...]:

@@ -154,11 +154,13 @@ class StepConverter:
             _convert(name, self._schema[name], value, self._lead + self._schema[name].shape, self._lead)
             for name, value in zip(leaves, self._flat(self.root, obs), strict=True)
         ]
-        rows = (zip(leaves, (np.array(array[i]) for array in arrays), strict=True) for i in range(self._count))
-        return [self._schema.nest(self.root, dict(row)) for row in rows]
+        rows = [arrays] if self._single else [[array[i] for array in arrays] for i in range(self._count)]
+        return [self._schema.nest(self.root, dict(zip(leaves, map(np.array, row), strict=True))) for row in rows]
 
     def together(self, parts: list[Any]) -> Any:
         """One observation [N, ...] of what `parts` took apart."""
+        if self._single:
+            return parts[0]
         leaves = self._schema.leaves(self.root)
         columns = zip(*(self._flat(self.root, part) for part in parts), strict=True)
         return self._schema.nest(

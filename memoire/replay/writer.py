@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -32,6 +32,7 @@ from .episode_store import EpisodeStore, Observer
 from .reset_check import ResetCheck, State, digest
 from .step_converter import StepConverter
 from .strict_attributes import never_copied
+from .writer_state import WriterState
 
 
 class Writer:
@@ -58,6 +59,7 @@ class Writer:
         check: Compare each obs with the next_obs of the step before, which is free where they are the same object; and
             in mode disabled refuse to go on from where an episode ended, as far as that can be known (see `starts`).
         stamp: Returns the version of the model that acted, from the `model_version` of each step; None changes nothing.
+        resumed: Where the writer of these lanes was when the memory was saved: it goes on in the open episodes.
 
     Raises:
         ParameterError: no such mode, or a count below 1.
@@ -76,8 +78,9 @@ class Writer:
     # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
     __slots__ = (
         "__weakref__", "_apart", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_id", "_inside",
-        "_last", "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
-        "_schema", "_single", "_some", "_stamp", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+        "_last", "_leave", "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_resumed",
+        "_returns", "_room", "_saving", "_schema", "_single", "_some", "_stamp", "_starts", "_usual", "autoreset",
+        "lanes", "num_envs",
     )  # fmt: skip
     __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
@@ -92,6 +95,7 @@ class Writer:
         longest: int | None = None,
         check: bool = True,
         stamp: Callable[[Any], int] | None = None,
+        resumed: WriterState | None = None,
     ) -> None:
         self._single = num_envs is None
         self.num_envs = count = 1 if num_envs is None else _at_least_one("num_envs", num_envs)
@@ -117,9 +121,15 @@ class Writer:
         self._refused = (-1, "")  # clock when a step was refused, and why
         self._closed = ""  # what is closed, once no more steps are taken
         self._inside = threading.RLock()  # held by a thread inside of a call: others are refused, and never wait
+        self._saving = threading.Lock()  # held by a thread that saves the memory: steps wait
+        self._leave: Callable[[], object] | None = None  # called when the lanes are free for others
         self._usual = self._given.usual_steps(memory, self.lanes, self._returns, check)
-        for lane in self.lanes.tolist():
-            memory.open(lane)
+        self._resumed = resumed is not None  # until its first step
+        if resumed is None:
+            for lane in self.lanes.tolist():
+                memory.open(lane)
+        else:
+            self._go_on_from(resumed)
 
     def step(
         self,
@@ -177,7 +187,7 @@ class Writer:
             TwoThreads: another thread is inside of this writer.
         """
         if not self._inside.acquire(False):
-            raise TwoThreads("this writer", "step")
+            self._enter("step")
         try:
             if self._closed:
                 raise Closed(self._closed)
@@ -258,6 +268,8 @@ class Writer:
             if not self._closed:
                 self._abandon(np.ones(self.num_envs, np.bool_), None)
                 self._closed, self._last = "the writer", None
+                if self._leave is not None:
+                    self._leave()
 
     def end(self, closed: str, patience: float) -> int:
         """`close` from another thread, because `closed` is: a step that is being taken has `patience` seconds.
@@ -282,11 +294,64 @@ class Writer:
     def _alone(self, call: str) -> Iterator[None]:
         """Be the only thread inside of this writer, or refuse the call."""
         if not self._inside.acquire(False):
-            raise TwoThreads("this writer", call)
+            self._enter(call)
         try:
             yield
         finally:
             self._inside.release()
+
+    def _enter(self, call: str) -> None:
+        """Wait for a thread that saves the memory; refuse the call if another one is inside."""
+        while self._saving.locked():
+            with self._saving:
+                pass
+            if self._inside.acquire(False):
+                return
+        if not self._inside.acquire(False):
+            raise TwoThreads("this writer", call)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it no step is being taken: one that is ends first, others wait."""
+        with self._saving, self._inside:
+            yield
+
+    def state(self, *, is_shared: bool) -> WriterState | None:
+        """What a writer that is `resumed` goes on from; None after `close`. Call it within `still`."""
+        if self._closed:
+            return None
+        left: list[Any] = [None] * self.num_envs
+        with suppress(EntryError):  # what the last step returned was no observation
+            left = list(self._apart) if self._apart is not None else self._lefts()
+        return WriterState(
+            first_lane=int(self.lanes[0]),
+            num_envs=None if self._single else self.num_envs,
+            autoreset=self.autoreset,
+            longest=self._longest,
+            is_shared=is_shared,
+            clock=self._clock,
+            began=self._began.copy(),
+            opened=self._opened.copy(),
+            returns=self._returns.copy(),
+            pending=None if self._pending is None else self._pending.copy(),
+            left=left,
+            is_apart=self._apart is not None,
+            is_owned=bool(self._owned),
+            env_id=None if self._id is None else int(self._id),
+            starts=None if self._starts is None else self._starts.state(),
+        )
+
+    def _go_on_from(self, state: WriterState) -> None:
+        self._clock, self._id, self._room = state.clock, state.env_id, 0
+        self._began[:], self._opened[:], self._returns[:] = state.began, state.opened, state.returns
+        self._pending = None if state.pending is None else state.pending.copy()
+        if state.is_apart:
+            self._apart = list(state.left)
+        elif all(each is not None for each in state.left):
+            self._last = self._given.together(state.left)
+        self._owned = state.is_owned
+        if self._starts is not None and state.starts is not None:
+            self._starts.go_on_from(state.starts)
 
     @property
     def longest(self) -> int:
@@ -351,8 +416,11 @@ class Writer:
             first = converter.first
             self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
             self._last = next_obs
+            if self._resumed and self._owned:  # whether the environment writes over what it returned is not known yet
+                self._last = self._given.together(self._given.parts(next_obs))
         else:
             self._apart, self._last, self._owned = left, None, True
+        self._resumed = False
         if begins and self._starts is not None:
             self._starts.note(begins, {end.environment for end in ends})
         waits = added and self._observer is not None and self._observer.on_entries(added)

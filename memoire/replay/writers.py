@@ -6,16 +6,26 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
+from .autoreset import autoreset_mode
 from .episode_store import EpisodeStore, Observer
 from .rollout_writer import RolloutWriter
 from .writer import Writer
+from .writer_state import WriterState
+
+
+class _LeftWriter(NamedTuple):
+    """Lanes of a loaded memory that a writer had; `state` is None if nothing is known of that."""
+
+    first: int
+    lanes: int
+    state: WriterState | None
 
 
 class WriterRegistry:
@@ -30,7 +40,7 @@ class WriterRegistry:
         self._lock = threading.Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
-        self._left = 0  # lanes of a memory that was loaded, whose open episodes end when the first writer is made
+        self._left: list[_LeftWriter] = []  # of a memory that was loaded: their episodes are open
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
@@ -45,6 +55,7 @@ class WriterRegistry:
         check: bool = True,
         cuts_at_once: bool = False,
         stamp: Callable[[Any], int] | None = None,
+        resume: bool = False,
     ) -> Writer:
         """A writer with lanes of its own; see `Writer`.
 
@@ -52,33 +63,112 @@ class WriterRegistry:
             longest: None leaves half of the capacity to the open episodes of all writers.
             cuts_at_once: Whether what has so many entries is stored at that step, and not before the next one.
             stamp: See `Writer`.
+            resume: Go on as a writer of these environments that was saved. Without it open episodes of those end.
 
         Raises:
-            ParameterError: there is no room for so many environments.
+            ParameterError: there is no room for so many environments, or none of the saved writers was of as many.
         """
         lanes = num_envs or 1
         with self._lock:
-            left, self._left = self._left, 0
-            first = self._lane_for(lanes)
-        self._store_left(0, left)
-        self._store_left(first, lanes)
+            if resumed := self._claim(num_envs, autoreset_mode(autoreset)) if resume else None:
+                first = resumed.first_lane
+            else:
+                first = self._end_left(lanes)
+        if resumed is None:
+            self._store_left(first, lanes)
         with self._lock:
             share = max(1, self.memory.capacity // (2 * self._lanes))
-            most = share if longest is None else longest
+            is_shared = longest is None and (resumed is None or resumed.is_shared)
+            if longest is None:
+                longest = share if is_shared or resumed is None else resumed.longest
             kind = RolloutWriter if cuts_at_once else Writer
-            facts: dict[str, Any] = {"first_lane": first, "longest": most, "check": check, "stamp": stamp}
-            writer = kind(self.memory, num_envs, autoreset, observer, **facts)
-            weakref.finalize(writer, self._free.append, (first, lanes))
+            facts: dict[str, Any] = {"first_lane": first, "longest": longest, "check": check, "stamp": stamp}
+            writer = kind(self.memory, num_envs, autoreset, observer, **facts, resumed=resumed)
+            writer._leave = weakref.finalize(writer, self._free.append, (first, lanes))
             self._living.add(writer)
             for other in self._sharing:
                 other.longest = share
-            if longest is None:
+            if is_shared:
                 self._sharing.add(writer)
             return writer
 
-    def adopt(self, lanes: int) -> None:
-        """Have the episodes that are open in these lanes of a loaded memory end when the first writer is made."""
-        self._left = lanes
+    def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
+        """The first saved writer of such environments; None if no writer was saved, or each goes on already."""
+        saved = [left.state for left in self._left if left.state is not None]
+        for state in saved:
+            if (state.num_envs, state.autoreset) == (num_envs, mode):
+                self._left = [left for left in self._left if left.state is not state]
+                return state
+        if saved:
+            expected = f"False, or used for one of the writers that were saved: {', '.join(map(str, saved))}"
+            raise ParameterError("resume", True, expected)
+        return None
+
+    def _end_left(self, lanes: int) -> int:
+        """End what saved writers left open, and give the first of so many lanes for another one."""
+        left, self._left = self._left, []
+        for each in left:
+            self._store_left(each.first, each.lanes)
+            if each.first < self._lanes:
+                self._free.append((each.first, each.lanes))
+        return self._lane_for(lanes)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it no writer takes a step: see `Writer.still`."""
+        with self._lock:
+            living = sorted(self._living, key=lambda writer: int(writer.lanes[0]))
+        with ExitStack() as stack:
+            for writer in living:
+                stack.enter_context(writer.still())
+            yield
+
+    def told(self, length_of: Callable[[int], int]) -> dict[str, Any]:
+        """Lanes and writers as JSON carries them, within `still` and while the memory is held.
+
+        Args:
+            length_of: Entries of the open episode of a lane.
+        """
+        states = [state for left in self._left if (state := left.state) is not None]
+        for writer in self._living:
+            state = writer.state(is_shared=writer in self._sharing)
+            if state is not None and state.lengths == [length_of(lane) for lane in writer.lanes.tolist()]:
+                states.append(state)
+        schema, root = self.memory.schema, self._root
+        return {
+            "lanes": self._lanes,
+            "free": list(self._free),
+            "writers": [state.told(schema, root) for state in sorted(states, key=lambda state: state.first_lane)],
+        }
+
+    def adopt(self, told: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
+        """Go on from what another one `told`, of a loaded memory that has so many lanes. Open episodes go on by
+        `make(resume=True)`, and end by another `make`.
+
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: it cannot be so.
+        """
+        taken: set[int] = set()
+        if told is not None:
+            states = [WriterState.of(each, self.memory.schema, self._root, length_of) for each in told["writers"]]
+            free = [(int(first), int(count)) for first, count in told["free"]]
+            ranges = [*free, *((state.first_lane, state.lanes) for state in states)]
+            self._lanes = int(told["lanes"])
+            if not 0 <= self._lanes <= lanes:
+                raise ValueError("more lanes than there can be")
+            for first, count in ranges:
+                if not 0 <= first < first + count <= self._lanes or not taken.isdisjoint(range(first, first + count)):
+                    raise ValueError("a writer in the lanes of another one")
+                taken.update(range(first, first + count))
+            self._free.extend(free)
+            self._left = [_LeftWriter(state.first_lane, state.lanes, state) for state in states]
+        self._left += [_LeftWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
+        self._left.sort(key=lambda left: left.first)
+
+    @property
+    def _root(self) -> str:
+        """What the schema calls an observation."""
+        return self.memory.schema.states[0].partition(".")[0]
 
     def shorten(self, longest: int) -> None:
         """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""

@@ -49,6 +49,8 @@ FOREIGN = {
     "pool/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "replay/writers.py": {"ValueError"},  # the same
     "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError
     "rl/plain_values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for

@@ -1,0 +1,371 @@
+"""A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit."""
+
+import copy
+import io
+import itertools
+import json
+import pickle
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.errors import EpisodeTorn, ParameterError, TwoThreads
+from memoire.replay.dataset_format import ABOUT, STATE
+from memoire.replay.memory_state import ARRAYS
+
+OBS = {"plain": (np.float32, (3,)), "ragged": memoire.Column(np.float32, (None, 2), "state")}
+FORMS = {
+    "plain": {"obs": OBS["plain"], "action": np.int64, "reward": np.float32},
+    "ragged": {"obs": OBS["ragged"], "action": np.int64, "reward": np.float32},
+    "nested": {"obs": {"a": OBS["plain"], "b": (np.uint8, ())}, "action": np.int64, "reward": np.float32},
+    "lambda": {
+        "obs": OBS["plain"], "action": np.int64, "reward": (np.float32, (2,)), "v": memoire.Column(np.float32, (2,), "value"),
+        "q": memoire.Column(np.float32, (2,), "return"), "carry": (np.float64, (4,)),
+    },
+}  # fmt: skip
+SAMPLERS = {
+    "prioritized": {"sampler": memoire.Prioritized(0.7, beta=memoire.Linear(0.2, 1.0, 30))},
+    "stratified": {"sampler": memoire.Prioritized(0.5, stratified=True)},
+    "rank": {"sampler": memoire.RankBased(0.7)},
+    "greedy": {"sampler": memoire.Greedy()},
+    "uniform": {"sampler": memoire.Uniform(stratified=True)},
+    "n-step": {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
+    "skip": {"multi_step": 2, "frame_stack": 3, "start": "skip"},
+    "sequences": {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
+    "limited": {"max_times_sampled": 9, "max_model_lag": 3, "samples_per_insert_tolerance": 1e6, "min_size": 5},
+    "lambda": {"mix_lambda": 0.8, "discount": (0.9, 0.5), "multi_step": 2},
+}
+WRITERS = {
+    "single": {},
+    "cut": {"longest": 4},
+    "unchecked": {"check": False},
+    "next_step": {"num_envs": 3, "autoreset": "next_step"},
+    "same_step": {"num_envs": 3, "autoreset": "same_step"},
+    "disabled": {"num_envs": 3, "autoreset": "disabled"},
+    "members": {"num_envs": 3, "autoreset": "disabled"},
+}
+
+
+class Environments:
+    """The steps of some members, as `Writer.step` takes them: member i's episodes take 3 to 7 steps."""
+
+    def __init__(self, form, writer):
+        self.form, self.kind, self.count = form, writer, WRITERS[writer].get("num_envs")
+        n = self.count or 1
+        self.at, self.episode, self.over = np.zeros(n, int), np.arange(n) * 100, np.zeros(n, bool)
+        self.seen = self.observe()
+
+    def one(self, member):
+        place = self.episode[member] + self.at[member] / 8
+        rows = int(self.at[member] + member) % 3 + 1
+        if self.form == "ragged":
+            return np.full((rows, 2), place, np.float32)
+        plain = np.full(3, place, np.float32)
+        return {"a": plain, "b": np.uint8(self.at[member])} if self.form == "nested" else plain
+
+    def observe(self):
+        every = [self.one(member) for member in range(self.count or 1)]
+        if self.count is None:
+            return every[0]
+        if self.form == "nested":
+            return {name: np.stack([each[name] for each in every]) for name in ("a", "b")}
+        return every if self.form == "ragged" else np.stack(every)
+
+    def part(self, value, members):
+        if self.form == "nested":
+            return {name: leaf[members] for name, leaf in value.items()}
+        return [value[member] for member in members] if self.form == "ragged" else value[members]
+
+    def values(self, step, n):
+        rng = np.random.default_rng(step)
+        shape = (n,) if self.count else ()
+        made = {
+            "action": rng.integers(0, 9, shape),
+            "reward": rng.normal(size=(*shape, 2) if self.form == "lambda" else shape),
+        }
+        if self.form == "lambda":
+            made |= {"v": rng.normal(size=(*shape, 2)), "carry": rng.normal(size=(*shape, 4))}
+        return made
+
+    def step(self, number):
+        """Positional arguments and keywords of the next step."""
+        n = self.count or 1
+        members = np.arange(n) if self.kind != "members" else np.flatnonzero((number + np.arange(n)) % 3)
+        seen, resetting = self.seen, self.over.copy() if self.kind == "next_step" else np.zeros(n, bool)
+        moved = np.isin(np.arange(n), members) & ~resetting
+        self.at[moved] += 1
+        limit = 3 + (self.episode + np.arange(n)) % 5
+        terminated, truncated = (
+            moved & (self.at >= limit) & (self.episode % 2 == 0),
+            moved & (self.at >= limit) & (self.episode % 2 == 1),
+        )
+        ended = terminated | truncated
+        after = final = self.observe()
+        begins = resetting if self.kind == "next_step" else ended
+        self.at[begins], self.episode[begins] = 0, self.episode[begins] + 1
+        self.over = ended
+        if self.kind in ("next_step", "same_step"):
+            after = self.observe()
+        self.seen = after if self.kind in ("next_step", "same_step") else self.observe() if ended.any() else after
+        info = {"final_obs": final} if self.kind == "same_step" else None
+        values, extras = self.values(number, len(members)), {"model_version": 1 + number // 20}
+        if self.kind == "members":
+            seen, after = (self.part(value, members) for value in (seen, after))
+            terminated, truncated, extras = terminated[members], truncated[members], extras | {"members": members}
+        elif self.count is None:
+            terminated, truncated = bool(terminated[0]), bool(truncated[0])
+        arguments = (seen, values.pop("action"), values.pop("reward"), terminated, truncated, after, info)
+        return copy.deepcopy(arguments) if self.kind == "members" else arguments, values | extras
+
+
+class Log:
+    """An observer, and all that it was told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_entries(self, count):
+        self.told.append(count)
+
+    def on_episode(self, lane, length, return_):
+        self.told.append((lane, length, return_.tolist()))
+
+
+def play(buffer, writer, number, arguments):
+    """A step, and what is drawn then."""
+    positional, named = arguments
+    if number % 13 == 12 and writer.autoreset == "disabled" and writer.num_envs == 1:
+        writer.reset()
+    writer.step(*positional, **named)
+    if number % 2 or buffer.memory.num_positive < 6:
+        return []
+    batch = buffer.sample(4)
+    batch.update_priorities(np.random.default_rng(number).normal(size=np.shape(batch.ids)))
+    return [*(batch[name] for name in batch), batch.ids, batch.importance]
+
+
+def content_of(buffer):
+    """All that is saved of a buffer, but who it is."""
+    with zipfile.ZipFile(io.BytesIO(buffer.__reduce_ex__(4)[1][1])) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    about = json.loads(parts.pop(f"{ABOUT}.npy")[np.lib.format.MAGIC_LEN :].split(b"\n", 1)[1])
+    del about["owner"]["lineage"]
+    for name, dtype in ARRAYS.items():  # without what is between the fields
+        part = io.BytesIO(parts[f"{STATE}{name}.npy"])
+        parts[f"{STATE}{name}.npy"] = np.load(part).view(dtype).tolist()
+    return parts | {"about": about}
+
+
+def by_file(buffer, path):
+    buffer.save(path)
+    made = memoire.Buffer.load(path, resume=True)
+    made.close()  # the former one goes on here, too
+    return made
+
+
+SAVED = {
+    "file": by_file,
+    "pickle": lambda buffer, path: pickle.loads(pickle.dumps(buffer)),
+    "copy": lambda buffer, path: copy.copy(buffer),
+}
+CASES = [("prioritized", form, writer) for form in FORMS for writer in WRITERS if form != "lambda"]
+CASES += [(sampler, "plain", "next_step") for sampler in SAMPLERS if sampler not in ("lambda", "prioritized")]
+CASES += [("lambda", "lambda", writer) for writer in ("single", "same_step", "members")]
+STEPS, AFTER = 40, 7
+
+
+def made(sampler, form, writer):
+    """A buffer that is soon full, at a time that stands still, and a writer with its observer."""
+    capacity, limit = (60, 3000) if "num_envs" in WRITERS[writer] else (26, 800)
+    buffer = memoire.Buffer(
+        FORMS[form], capacity, seed=3, ragged_limit=limit if form == "ragged" else 0, **SAMPLERS[sampler]
+    )
+    buffer.memory.set_clock(1000.0)
+    log = Log()
+    return buffer, buffer.writer(observer=log, **WRITERS[writer]), log
+
+
+@pytest.mark.parametrize(("sampler", "form", "writer"), CASES)
+def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_interrupted(
+    sampler, form, writer, tmp_path
+):
+    environments = Environments(form, writer)
+    steps = [environments.step(number) for number in range(STEPS)]
+    buffer, mine, log = made(sampler, form, writer)
+    going, ways = [], itertools.cycle(SAVED.values())
+    for number, arguments in enumerate(steps):
+        if number % 3 == 0 or number == 1:
+            other, its = next(ways)(buffer, tmp_path / "replay.npz"), Log()
+            other.memory.set_clock(1000.0)
+            resumed = other.writer(observer=its, resume=True, **WRITERS[writer])
+            going.append((other, resumed, its, number, len(log.told)))
+        drawn = play(buffer, mine, number, arguments)
+        for one, resumed, its, since, told in going:
+            again = play(one, resumed, number, arguments)
+            assert len(drawn) == len(again)
+            for expected, found in zip(drawn, again, strict=True):
+                np.testing.assert_array_equal(expected, found, err_msg=f"saved before step {since}")
+            assert its.told == log.told[told:]
+            if number == since + AFTER:
+                one.memory.check_invariants()
+                assert content_of(buffer) == content_of(one), f"saved before step {since}"
+        going = [each for each in going if each[3] > number - AFTER]
+    assert any(isinstance(each, tuple) for each in log.told), "some episodes ended"
+    assert buffer.memory.generated > buffer.capacity, "some have left"
+
+
+def steps_of(buffer, count, **options):
+    """A writer after so many steps of one episode."""
+    writer = buffer.writer(**options)
+    for step in range(count):
+        one_step(writer, step)
+    return writer
+
+
+def one_step(writer, step, *, ends=False):
+    shape = (3,) if writer.autoreset == "disabled" and writer.num_envs == 1 else (writer.num_envs, 3)
+    flags = np.full(shape[:-1], ends) if len(shape) > 1 else ends
+    values = np.full(shape[:-1], step)
+    obs = np.full(shape, step, np.float32)
+    writer.step(obs, values, values / 2, flags & False, flags, obs + 1)
+
+
+def plain(capacity=100, **options):
+    return memoire.Buffer(FORMS["plain"], capacity, seed=1, **options)
+
+
+def test_without_resume_an_open_episode_ends_and_with_it_goes_on():
+    buffer = plain()
+    kept = steps_of(buffer, 5)  # noqa: F841
+    ended, gone_on = copy.copy(buffer), copy.copy(buffer)
+    ended.writer()
+    one_step(gone_on.writer(resume=True), 5)
+    assert (ended.num_episodes, len(ended)) == (1, 5)
+    assert (gone_on.num_episodes, len(gone_on)) == (0, 6)
+
+
+def test_an_environment_that_was_reset_after_a_restart_does_not_go_on_in_the_episode():
+    buffer = plain(multi_step=3)
+    kept = steps_of(buffer, 5)  # noqa: F841
+    for is_told in (False, True):
+        other = copy.copy(buffer)
+        writer = other.writer(resume=True)
+        if is_told:
+            writer.reset()
+            one_step(writer, 0)
+            assert other.num_episodes == 1 and other.memory.num_positive == 5, "the state behind the last step is known"
+        else:
+            with pytest.raises(EpisodeTorn):
+                one_step(writer, 0)
+
+
+def test_several_writers_go_on_in_their_order_and_others_are_refused():
+    buffer = plain(capacity=400)
+    kept = [steps_of(buffer, 3), steps_of(buffer, 4, num_envs=2, autoreset="same_step"), steps_of(buffer, 5)]
+    for other in (copy.copy(buffer), copy.copy(copy.copy(buffer))):
+        saved = "a single environment, num_envs=2 in mode same_step, a single environment"
+        for options in ({"num_envs": 3, "autoreset": "same_step"}, {"num_envs": 2, "autoreset": "disabled"}):
+            with pytest.raises(ParameterError, match=f"one of the writers that were saved: {saved}"):
+                other.writer(resume=True, **options)
+        again = [other.writer(resume=True), other.writer(resume=True)]
+        last = other.writer(resume=True, num_envs=2, autoreset="same_step")
+        assert [each.lanes.tolist() for each in (*again, last)] == [[0], [3], [1, 2]]
+        one_step(again[0], 3), one_step(again[1], 5), one_step(last, 4)
+        assert {each.longest for each in (*again, last, *kept)} == {400 // 8}
+        fresh = other.writer(resume=True)  # no more was saved
+        assert fresh.lanes.tolist() == [4] and other.num_episodes == 0
+
+
+def test_a_length_that_was_given_is_kept():
+    buffer = plain()
+    kept = steps_of(buffer, 3, longest=7)
+    other = copy.copy(buffer)
+    writer = other.writer(resume=True)
+    for step in range(3, 12):
+        one_step(writer, step)
+    assert writer.longest == kept.longest == 7 and other.num_episodes == 1
+    assert copy.copy(buffer).writer(resume=True, longest=9).longest == 9
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_writer_that_was_closed_leaves_its_lanes_in_a_saved_buffer_too(is_kept):
+    buffer = plain()
+    kept = [steps_of(buffer, 3) for _ in range(2)]
+    kept[0].close()
+    if not is_kept:
+        del kept[0]
+    other = copy.copy(buffer)
+    assert buffer.writer().lanes.tolist() == other.writer(resume=False).lanes.tolist() == [0]
+
+
+def test_what_tells_of_forgotten_resets_is_kept():
+    logs = []
+    for is_saved in (False, True):
+        buffer = plain()
+        writer, told = buffer.writer(), []
+        for step in range(60):
+            if is_saved:
+                buffer = copy.copy(buffer)
+                writer = buffer.writer(resume=True)
+            try:
+                one_step(writer, step, ends=step % 4 == 3)
+            except memoire.MemoireError as error:
+                told.append((step, str(error)))
+        logs.append(told)
+    assert logs[0] == logs[1] != []
+
+
+def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_resumed(tmp_path):
+    buffer = plain(capacity=3000)
+    saved, failed = [], []
+
+    def record(writer):
+        try:
+            for step in range(800):
+                one_step(writer, step, ends=step % 50 == 49)
+                if step % 50 == 49:
+                    writer.reset()
+        except BaseException as error:
+            failed.append(error)
+
+    writers = [buffer.writer(check=False), buffer.writer(num_envs=2, autoreset="same_step", longest=20)]
+    threads = [threading.Thread(target=record, args=(writer,)) for writer in writers[:1]]
+    threads += [threading.Thread(target=lambda: [one_step(writers[1], step) for step in range(800)])]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        saved.append(buffer.__reduce_ex__(4)[1][1])
+    for thread in threads:
+        thread.join()
+    assert failed == [] and len(saved) > 2
+    for content in saved[:: max(1, len(saved) // 20)]:
+        other = memoire.Buffer.load(io.BytesIO(content))
+        other.memory.check_invariants()
+        again = other.writer(resume=True, num_envs=2, autoreset="same_step")
+        one_step(again, again._clock)
+        with pytest.raises(EpisodeTorn):
+            one_step(again, 9000)
+
+
+def test_a_second_thread_is_refused_all_the_same_after_a_save():
+    buffer = plain()
+    inside, let_go = threading.Event(), threading.Event()
+
+    class Slow(Log):
+        def on_entries(self, count):
+            inside.set()
+            let_go.wait(20)
+
+    writer = buffer.writer(observer=Slow())
+    thread = threading.Thread(target=lambda: one_step(writer, 0))
+    thread.start()
+    inside.wait(20)
+    with pytest.raises(TwoThreads):
+        one_step(writer, 1)
+    let_go.set()
+    thread.join()
+    copy.copy(buffer)
+    one_step(writer, 1)
