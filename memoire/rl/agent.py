@@ -23,7 +23,8 @@ class TrainingAgent(ABC):
         device: Where batches are, and where it learns; None leaves batches as they are drawn, in NumPy.
 
     Attributes:
-        fixed: Names of attributes that an agent which goes on from a checkpoint cannot be made with otherwise.
+        fixed: Names of attributes that an agent which goes on from a checkpoint cannot be made with otherwise; None
+            takes the checkpoint's.
         gamma: If there is one: its discount. A `Trainer` gives an agent that has None the table's, and refuses another.
     """
 

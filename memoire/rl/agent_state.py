@@ -16,6 +16,7 @@ is made with is compared with it:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -90,15 +91,30 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
         return None
     path = _path(folder, number)
     arrays = weights.load(path)
-    try:
+    with readable(str(path), "does not fit this agent"):
         tree = json.loads(arrays.pop(FACTS).tobytes())
         trainer = dict(tree["trainer"])
         restore(agent, arrays, tree, tree["made"], str(path))
+    return trainer
+
+
+@contextlib.contextmanager
+def readable(path: str, problem: str) -> Iterator[None]:
+    """While a checkpoint is read: what is wrong with it becomes DataError."""
+    try:
+        yield
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         if isinstance(error, DataError | ParameterError):
             raise
-        raise DataError(str(path), f"does not fit this agent ({str(error).splitlines()[0]})") from error
-    return trainer
+        raise DataError(path, f"{problem} ({(str(error) or type(error).__name__).splitlines()[0]})") from error
+
+
+def warn_of_told(told: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
+    """Log each setting of a trainer or learner that differs from the one in its checkpoint: it goes on as told."""
+    for name, value in told.items():
+        if name in saved and not _same(saved[name], value):
+            _log.warning("going on with %s = %r, as this %s was told; the checkpoint has %r",
+                         name, value, who, saved[name])  # fmt: skip
 
 
 def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
@@ -315,6 +331,10 @@ class _Merge:
             raise DataError(self._path, f"{problem}: make it in the agent's __init__, so that a restart can fill it")
         if now is MISSING or _same(form, now) or (_same(made, now) and kind not in ("module", "state")):
             return saved
+        if name in self._fixed:
+            if now is None:
+                return saved
+            raise ParameterError(name, _value(now), self._expected(made, saved))
         if kind == "state" and _kind(made) in ("state", "missing"):
             before = made if made is MISSING else made["tree"]
             return saved | {"tree": self(before, saved["tree"], now["tree"], name)}
@@ -325,9 +345,11 @@ class _Merge:
         ):  # fmt: skip
             rows = enumerate(zip(made["items"], saved["items"], now["items"], strict=True))
             return saved | {"items": [self(*three, f"{name}[{place}]") for place, three in rows]}
+        if kind == _kind(saved) == "module":
+            name, saved, now = _first_difference(name, saved, now)
         if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
             raise DataError(self._path, f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}")
-        if name not in self._fixed and made is not MISSING and _same(form, made):
+        if made is not MISSING and _same(form, made):
             self.kept.append(f"going on with {name} = {_shown(now)}, as this agent was made with; "
                              f"{self._path} has {_shown(saved)}")  # fmt: skip
             return KEEP
@@ -519,6 +541,14 @@ def _shown(node: Node) -> str:
     if "items" in node:
         return f"{kind}({', '.join(map(_shown, node['items']))})"
     return f"a {node.get('of', kind)}" if kind != "generator" else f"a generator of {node['of']}"
+
+
+def _first_difference(name: str, one: Node, other: Node) -> tuple[str, Node, Node]:
+    """Name and nodes of an array in which two modules differ."""
+    arrays, others = one["arrays"], other["arrays"]
+    key = next(key for key in (*arrays, *others) if arrays.get(key) != others.get(key))
+    first, second = (MISSING if key not in each else {"kind": "array", "form": each[key]} for each in (arrays, others))
+    return f"{name}.{key}", first, second
 
 
 def _listed(state: Any) -> Any:

@@ -1,7 +1,7 @@
 """A learner's state as named arrays in one file: written as a whole, one for each rank, the newest two of each.
 
-net.*            parameters and statistics          torch, order     states of the random generators
-optimizer.I.*    Adam's moments of parameter I      facts            counters, as JSON
+net.*     parameters and statistics            NAME...    arrays of the algorithm's attributes, see `agent_state`
+:facts    JSON: counters, settings, the algorithm as it was made and as it is, generators of the process
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memoire.errors import DataError
-
 from . import weights
-from .ppo import PPO
+from .agent_state import FACTS, form_of, readable, restore, state_of, text_of, unsaved
 
 KEPT: Final = 2
 """Checkpoints of each rank: ranks that are killed have saved the newest or the one before."""
+OF_THE_LEARNER: Final = ("net", "_plain")
+"""Attributes of an algorithm that the learner saves by itself."""
 
 
 class Checkpoints:
@@ -42,9 +42,9 @@ class Checkpoints:
             self._path(old).unlink(missing_ok=True)
         return path
 
-    def load(self, iteration: int) -> dict[str, NDArray[Any]]:
-        """The arrays [*F] of a checkpoint. Raises OSError, DataError: it is not there, or damaged."""
-        return weights.load(self._path(iteration))
+    def load(self, iteration: int) -> SavedLearner:
+        """A checkpoint. Raises OSError, DataError: it is not there, or damaged."""
+        return SavedLearner(self._path(iteration))
 
     def _path(self, iteration: int) -> Path:
         return self.folder / f"{self._prefix}{iteration}.safetensors"
@@ -54,49 +54,57 @@ class Checkpoints:
         return [int(name.removesuffix(".safetensors")) for name in names if name.split(".")[0].isdigit()]
 
 
-def arrays_of(net: torch.nn.Module, ppo: PPO | None, facts: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Everything that goes on after a restart: arrays [*F] by name."""
-    made = {f"net.{name}": tensor.detach().cpu().numpy() for name, tensor in net.state_dict().items()}
-    made["torch"] = torch.get_rng_state().numpy()
-    made["facts"] = _text(facts)
-    if ppo is not None:
-        for number, state in ppo.optimizer.state_dict()["state"].items():
-            made |= {f"optimizer.{number}.{name}": tensor.cpu().numpy() for name, tensor in state.items()}
-        made["order"] = _text({"state": ppo.random.bit_generator.state, "rate": ppo.rate})
-    return made
+class SavedLearner:
+    """What a checkpoint holds.
+
+    Raises:
+        OSError, DataError: it is not there, damaged, or no checkpoint of a learner.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._arrays, self._path = weights.load(path), str(path)
+        with readable(self._path, "is no checkpoint of a learner"):
+            self._tree = json.loads(self._arrays.pop(FACTS).tobytes())
+            self.facts: dict[str, Any] = dict(self._tree["facts"])
+            """What the learner counts, and its settings."""
+            self.has_algorithm = self._tree["algorithm"] is not None
+
+    def restore_net(self, net: torch.nn.Module) -> None:
+        """Put parameters, statistics and the process' generators back. Raises DataError: it is another network's."""
+        with readable(self._path, "does not fit this network"):
+            restore(SimpleNamespace(net=net), self._arrays, self._tree, {}, self._path)
+
+    def restore_algorithm(self, algorithm: Any) -> None:
+        """Put an algorithm's attributes and the generators of the process back; as it is if nothing was saved.
+
+        Raises:
+            DataError, ParameterError: see `agent_state.restore`.
+        """
+        if self.has_algorithm:
+            tree = {"agent": self._tree["algorithm"], "random": self._tree["random"]}
+            with readable(self._path, "does not fit this algorithm"):
+                restore(algorithm, self._arrays, tree, self._tree["made"], self._path, OF_THE_LEARNER)
 
 
-def facts_of(arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[str, Any]:
-    """The counters among arrays [*F]. Raises DataError: this is no checkpoint of a learner."""
-    try:
-        return dict(json.loads(arrays["facts"].tobytes()))
-    except (KeyError, ValueError, TypeError) as error:
-        raise DataError(str(path), "is no checkpoint of a learner") from error
+def made_as(algorithm: Any) -> Any:
+    """The form of an algorithm that was just made; see `agent_state.form_of`."""
+    return form_of(algorithm, OF_THE_LEARNER)
 
 
-def restore_net(net: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Put parameters [*F], statistics and torch's random state back. Raises DataError: they are another network's."""
-    state = {name[4:]: torch.from_numpy(array) for name, array in arrays.items() if name.startswith("net.")}
-    try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
-        raise DataError(str(path), f"holds another network ({str(error).splitlines()[-1].strip()})") from error
-    torch.set_rng_state(torch.from_numpy(arrays["torch"]))
+def left_out(algorithm: Any) -> list[str]:
+    """Attributes of an algorithm that no checkpoint holds."""
+    return unsaved(algorithm, OF_THE_LEARNER)
 
 
-def restore_ppo(ppo: PPO, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Put the optimizer's moments [*F] and rate back, and the order of minibatches; as it was if nothing was saved."""
-    if "order" not in arrays:
-        return
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, array in arrays.items():
-        if name.startswith("optimizer."):
-            _, number, key = name.split(".")
-            state.setdefault(int(number), {})[key] = torch.from_numpy(array)
-    ppo.optimizer.load_state_dict({"state": state, "param_groups": ppo.optimizer.state_dict()["param_groups"]})
-    order = json.loads(arrays["order"].tobytes())
-    ppo.random.bit_generator.state, ppo.rate = order["state"], order["rate"]
+def arrays_of(net: torch.nn.Module, algorithm: Any, made: Any, facts: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Everything that goes on after a restart: arrays [*F] by name.
 
-
-def _text(facts: Mapping[str, Any]) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    Args:
+        algorithm: None is none.
+        made: `made_as` of the algorithm.
+        facts: What the learner counts, and its settings.
+    """
+    arrays, tree = state_of(SimpleNamespace(net=net))
+    own, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, OF_THE_LEARNER)
+    tree |= {"algorithm": state["agent"], "made": made, "facts": dict(facts)}
+    return arrays | own | {FACTS: text_of(tree)}

@@ -36,7 +36,8 @@ from .acting import ActingNode
 from .actor_critic import ActorCritic
 from .addresses import address_of_rank, beside
 from .agent import check_gamma
-from .checkpoint import Checkpoints, arrays_of, facts_of, restore_net, restore_ppo
+from .agent_state import warn_of_told
+from .checkpoint import Checkpoints, SavedLearner, arrays_of, left_out, made_as
 from .collector import TOPIC
 from .columns import MEMORY, rollout_schema
 from .ddp import World
@@ -83,7 +84,7 @@ class OnPolicyLearner:
         world: Rank and number of ranks; None is what torchrun says.
 
     Raises:
-        ParameterError: a setting is out of its range, or a correction is missing.
+        ParameterError: a setting is out of its range, or a correction is missing; or a checkpoint is of fewer ranks.
         DataError: the checkpoint is damaged, or of another network.
         EndpointError: the address is in use or malformed.
     """
@@ -124,6 +125,7 @@ class OnPolicyLearner:
             _log.warning(ADVICE)
         self._share, self._all = steps // self.world.size, steps
         self._plain, self._ppo = net, None  # type: Network, PPO | None
+        self._made: Any = None  # form of the algorithm before it was trained
         self._every = whole("checkpoint_every", checkpoint_every, 1)
         self._logger = logger
         self._deadline = time.monotonic() + checked_seconds(seconds)
@@ -132,6 +134,10 @@ class OnPolicyLearner:
         """Entries that were taken by all ranks, and times that a model was published after them."""
         self.recent_return = -math.inf
         """Mean return of the newest episodes as of the last `collect`; -inf until there were `RECENT` of them."""
+        self._settings = {
+            "steps": steps, "length": length, "max_lag": max_lag, "correction": correction, "policy": policy,
+            "checkpoint_every": checkpoint_every, "discount": discount, "ranks": self.world.size,
+        }  # fmt: skip
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
         self._restored = self._resume()
         self.net = self.world.wrap(net)
@@ -162,12 +168,20 @@ class OnPolicyLearner:
     def keep(self, ppo: PPO) -> PPO:
         """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it.
 
+        Settings that differ from those in the checkpoint stay as told, and the log names both.
+
         Raises:
-            ParameterError: it has another discount than the table.
+            ParameterError: it has another discount than the table, or another value of something that training has
+                changed since.
+            DataError: the checkpoint is of another algorithm.
         """
         check_gamma(ppo, self.server.table(TABLE).parameters.discount_factor)
-        self._ppo = ppo
-        restore_ppo(ppo, self._restored)
+        made = made_as(ppo)
+        if self._restored is not None:
+            self._restored.restore_algorithm(ppo)
+        self._ppo, self._made = ppo, made
+        if self._files is not None and (names := left_out(ppo)):
+            _log.warning("checkpoints do not hold these attributes of the algorithm: %s", ", ".join(names))
         return ppo
 
     def collect(self, timeout: float = 60.0) -> Rollouts:
@@ -217,8 +231,10 @@ class OnPolicyLearner:
         self.iterations += 1
         version = self._plain.version + 1
         if self._files is not None and self.iterations % self._every == 0:
-            facts = {"steps": self.steps, "iterations": self.iterations, "version": version}
-            self._files.save(self.iterations, arrays_of(self._plain, self._ppo, facts))
+            facts = {"steps": self.steps, "iterations": self.iterations, "version": version, "settings": self._settings}
+            if self._ppo is None and self._restored is not None and self._restored.has_algorithm:
+                _log.warning("the checkpoint before has the state of an algorithm, this one has none: call keep(...)")
+            self._files.save(self.iterations, arrays_of(self._plain, self._ppo, self._made, facts))
         return self._publish(version)
 
     @property
@@ -259,18 +275,27 @@ class OnPolicyLearner:
             self._plain.merge({name: merged})
         self._pending = {}
 
-    def _resume(self) -> dict[str, Any]:
-        """Go on after the newest checkpoint that all ranks have; its arrays, {} if there is none."""
-        newest = -1 if self._files is None else self.world.least([self._files.newest()])[0]
-        if self._files is None or newest < 0:
-            return {}
-        arrays = self._files.load(newest)
-        facts = facts_of(arrays, self._files.folder)
-        restore_net(self._plain, arrays, self._files.folder)
+    def _resume(self) -> SavedLearner | None:
+        """Go on after the newest checkpoint that all ranks have; None if there is none."""
+        if self._files is None:
+            return None
+        own = self._files.newest()
+        newest = self.world.least([own])[0]
+        if own < 0:
+            return None
+        saved = self._files.load(own if newest < 0 else newest)
+        facts, former = saved.facts, saved.facts["settings"]
+        if former["ranks"] < self.world.size:
+            expected = f"at most {former['ranks']}, as in {self._files.folder}, which has the state of each rank"
+            raise ParameterError("ranks", self.world.size, expected)
+        if newest < 0:  # a rank died before it had written its first one
+            return None
+        warn_of_told(self._settings, former, "learner")
+        saved.restore_net(self._plain)
         self.steps, self.iterations = int(facts["steps"]), int(facts["iterations"])
-        # Models that were published since are unknown here: at most one less than lie between two checkpoints.
-        self._plain.version = int(facts["version"]) + self._every - 1
-        return arrays
+        # Models that were published since are unknown here: at most one less than lay between two checkpoints.
+        self._plain.version = int(facts["version"]) + former["checkpoint_every"] - 1
+        return saved
 
 
 def _memory_of(net: torch.nn.Module) -> dict[str, Any]:

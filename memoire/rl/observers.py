@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.arguments import seconds, whole
-from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError
+from memoire.errors import Closed, DataError, JobFailed, MemoireTimeout, ObserverLost, ParameterError
 from memoire.inference.computation import Function, packed_row
 from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
@@ -215,11 +215,13 @@ class Agent:
         return made | {"turn": np.array(self.turn, np.int64)}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from arrays [*F] that `arrays` made. Raises DataError: they are of other start states."""
-        self.turn = int(arrays["turn"])
+        """Go on from arrays [*F] that `arrays` made. Raises DataError, ParameterError: see `StartStates.restore`."""
+        if "turn" not in arrays:
+            raise DataError("a checkpoint", "has no turn, as an agent's has")
         for each in self.starts:
             head = f"{each.name}."
             each.restore({name.removeprefix(head): arrays[name] for name in arrays if name.startswith(head)})
+        self.turn = int(arrays["turn"])
 
     def stats(self) -> InferenceStats:
         """All figures at this moment; `jobs` has those of episodes, `starts` those of start states."""

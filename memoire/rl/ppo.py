@@ -77,11 +77,13 @@ class PPO:
         target_kl: The update ends early after an epoch with much more divergence; None never.
         correction: Of rollouts that older models made, see above; None takes the one of `net`, and refuses such
             rollouts if there is none.
-        seed: Of the order of entries; None takes entropy from the system.
+        seed: Of the order of entries; None takes entropy from the system. A checkpoint of another one is refused.
 
     Raises:
         ParameterError: there is no such correction.
     """
+
+    fixed = frozenset({"seed"})
 
     @checked_names()
     def __init__(
@@ -108,7 +110,7 @@ class PPO:
         self.value_coef, self.entropy_coef, self.gamma, self.lam = value_coef, entropy_coef, gamma, lam
         self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
         self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5, fused=self.device.type in FUSED)
-        self.random = ForkedGenerator(seed)
+        self.seed, self.random = seed, ForkedGenerator(seed)
 
     @property
     def device(self) -> torch.device:

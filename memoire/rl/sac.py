@@ -118,13 +118,15 @@ class SAC(TrainingAgent):
         gamma: Discount; None takes the table's, and another one is refused. Needed for batches that are tuples.
         polyak: Share of the target critics that stays at each step.
         rate: Adam's step size for all.
-        alpha: Weight of the entropy, or its first value. A checkpoint of another one is refused.
+        alpha: Weight of the entropy, or its first value.
         learn_entropy_coef: Whether alpha is learned.
         target_entropy: What it is learned for; None is minus the dimensions of an action.
         seed: Of the first weights; None takes entropy from the system.
+
+    A checkpoint of another alpha, learn_entropy_coef, seed or range of actions is refused.
     """
 
-    fixed = frozenset({"alpha"})
+    fixed = frozenset({"action_bounds", "alpha", "learn_entropy_coef", "seed"})
 
     def __init__(
         self,
@@ -144,10 +146,12 @@ class SAC(TrainingAgent):
         seed: int | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, device)
+        self.seed = seed
         if seed is not None:
             torch.manual_seed(seed)
         self.gamma, self.polyak, self.alpha, self.learn_entropy_coef = gamma, polyak, alpha, learn_entropy_coef
         self._agreed: float | None = None  # the gamma that was compared with a batch's
+        self.action_bounds = [np.ravel(getattr(action_space, name)).tolist() for name in ("low", "high")]
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
         spaces = {"observation_space": observation_space, "action_space": action_space}

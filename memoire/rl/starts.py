@@ -27,6 +27,7 @@ from memoire.replay.row_schema import RowSchema, row_schema_from
 from memoire.suggestions import checked_names
 
 from . import weights
+from .agent_state import warn_of_told
 from .episodes import ObservedEpisode, Start
 
 TOPIC: Final = "starts/"
@@ -71,6 +72,9 @@ class StartStates:
         if not temperature >= 0.0:
             raise ParameterError("temperature", temperature, "a number of at least 0")
         self._temperature, self._rng = float(temperature), ForkedGenerator(seed)
+        self._settings: dict[str, Any] = {
+            "keep": keep, "temperature": self._temperature, "action": list(action), "seed": seed,
+        }  # fmt: skip
         self._states: dict[int, Start] = {}
         self._links: dict[
             int, tuple[int, Mapping[str, Any]]
@@ -190,23 +194,43 @@ class StartStates:
         Raises:
             DataError: it is not what `body` makes, or of other columns or another first state.
         """
-        return self.restore(weights.unpack(body, self.topic))
+        return self._take(weights.unpack(body, self.topic))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as named arrays [*F], for a checkpoint."""
-        return self._arrays(list(self._states.values())) | {"rng": _text(self._rng.bit_generator.state)}
+        own = {"rng": _text(self._rng.bit_generator.state), "settings": _text(self._settings)}
+        return self._arrays(list(self._states.values())) | own
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Take in arrays [*F] that `arrays` made; returns how many states are new here.
+        """Take in arrays [*F] that `arrays` made, and draw on as they would; returns how many states are new here.
+
+        Settings that differ stay as told, and the log names both.
 
         Raises:
             DataError: they are damaged, of other columns or another first state.
+            ParameterError: they were drawn by another seed.
         """
+        try:
+            settings = json.loads(_bytes(arrays["settings"]))
+            drawn = np.random.default_rng()
+            drawn.bit_generator.state = json.loads(_bytes(arrays["rng"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
+        if self._settings["seed"] not in (None, settings["seed"]):
+            raise ParameterError(
+                "seed", self._settings["seed"], f"{settings['seed']}, as in the checkpoint, or left out"
+            )
+        added = self._take(arrays)
+        warn_of_told({**self._settings, "seed": settings["seed"]}, settings, f"{self.name!r}")
+        self._settings["seed"] = settings["seed"]
+        self._rng.bit_generator.state = drawn.bit_generator.state
+        return added
+
+    def _take(self, arrays: Mapping[str, NDArray[Any]]) -> int:
+        """Take in states with their lineages."""
         try:
             links = {int(state): (int(parent), action) for state, parent, action in json.loads(_bytes(arrays["links"]))}
             states = unpacked(_bytes(arrays["states"]), self.schema)
-            if "rng" in arrays:
-                self._rng.bit_generator.state = json.loads(_bytes(arrays["rng"]))
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
         if self.first not in links:

@@ -26,7 +26,7 @@ from memoire.security.keyfolder import Given
 
 from . import weights
 from .agent import TrainingAgent, check_gamma
-from .agent_state import form_of, load_agent, save_agent, unsaved
+from .agent_state import form_of, load_agent, save_agent, unsaved, warn_of_told
 from .collector import TOPIC
 from .modelfiles import ModelFiles
 from .standing import TrainerStanding
@@ -399,10 +399,7 @@ class Trainer:
         if facts is not None:
             self.loop.state = TrainingState(**facts["state"])
             _log.info("going on from epoch %d, after %d training steps", self.loop.state.epoch, self.loop.state.updates)
-            for name, value in _settings(self.loop.plan).items():
-                if name in facts["plan"] and facts["plan"][name] != value:
-                    _log.warning("going on with %s = %r, as this trainer was told; the checkpoint has %r",
-                                 name, value, facts["plan"][name])  # fmt: skip
+            warn_of_told(_settings(self.loop.plan), facts["plan"], "trainer")
         self._begin_count(facts)
 
     def _begin_count(self, facts: Mapping[str, Any] | None) -> None:

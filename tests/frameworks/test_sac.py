@@ -130,13 +130,14 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
         agent.train(batch())
     save_agent(tmp_path, agent, form_of(made()), {"epoch": 1})
     ahead = {name: float(value) for name, value in agent.train(batch()).items() if name != "priorities"}
-    again = made(seed=5)
+    torch.manual_seed(5)
+    again = made(seed=None)
     assert load_agent(tmp_path, again) == {"epoch": 1} and unsaved(agent) == []
     same = {name: float(value) for name, value in again.train(batch()).items() if name != "priorities"}
     assert same == ahead
     for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(DataError, match=r"holds 'critic' as .* where this agent has"):
+    with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .* where this agent has"):
         load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
 
 

@@ -2,7 +2,11 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import logging
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +17,7 @@ import torch
 from test_ppo import net_of, rollouts_of
 
 from memoire import Buffer, Schema, Server, Table, connect
-from memoire.errors import ParameterError
+from memoire.errors import DataError, ParameterError
 from memoire.pool.tables import TABLE_NAMES
 from memoire.rl import (
     PPO,
@@ -22,14 +26,21 @@ from memoire.rl import (
     GaussianPolicy,
     OnPolicyLearner,
     Pipeline,
+    RecurrentActorCritic,
     RecurrentPPO,
+    StartStates,
     Trainer,
     Training,
     TrainingAgent,
     Work,
+    World,
     partial,
     replay,
+    weights,
 )
+from memoire.rl.agent_state import form_of, load_agent, save_agent
+from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
+from memoire.rl.sac import TwinCritic
 from netkit import until
 
 pytestmark = pytest.mark.torch
@@ -64,7 +75,8 @@ OF_BOTH: dict[Any, dict[str, str]] = {  # by their names here, those of the tabl
 }
 OF_THE_TRAINER: dict[Any, set[str]] = {
     SAC: {
-        "observation_space", "action_space", "device", "policy", "hidden", "polyak", "rate", "alpha",
+        "observation_space", "action_space",
+        "critic", "device", "policy", "hidden", "polyak", "rate", "alpha",
         "learn_entropy_coef", "target_entropy", "seed",
     },
     PPO: {
@@ -196,14 +208,14 @@ def with_default(observation_space: Any, action_space: Any, device: Any, gamma: 
     return Plain(gamma=gamma)
 
 
-TOLD = [  # the agent, what the table is told, and the discount of both
+DISCOUNTS = [  # the agent, what the table is told, and the discount of both
     (partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8),
     (SAC, {"discount_factor": 0.8}, 0.8), (SAC, {}, 0.99), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
     (lambda **spaces: Plain(gamma=None), {"discount": 0.8}, 0.8),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("agent", "table", "discount"), TOLD)
+@pytest.mark.parametrize(("agent", "table", "discount"), DISCOUNTS)
 def test_a_pipeline_has_one_discount(agent: Any, table: dict[str, Any], discount: float) -> None:
     run = pipeline(agent, replay(100, **table))
     assert run.make_table().parameters.discount_factor == (discount,)
@@ -236,3 +248,201 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
     with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, by which batches were made, or left out, got 0\.9"):
         agent.train(batch)
     assert all(torch.equal(*each) for each in zip(before, agent.policy.parameters(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------ checkpoint and agent
+
+
+class Second(World):
+    """The second rank of two, before it talks to the first."""
+
+    def least(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
+
+TOLD: dict[Any, dict[str, Any]] = {  # another value than the default: it stays, and the log names both
+    SAC: {"gamma": 0.5, "polyak": 0.9, "rate": 1e-2, "target_entropy": -7.0},
+    PPO: {
+        "rate": 1e-2, "epochs": 9, "minibatch": 7, "clip": 0.4, "value_coef": 2.0, "entropy_coef": 0.1, "gamma": 0.5,
+        "lam": 0.5, "max_grad_norm": 9.0, "target_kl": 0.7, "correction": "vtrace",
+    },
+    Training: {
+        "epochs": 7, "rounds": 7, "steps": 7, "batch_size": 7, "start_training": 7, "update_model_interval": 7,
+        "max_training_steps_per_env_step": 7.0, "update_model_seconds": 7.0, "update_buffer_interval": 7,
+        "longest_wait": 7.0, "profiling": True,
+    },
+    OnPolicyLearner: {
+        "steps": 128, "length": 8, "max_lag": 1, "correction": "vtrace", "policy": "remote", "checkpoint_every": 3,
+        "discount": 0.5,
+    },
+    StartStates: {"keep": 7, "temperature": 7.0, "action": ["jump"]},
+}  # fmt: skip
+REFUSED: dict[Any, dict[str, Any]] = {
+    SAC: {
+        "hidden": (4,), "critic": lambda **spaces: TwinCritic(3, (4,)), "policy": partial(GaussianPolicy, hidden=(4,)), "alpha": 0.5, "learn_entropy_coef": False,
+        "seed": 5, "observation_space": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32),
+        "action_space": gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32),
+    },
+    PPO: {"seed": 5},
+    Training: {},
+    OnPolicyLearner: {"net": ActorCritic(2, 1, is_continuous=True, hidden=(4,)), "world": Second(0, 2)},
+    StartStates: {"seed": 5, "first": {"sum": np.int32(3)}},
+}  # fmt: skip
+OF_THE_PROCESS: dict[Any, set[str]] = {  # where and by what it runs: no checkpoint has it
+    SAC: {"device"},
+    PPO: {"net"},  # the learner's
+    Training: {"agent_scheduler"},
+    OnPolicyLearner: {"endpoint", "env", "seconds", "checkpoint", "keys", "run", "logger"},
+    StartStates: {"name", "schema", "key"},
+}
+for listed in (TOLD, REFUSED, OF_THE_PROCESS):
+    listed[RecurrentPPO] = listed[PPO]
+CALLED = {"critic": "critic.weights", "hidden": "critic.weights", "rate": "'lr'", "world": "ranks", "net": "net.",
+          "observation_space": "policy.", "action_space": "action_bounds", "first": "first state"}  # fmt: skip
+"""What messages say for a name, if it is not the name."""
+AGENTS = (SAC, PPO, RecurrentPPO)
+ROWS = [(made, name) for made in TOLD for name in TOLD[made]]
+
+
+def optimizer_of(owner: Any) -> Any:
+    return owner.policy_optimizer if isinstance(owner, SAC) else owner.optimizer
+
+
+class Run:
+    """A life of an agent: made with what it is told, its checkpoint taken or gone on from."""
+
+    def __init__(self, made: Any, folder: Path, told: dict[str, Any], change: Any = lambda owner: None) -> None:
+        self.made, self.folder = made, folder
+        getattr(self, {PPO: "algorithm", RecurrentPPO: "algorithm"}.get(made, made.__name__.lower()))(told, change)
+
+    def __getitem__(self, name: str) -> Any:
+        return optimizer_of(self.owner).param_groups[0]["lr"] if name == "rate" else getattr(self.owner, name)
+
+    def sac(self, told: dict[str, Any], change: Any) -> None:
+        options = {"observation_space": OBS, "action_space": ACT, "hidden": (8,), "seed": 0} | told
+        self.owner = SAC(**options)
+        form = form_of(self.owner)
+        load_agent(self.folder, self.owner)
+        change(self.owner)
+        save_agent(self.folder, self.owner, form, {})
+
+    def algorithm(self, told: dict[str, Any], change: Any) -> None:
+        net = net_of() if self.made is PPO else RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
+        self.owner = self.made(net, **({"seed": 0} | told))
+        form, files = made_as(self.owner), Checkpoints(self.folder)
+        if files.newest() >= 0:
+            saved = files.load(files.newest())
+            saved.restore_net(net)
+            saved.restore_algorithm(self.owner)
+        change(self.owner)
+        files.save(files.newest() + 1, arrays_of(net, self.owner, form, {}))
+
+    def training(self, told: dict[str, Any], change: Any) -> None:
+        with served() as server:
+            with Trainer(Plain(), server.endpoint, Training(**told), checkpoint_path=self.folder) as trainer:
+                self.owner = trainer.loop.plan
+                trainer.save()
+
+    def onpolicylearner(self, told: dict[str, Any], change: Any) -> None:
+        net = ActorCritic(2, 1, is_continuous=True, hidden=(8,))
+        options = {"net": net, "steps": 64, "length": 16, "world": World(), "checkpoint": self.folder} | told
+        options |= {"correction": "none"} if told.get("max_lag") else {}
+        with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, **options) as learner:
+            self.owner = SimpleNamespace(**learner._settings)
+            for _ in range(options.get("checkpoint_every", 1)):
+                learner.publish()
+
+    def startstates(self, told: dict[str, Any], change: Any) -> None:
+        options = {"first": {"sum": np.int32(0)}, "keep": 5, "seed": 0} | told
+        starts = StartStates("a", {"sum": np.int32}, key=lambda columns: float(columns["sum"]), **options)
+        path = self.folder / "starts.safetensors"
+        if path.exists():
+            starts.restore(weights.load(path))
+        weights.save(path, starts.arrays())
+        self.owner = SimpleNamespace(**starts._settings)
+
+
+def test_every_setting_of_an_agent_and_its_checkpoint_is_listed() -> None:
+    for made in TOLD:
+        rows = TOLD[made].keys(), REFUSED[made].keys(), OF_THE_PROCESS[made]
+        assert names_of(made) == set().union(*rows), f"say what a checkpoint of {made.__name__} does with it"
+        assert sum(map(len, rows)) == len(names_of(made)), "each in one list"
+
+
+@pytest.mark.parametrize(("made", "name"), ROWS, ids=lambda each: getattr(each, "__name__", each))
+def test_what_an_agent_is_told_stays_beside_its_checkpoint(made: Any, name: str, tmp_path: Path, caplog: Any) -> None:
+    former, value = Run(made, tmp_path, {})[name], TOLD[made][name]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert Run(made, tmp_path, {name: value})[name] == value != former
+    lines = [line for line in caplog.messages if line.startswith("going on with ")]
+    assert (
+        CALLED.get(name, name) in lines[0] and f" = {value!r}, as this" in lines[0] and f" has {former!r}" in lines[0]
+    )
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        Run(made, tmp_path, {name: value})  # told so before, too
+    assert not [line for line in caplog.messages if line.startswith("going on with ")]
+
+
+@pytest.mark.parametrize(
+    ("made", "name"), [(made, name) for made in REFUSED for name in REFUSED[made]],
+    ids=lambda each: getattr(each, "__name__", each),
+)  # fmt: skip
+def test_what_a_checkpoint_cannot_go_on_with_is_refused_by_name(made: Any, name: str, tmp_path: Path) -> None:
+    Run(made, tmp_path, {})
+    with pytest.raises((ParameterError, DataError), match=re.escape(CALLED.get(name, name))):
+        Run(made, tmp_path, {name: REFUSED[made][name]})
+    Run(made, tmp_path, {"seed": None} if name == "seed" else {})
+
+
+@pytest.mark.parametrize(
+    ("made", "name"), [row for row in ROWS if row[0] in AGENTS], ids=lambda each: getattr(each, "__name__", each)
+)
+def test_what_training_has_changed_and_a_caller_too_is_refused_by_name(made: Any, name: str, tmp_path: Path) -> None:
+    trained = {"correction": "decoupled", "epochs": 3, "minibatch": 3}.get(name, 0.3)
+
+    def change(owner: Any) -> None:
+        if name == "rate":
+            optimizer_of(owner).param_groups[0]["lr"] = trained
+        else:
+            setattr(owner, name, trained)
+
+    Run(made, tmp_path, {}, change)
+    with pytest.raises(ParameterError, match=re.escape(CALLED.get(name, name))) as refused:
+        Run(made, tmp_path, {name: TOLD[made][name]})
+    assert repr(trained) in str(refused.value) and repr(TOLD[made][name]) in str(refused.value)
+    assert Run(made, tmp_path, {})[name] == trained  # told what it was told before, it goes on where training was
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_versions(
+    dtype: Any, tmp_path: Path
+) -> None:
+    """Also if it saves more often than before, and has published models since its last checkpoint."""
+    drawn, versions = [], []
+    for every, models in ((5, 9), (1, 0)):
+        net = ActorCritic(2, 1, is_continuous=True, hidden=(8,)).to(dtype)
+        options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": every}
+        with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, **options) as learner:
+            ppo = learner.keep(PPO(learner.net))
+            for _ in range(models):
+                learner.publish()
+                if learner.iterations == 5:
+                    draw = lambda: (torch.rand(1), np.random.random(), random.random(), ppo.random.random())  # noqa: E731, NPY002, B023
+                    drawn.append((draw(), net.policy[0].weight.clone()))
+            if not models:
+                drawn.append((draw(), net.policy[0].weight))
+            versions.append(net.version)
+    assert drawn[0][0] == drawn[1][0] and torch.equal(drawn[0][1], drawn[1][1])
+    assert versions[1] > versions[0] == 10
+
+
+def test_a_learner_whose_algorithm_is_not_kept_any_more_says_so(tmp_path: Path, caplog: Any) -> None:
+    for is_kept in (True, False):
+        net = ActorCritic(2, 1, is_continuous=True, hidden=(8,))
+        with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, checkpoint=tmp_path) as learner:
+            if is_kept:
+                learner.keep(PPO(learner.net))
+            learner.publish()
+    assert any("this one has none: call keep" in line for line in caplog.messages)

@@ -1,6 +1,7 @@
 """Start states: which ones are kept and drawn, lineages, and what ranks tell each other; and draws behind a mask."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ def test_best_states_travel_as_a_model_of_their_topic():
 
 
 def test_everything_goes_into_a_checkpoint_and_back(tmp_path):
-    starts, again = made(seed=3), made(seed=4)
+    starts, again = made(seed=3), made(seed=None)
     starts.add(state(4), starts.first, {"step": 1})
     for _ in range(3):
         starts.sample()
@@ -138,6 +139,28 @@ def test_everything_goes_into_a_checkpoint_and_back(tmp_path):
     again.restore(weights.load(tmp_path / "starts.safetensors"))
     assert again.lineage() == starts.lineage() and len(again) == 2 and again.best.cost == 4
     assert [again.sample().id for _ in range(20)] == [starts.sample().id for _ in range(20)]
+
+
+def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
+    saved = made(seed=3).arrays()
+    other = made(seed=3, keep=7, temperature=0.25, action=("step", "jump"))
+    with caplog.at_level(logging.WARNING):
+        other.restore(saved)
+    assert other.keep == 7 and len(caplog.messages) == 3
+    for told, line in zip(
+        ("keep = 7", "temperature = 0.25", "action = ['step', 'jump']"), caplog.messages, strict=True
+    ):
+        assert f"going on with {told}, as this 'numbers' was told; the checkpoint has" in line
+    with pytest.raises(ParameterError, match="^seed must be 3, as in the checkpoint, or left out, got 4"):
+        made(seed=4).restore(saved)
+
+
+def test_states_of_another_rank_leave_the_order_of_draws_as_it_is():
+    mine, alone = (made(seed=4, temperature=9.0) for _ in range(2))
+    for each in (mine, alone):
+        each.add(state(3), each.first)
+    mine.merge(weights.pack(made(seed=5).arrays()))
+    assert [mine.sample().id for _ in range(30)] == [alone.sample().id for _ in range(30)]
 
 
 def damaged(**changed):
