@@ -26,11 +26,11 @@ import numpy as np
 from gymnasium import spaces
 
 from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
-from memoire.suggestions import refuse_unknown
+from memoire.suggestions import one_of, refuse_unknown
 
 from .processors import pin
 from .spaces import observation_in
-from .step_clock import ElasticClock, MovingAverages, StepTimes, cause_of
+from .step_clock import ElasticClock, MovingAverages, StepTimes, Traces, cause_of
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ OBSERVATION_TIMEOUT: Final = 30.0
 """Seconds that a step waits for the interface's observation."""
 LATE_INTERVAL: Final = 10.0
 """Seconds between two lines about late steps."""
+BENCHMARK_TYPES: Final = ("polyak", "trace")
 ADVICE: Final = "See what get_obs_rew_done_info waits for: it is to return at once."
 
 
@@ -90,7 +91,10 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({
     "act_in_obs": True,
     "act_buf_len": 1,
     "reset_act_buf": True,
+    "act_prepro_func": None,
+    "obs_prepro_func": None,
     "benchmark": False,
+    "benchmark_type": "polyak",
     "benchmark_polyak": 0.1,
     "wait_on_done": False,
     "last_act_on_reset": False,
@@ -103,8 +107,8 @@ class _Captured(NamedTuple):
     reward: Any
     is_done: bool
     info: dict[str, Any]
-    seconds: float
-    """That the interface took."""
+    times: tuple[float, float]
+    """When the interface was asked, and when it had answered."""
 
 
 class RealTimeEnv(gymnasium.Env[Any, Any]):
@@ -147,7 +151,8 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         duration = given["time_step_duration"]
         elasticity = duration * given["time_step_timeout_factor"]
         self._steps = ElasticClock(duration, given["start_obs_capture"], elasticity)
-        self._averages = MovingAverages(given["benchmark_polyak"])
+        is_traced = given["benchmark_type"] == "trace"
+        self._durations = Traces() if is_traced and given["benchmark"] else MovingAverages(given["benchmark_polyak"])
         self._clock, self._sleep, self._cpus = clock, sleep, cpus
         self._timeout = timeout
         self._thread: _Background | None = None
@@ -204,7 +209,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
                 "step that failed. No action was sent. Call reset() before it."
             )
         called = self._clock()
-        self._averages.add("inference_duration", called - self._returned)
+        self._durations.add("inference_duration", self._returned, called)
         control = np.array(action, self.action_space.dtype)
         self._step += 1
         self._last_action = control
@@ -216,7 +221,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         if self._is_over and self.config["wait_on_done"]:
             self.pause()
         self._returned = self._clock()
-        self._averages.add("step_duration", self._returned - called)
+        self._durations.add("step_duration", called, self._returned)
         return self._observation(found.obs), found.reward, terminated, truncated, found.info
 
     def pause(self) -> None:
@@ -252,19 +257,30 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         duration = known["time_step_duration"]
         self._steps.change(duration, known["start_obs_capture"], duration * known["time_step_timeout_factor"])
 
-    def render(self) -> Any:
-        """What the interface's `render` gives."""
+    def render(self, mode: str = "human", join_thread: bool = False) -> Any:
+        """What the interface's `render` gives.
+
+        Args:
+            mode: Not used.
+            join_thread: Wait until the observation of the current time step is taken: then no thread but the caller's
+                uses the interface.
+
+        Raises:
+            MemoireTimeout: the interface gave no observation in time.
+        """
+        if join_thread and self._is_running and self._thread is not None:
+            self._thread.wait(self._timeout)
         return self.interface.render()
 
-    def benchmarks(self) -> Mapping[str, tuple[float, float] | None]:
-        """(moving average, mean deviation) in seconds of each of `step_clock.DURATIONS`.
+    def benchmarks(self) -> Mapping[str, Any]:
+        """(moving average, mean deviation) in seconds of each of `step_clock.DURATIONS`; of "trace" see `Traces.rows`.
 
         Raises:
             ParameterError: "benchmark" is not set.
         """
         if not self.config["benchmark"]:
             raise ParameterError("benchmark", False, "True in the environment's config, for benchmarks()")
-        return self._averages.rows()
+        return self._durations.rows()
 
     def close(self) -> None:
         """Have the device do its default action, and end the thread. A device that was never reset is left alone.
@@ -286,12 +302,12 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
     def _real_time(self, control: Any, called: float) -> _Captured:
         """The observation of the step that is over; the next one has begun with this control."""
         found = self._captured()
-        self._averages.add("join_duration", self._clock() - called)
+        self._durations.add("join_duration", called, self._clock())
         self._sleep_until(self._steps.end)
         now = self._clock()
         cause = cause_of(self._steps, self._returned, called, now, is_paused=self._is_paused)
         self._is_paused = False
-        self._averages.add("time_step_duration", now - self._began)
+        self._durations.add("time_step_duration", self._began, now)
         late, is_in_time = now - self._steps.end, self._steps.begin_next(now)
         self.times.add(now - self._began, cause, is_in_time)
         if not is_in_time and cause != "pause":
@@ -325,8 +341,9 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
 
     def _send(self, control: Any) -> None:
         self._began = self._clock()
-        self.interface.send_control(control)
-        self._averages.add("send_control_duration", self._clock() - self._began)
+        prepare = self.config["act_prepro_func"]
+        self.interface.send_control(control if prepare is None else prepare(control.copy()))
+        self._durations.add("send_control_duration", self._began, self._clock())
 
     def _begin_capture(self) -> None:
         self._is_running = True
@@ -337,14 +354,14 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         """The observation of the current step, as soon as it is taken."""
         self._is_running = False
         found = self._capture() if self._thread is None else self._thread.result(self._timeout)
-        self._averages.add("retrieve_obs_duration", found.seconds)
+        self._durations.add("get_obs_duration", *found.times)
         return found
 
     def _capture(self) -> _Captured:
         self._sleep_until(self._steps.capture_at)
         began = self._clock()
         obs, reward, is_done, info = self._read()
-        return _Captured(obs, reward, bool(is_done), info, self._clock() - began)
+        return _Captured(self._prepared(obs), reward, bool(is_done), info, (began, self._clock()))
 
     def _read(self) -> tuple[Any, Any, Any, dict[str, Any]]:
         newer = getattr(self.interface, "get_obs_rew_terminated_info", None)
@@ -374,13 +391,17 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         """(observations, info) of the device; interfaces of either form."""
         reset: Any = self.interface.reset
         found = reset(seed=seed, options=options) if _takes(reset, "seed") else reset()
-        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
-            return found
-        return found, {}
+        is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+        obs, info = found if is_pair else (found, {})
+        return self._prepared(obs), info
+
+    def _prepared(self, obs: Any) -> Any:
+        prepare = self.config["obs_prepro_func"]
+        return obs if prepare is None else prepare(obs)
 
     def _observation(self, obs: Any) -> tuple[Any, ...]:
         found: tuple[Any, ...] = observation_in(self._device_space, obs)
-        return (*found, *self._actions)
+        return (*found, *(action.copy() for action in self._actions))  # the caller may write into it
 
 
 class _Background:
@@ -400,6 +421,13 @@ class _Background:
 
     def start(self, job: Callable[[], _Captured]) -> None:
         self._jobs.put(job)
+
+    def wait(self, timeout: float) -> None:
+        """Return when the job has ended, whatever it gave."""
+        try:
+            self._results.put(self._results.get(timeout=timeout))
+        except queue.Empty:
+            raise MemoireTimeout("observation", "the interface", timeout, ADVICE) from None
 
     def result(self, timeout: float) -> _Captured:
         """What the job gave, or its error."""
@@ -437,6 +465,12 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, (low, high) in ranges.items():
         if not isinstance(found[name], int | float) or not low <= found[name] <= high:
             raise ParameterError(name, found[name], f"a number from {low:g} to {high:g}")
+    kind = found["benchmark_type"]
+    if kind not in BENCHMARK_TYPES:
+        raise ParameterError("benchmark_type", kind, one_of(kind, BENCHMARK_TYPES))
+    for name in ("act_prepro_func", "obs_prepro_func"):
+        if found[name] is not None and not callable(found[name]):
+            raise ParameterError(name, found[name], "a function, or None")
     if not isinstance(found["act_buf_len"], int) or found["act_buf_len"] < 0:
         raise ParameterError("act_buf_len", found["act_buf_len"], "a whole number from 0")
     return found

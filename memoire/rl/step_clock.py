@@ -8,9 +8,13 @@ A step that is late by at most `timeout` does not move the clock. A later one be
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 CAUSES: Final = ("policy", "environment", "pause")
 """Who made a step late: who computes the action; the device, or the machine that waited for it; a break."""
@@ -22,10 +26,19 @@ EDGES: Final = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 
 """Seconds: upper ends of the histogram's bins; one more bin has the rest."""
 DURATIONS: Final = (
     "time_step_duration", "step_duration", "join_duration", "inference_duration", "send_control_duration",
-    "retrieve_obs_duration",
+    "get_obs_duration",
 )  # fmt: skip
-"""What is averaged: from control to control; all of `step`, and its wait for the observation; what lies between two of
+"""What is measured: from control to control; all of `step`, and its wait for the observation; what lies between two of
 them; the two calls of the interface."""
+
+CLOCKS: Final[Mapping[str, tuple[str, str]]] = {
+    "step_duration": ("start_step", "end_step"), "join_duration": ("", "end_step_join"),
+    "get_obs_duration": ("start_get_obs", "end_get_obs"),
+    "send_control_duration": ("start_send_control", "end_send_control"),
+}  # fmt: skip
+"""Names of the times at which a duration begins and ends."""
+MAX_TRACE: Final = 100_000
+"""Durations of each kind that a trace keeps."""
 
 
 class ElasticClock:
@@ -122,8 +135,9 @@ class MovingAverages:
         self._share = share
         self._averages: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, seconds: float) -> None:
-        """One more duration."""
+    def add(self, name: str, began: float, ended: float) -> None:
+        """One more duration, by its two times in seconds."""
+        seconds = ended - began
         average, deviation = self._averages.get(name, (seconds, 0.0))
         difference = seconds - average
         deviation += self._share * (abs(difference) - deviation)
@@ -132,3 +146,20 @@ class MovingAverages:
     def rows(self) -> Mapping[str, tuple[float, float] | None]:
         """(average, mean deviation) in seconds by name; None where nothing came."""
         return {name: self._averages.get(name) for name in DURATIONS}
+
+
+class Traces:
+    """The newest `MAX_TRACE` durations of each kind, and when they began and ended."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=MAX_TRACE) for name in DURATIONS}
+
+    def add(self, name: str, began: float, ended: float) -> None:
+        """One more duration, by its two times in seconds."""
+        self._times[name].append((began, ended))
+
+    def rows(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
+        """Seconds [T] of each kind: "clock" has when it began and ended, by `CLOCKS`, and "deltas" how long it took."""
+        times = {name: np.array(each, np.float64).reshape(-1, 2) for name, each in self._times.items()}
+        clock = {key: times[name][:, place] for name, keys in CLOCKS.items() for place, key in enumerate(keys) if key}
+        return {"clock": clock, "deltas": {name: each[:, 1] - each[:, 0] for name, each in times.items()}}

@@ -12,7 +12,7 @@ from memoire.errors import MemoireTimeout, ParameterError, UnknownName, WrongTyp
 from memoire.rl import realtime
 from memoire.rl.drone import DummyDrone
 from memoire.rl.realtime import DEFAULTS, RealTimeEnv, RealTimeInterface
-from memoire.rl.step_clock import EDGES, ElasticClock, MovingAverages, StepTimes, cause_of
+from memoire.rl.step_clock import DURATIONS, EDGES, ElasticClock, MovingAverages, StepTimes, cause_of
 
 
 class Virtual:
@@ -113,7 +113,14 @@ def test_an_action_is_kept_as_it_was_though_the_caller_writes_into_its_array():
     action = np.ones(1, np.float32)
     env.step(action)
     action[:] = 2.0
-    assert [float(part[0]) for part in env.step(action)[0][2:]] == [1.0, 2.0]
+    obs = env.step(action)[0]
+    assert [float(part[0]) for part in obs[2:]] == [1.0, 2.0]
+    for part in obs[2:]:
+        part[:] = 5.0
+    assert [float(part[0]) for part in env.step(action)[0][2:]] == [2.0, 2.0], "an observation is the caller's"
+    for part in env.reset()[0][2:]:
+        part[:] = 5.0
+    assert env.default_action.tolist() == [0.0]
 
 
 def test_episodes_end_after_their_longest_length_and_by_the_interface():
@@ -222,12 +229,46 @@ def test_benchmarks_have_the_names_of_real_time_gym():
     rows = env.benchmarks()
     assert set(rows) == {
         "time_step_duration", "step_duration", "join_duration", "inference_duration", "send_control_duration",
-        "retrieve_obs_duration",
+        "get_obs_duration",
     }  # fmt: skip
     assert rows["inference_duration"] == pytest.approx((0.03, 0.01))
     assert rows["time_step_duration"] == pytest.approx((0.1, 0.0))
     with pytest.raises(ParameterError, match="benchmark must be True"):
         virtual()[0].benchmarks()
+
+
+def test_a_trace_has_when_each_duration_began_and_ended():
+    env, clock, _ = virtual(benchmark=True, benchmark_type="trace", time_step_duration=0.1, start_obs_capture=0.1)
+    env.reset()
+    for seconds in (0.02, 0.04):
+        clock.now += seconds
+        env.step([0.0])
+    rows = env.benchmarks()
+    assert set(rows["deltas"]) == set(DURATIONS) and rows["deltas"]["inference_duration"].round(6).tolist() == [
+        0.02,
+        0.04,
+    ]
+    times = {name: each.round(6).tolist() for name, each in rows["clock"].items()}
+    assert times["start_step"] == [100.02, 100.14] and times["end_step"] == [100.1, 100.2] == times["end_step_join"]
+    assert times["start_get_obs"] == times["end_get_obs"] == [100.1, 100.2]
+    assert times["start_send_control"] == times["end_send_control"] == [100.0, 100.1, 100.2]
+
+
+def test_functions_of_the_settings_see_each_control_and_each_observation_of_the_device():
+    env, _, arm = virtual(
+        act_prepro_func=lambda act: np.multiply(act, 2, out=act),
+        obs_prepro_func=lambda obs: (obs[0] + 100, obs[1]),
+        act_buf_len=2,
+    )
+    assert [float(each[0]) for each in (*env.reset()[0][:1], *env.reset()[0][:1])] == [99.0, 99.0]
+    obs = env.step([0.5])[0]
+    assert (
+        float(obs[0][0]) == 100.0 + len(arm.read_at)
+        and obs[-1].tolist() == [0.5]
+        and env.observation_space.contains(obs)
+    )
+    env.step([0.25])
+    assert [control for _, control in arm.sent][-2:] == [1.0, 0.5]
 
 
 def test_durations_of_which_none_came_are_none():
@@ -256,6 +297,12 @@ def test_a_control_within_a_tenth_of_a_step_is_not_late():
         ({"time_step_duration": -1}, ParameterError, "time_step_duration must be a number from 0"),
         ({"act_buf_len": 1.5}, ParameterError, "act_buf_len must be a whole number from 0"),
         ({"interface": RealTimeInterface}, ParameterError, "interface must be a class of your own"),
+        (
+            {"benchmark_type": "polyack"},
+            ParameterError,
+            "benchmark_type must be one of 'polyak', 'trace'.*did you mean",
+        ),
+        ({"obs_prepro_func": 3}, ParameterError, "obs_prepro_func must be a function, or None"),
         ({"ep_max_length": "long"}, ParameterError, "ep_max_length must be a number from 1"),
     ],
 )
@@ -267,7 +314,8 @@ def test_settings_that_cannot_be_are_refused_by_name(config, error, text):
 def test_all_settings_of_real_time_gym_are_known():
     seed = {"interface", "time_step_duration", "start_obs_capture", "time_step_timeout_factor", "ep_max_length",
             "act_buf_len", "reset_act_buf", "benchmark", "benchmark_polyak"}  # fmt: skip
-    assert seed | {"wait_on_done", "act_in_obs", "interface_kwargs"} <= set(DEFAULTS)
+    newer = {"wait_on_done", "act_in_obs", "interface_kwargs", "act_prepro_func", "obs_prepro_func", "benchmark_type"}
+    assert seed | newer <= set(DEFAULTS)
 
 
 @pytest.mark.parametrize("method", ["get_observation_space", "get_action_space", "get_default_action", "reset",
@@ -350,6 +398,23 @@ def test_what_the_interface_raises_reaches_the_caller_and_the_device_rests():
         for _ in range(3):
             env.step([1.0])
     assert env.interface.sent[-1][1] == 0.0
+
+
+def test_rendering_may_wait_until_no_thread_but_the_callers_uses_the_interface():
+    asked, answered = threading.Event(), threading.Event()
+    env = real(timeout=5.0, interface_kwargs={"slow": lambda read: (asked.set(), answered.wait(5))})
+    env.interface.render = lambda: (len(env.interface.read_at), answered.is_set())
+    env.reset()
+    assert asked.wait(5) and env.render() == (1, False)
+    threading.Timer(0.05, answered.set).start()
+    assert env.render("human", join_thread=True) == (1, True)
+    assert float(env.step([1.0])[0][0][0]) == 1.0, "what the step takes is still there"
+    env.close()
+    hung = real(timeout=0.05, interface_kwargs={"slow": lambda read: time.sleep(0.3)})
+    hung.reset()
+    with pytest.raises(MemoireTimeout, match="no observation from the interface"):
+        hung.render(join_thread=True)
+    hung.close()
 
 
 def test_an_interface_that_hangs_ends_in_an_error():
