@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from tensordict import TensorDict
+
 from memoire.arguments import text
 from memoire.errors import Closed
 from memoire.limits import Limits
@@ -21,8 +23,9 @@ from memoire.net.thread import Node, close_at_exit
 from memoire.security.keyfolder import Given, Keys
 from memoire.wire import _bytes, keyed, messages
 
-from . import values
+from . import batches, values
 from .io import KeyedThread
+from .metadata import BatchMeta
 
 Result = TypeVar("Result")
 REQUEST_PART = 0.75
@@ -141,6 +144,86 @@ class KeyedClient(Node):
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._runner.join(patience)
             return ended and not self._runner.is_alive()
+
+    # Rows by number, as TransferQueue's client has them and verl's workers ask for them. From any event loop
+
+    async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
+        """Numbers and tags of rows, and the fields that all of them have; keys that do not exist are left out.
+
+        Raises:
+            ValueError: there is no key, or `create` is True: `kv_put` and `kv_batch_put` make rows.
+        """
+        if create or not keys:
+            raise ValueError("Received an empty list as keys." if not keys else "create=True: make rows by tq.kv_put.")
+        return await self.on_any_loop(self._meta(partition_id, [keys] if isinstance(keys, str) else keys))
+
+    async def async_kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
+        """The keys of rows, by their numbers. Raises RuntimeError if a number has no row any more."""
+        numbers = [global_indexes] if isinstance(global_indexes, int) else global_indexes
+        return await self.on_any_loop(self._keys(partition_id, numbers))
+
+    async def async_get_data(self, metadata: BatchMeta) -> TensorDict:
+        """The fields of a batch that `async_kv_retrieve_meta` gave, as `kv_batch_get` returns them.
+
+        Raises:
+            ValueError: its rows are of several partitions.
+            RuntimeError: one of its rows, or of its fields, is not there any more.
+        """
+        if not metadata.size or not metadata.field_names:
+            return TensorDict({}, batch_size=0)
+        return await self.on_any_loop(self._data(metadata))
+
+    async def async_put(
+        self, data: TensorDict, metadata: BatchMeta, data_parser: batches.Parser | None = None
+    ) -> BatchMeta:
+        """Write fields to the rows of a batch that `async_kv_retrieve_meta` gave; the batch, which has them then.
+
+        Raises:
+            ValueError: the batch is empty, has rows of several partitions, or another number of rows than the data.
+            RuntimeError: one of its rows is not there any more.
+            NotPlain, Refused: see `kv_batch_put`.
+        """
+        if not metadata.size or len(data) != metadata.size:
+            raise ValueError(f"metadata has {metadata.size} rows, and the data {len(data)}")
+        columns = batches.columns_of(data) if data_parser is None else batches.parsed(data, data_parser)
+        return await self.on_any_loop(self._put_numbered(columns, metadata))
+
+    async def _meta(self, partition: str, names: Sequence[str]) -> BatchMeta:
+        rows = await self.facts(partition, names)
+        shared = set.intersection(*(set(row.fields) for row in rows)) if rows else set()
+        numbers, tags = [self._number(row) for row in rows], [row.tags for row in rows]
+        schema: dict[str, dict[str, Any]] = {name: {} for name in sorted(shared)}
+        return BatchMeta(numbers, [partition] * len(rows), schema, [1] * len(rows), custom_meta=tags)
+
+    async def _keys(self, partition: str, numbers: Sequence[int]) -> list[str]:
+        known = {self._number(row): row.key for row in (await self.rows(partition)).get(partition, [])}
+        if any(number not in known for number in numbers):
+            raise RuntimeError("Some global_indexes have no corresponding keys!")
+        return [known[number] for number in numbers]
+
+    async def _data(self, metadata: BatchMeta) -> TensorDict:
+        partition, names = _partition_of(metadata), metadata.field_names
+        keys = await self._keys(partition, metadata.global_indexes)
+        rows = [row.values if row else {} for row in await self.values(partition, keys, names)]
+        for key, row in zip(keys, rows, strict=True):
+            if missing := [name for name in names if name not in row]:
+                raise RuntimeError(f"row {key!r} of {partition!r} has no {missing} any more: it was cleared meanwhile")
+        return batches.batch_of({name: [row[name] for row in rows] for name in names}, len(rows))
+
+    async def _put_numbered(self, columns: Mapping[str, Sequence[Any]], metadata: BatchMeta) -> BatchMeta:
+        partition = _partition_of(metadata)
+        keys = await self._keys(partition, metadata.global_indexes)
+        made = [encoded({name: values[place] for name, values in columns.items()}) for place in range(len(keys))]
+        tags = [encoded(each) for each in metadata.custom_meta]
+        await self.put(partition, [Row(*parts) for parts in zip(keys, tags, made, strict=True)])
+        metadata.field_schema.update({name: {} for name in columns})
+        metadata.production_status[:] = 1
+        return metadata
+
+    def _number(self, row: Stored) -> int:
+        """The number of a row among all servers."""
+        (url,) = self._by_server(row.partition, [row.key])
+        return row.number * len(self.servers) + self.servers.index(url)
 
     # What it does, as coroutines of its own loop
 
@@ -307,6 +390,12 @@ class KeyedClient(Node):
             best = max(self.servers, key=lambda url: _bytes.checksum(content, self._hashes[url]))
             found.setdefault(best, []).append(place)
         return found
+
+
+def _partition_of(metadata: BatchMeta) -> str:
+    if len(set(metadata.partition_ids)) != 1:
+        raise ValueError(f"metadata has rows of several partitions: {sorted(set(metadata.partition_ids))}")
+    return metadata.partition_ids[0]
 
 
 def _some(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:

@@ -249,6 +249,12 @@ class BatchMeta:
         places = range(self.size)
         return [self._rows(places[part], self.field_schema) for part in _bounds(self.size, chunks)]
 
+    def chunk_by_partition(self) -> list[BatchMeta]:
+        """The rows of each partition, in the order in which partitions come first."""
+        names = dict.fromkeys(self.partition_ids)
+        places = [[place for place, each in enumerate(self.partition_ids) if each == name] for name in names]
+        return [self._rows(each, self.field_schema) for each in places]
+
     @classmethod
     def concat(cls, data: list[Self], validate: bool = True) -> BatchMeta:
         """One batch of several; empty ones are left out.

@@ -219,6 +219,53 @@ def test_rows_are_listed_in_the_order_of_making_over_several_servers(servers, mo
         tq.close()
 
 
+def test_rows_by_number_are_read_and_written_as_verls_workers_do(servers, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    tq.init({"memoire": {"servers": [each.endpoint for each in servers]}})
+    try:
+        keys = [f"k{number}" for number in range(12)]
+        fields = TensorDict({"x": torch.arange(12), "name": tensordict.NonTensorStack(*keys)}, batch_size=12)
+        tq.kv_batch_put(keys, "train", fields, [{"place": place} for place in range(12)])
+        tq.kv_put("other", "val", {"x": torch.zeros(1)})
+        client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # on a loop of the caller's
+        assert len(client._by_server("train", keys)) == 2, "both servers have some of them"
+        batch = run(client.async_kv_retrieve_meta([*(keys[place] for place in order), "gone"], "train"))
+        assert batch.is_ready and batch.field_names == ["name", "x"] and batch.custom_meta[1] == {"place": 0}
+        assert len(set(run(client.async_kv_retrieve_meta(keys, "train")).global_indexes)) == 12
+        assert run(client.async_kv_retrieve_keys(batch.global_indexes, "train")) == [keys[place] for place in order]
+        data = run(client.async_get_data(batch))
+        assert data["x"].tolist() == order and list(data["name"]) == [keys[place] for place in order]
+        assert list(run(client.async_get_data(batch.select_fields(["x"]))).keys()) == ["x"]
+        part = batch.select_samples([2, 1])
+        written = run(client.async_put(TensorDict({"y": data["x"][[2, 1]] * 10}, batch_size=2), metadata=part))
+        assert written.field_names == ["name", "x", "y"] and written.is_ready
+        assert tq.kv_batch_get(["k11", "k0"], "train", "y")["y"].tolist() == [110, 0]
+        assert tq.kv_list("train")["train"]["k11"] == {"place": 11}
+
+        tq.kv_clear("k0", "train")
+        before = tq.kv_list("train")
+        three, two = (TensorDict({"y": torch.zeros(rows)}, batch_size=rows) for rows in (3, 2))
+        for call, error, text in (
+            (lambda: client.async_put(two, part), RuntimeError, "no corresponding keys"),
+            (lambda: client.async_get_data(batch), RuntimeError, "no corresponding keys"),
+            (lambda: client.async_put(three, part), ValueError, "2 rows, and the data 3"),
+            (lambda: client.async_kv_retrieve_meta([], "train"), ValueError, "empty list"),
+            (lambda: client.async_kv_retrieve_meta("new", "train", create=True), ValueError, "kv_put"),
+            (lambda: client.async_get_data(tq.BatchMeta([0, 1], ["train", "val"], {"x": {}})), ValueError, "several"),
+        ):
+            with pytest.raises(error, match=text):
+                run(call())
+        assert tq.kv_list("train") == before and not len(run(client.async_kv_retrieve_meta("gone", "train")))
+    finally:
+        tq.close()
+
+
+def test_rows_of_several_partitions_are_parted_in_order():
+    mixed = tq.BatchMeta([4, 5, 6], ["b", "a", "b"], custom_meta=[{"place": place} for place in range(3)])
+    parts = mixed.chunk_by_partition()
+    assert [each.global_indexes for each in parts] == [[4, 6], [5]] and parts[0].custom_meta[1] == {"place": 2}
+
+
 def test_the_version_is_that_of_the_interface(queue):
     assert tq.__version__ == json.loads(tq_calls.RECORD.read_text(encoding="utf-8"))["version"]
 

@@ -60,6 +60,7 @@ FOREIGN = {
     "cli/roundtrip.py": {"Stuck"},  # likewise
     "tq/batches.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it
     "tq/checkpoint.py": {"FileNotFoundError"},  # the same
+    "tq/client.py": {"ValueError", "RuntimeError"},  # the same
     "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
     "tq/values.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
