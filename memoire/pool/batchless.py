@@ -52,6 +52,9 @@ class BatchlessPool(LastingPool):
         """None: what is held has no priorities; both are [N]."""
         return None
 
+    def saved_layout(self) -> None:
+        """None: what is held leaves in an order that it says itself."""
+
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """None: what is held is no sample."""
         return None

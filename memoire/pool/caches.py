@@ -290,15 +290,26 @@ class Pool:
         """Take up what `state` said; before anything is put back.
 
         Args:
-            is_same: Whether this is the pool that it was: then the generator goes on, too.
+            is_same: Whether this is the pool that it was: then counts, and a generator that `state` has, go on, too.
         """
         with self._waiter.lock:
             self._queues.saw_model(state.newest_model)
-            if is_same and len(state.random) == 8:
-                random = int.from_bytes(state.random, "little")
+            if is_same:
+                own = self._queues.held.state()[0]
+                random = int.from_bytes(state.random, "little") if len(state.random) == 8 else own
                 self._queues.held.go_on_from(random, state.drawn, state.elsewhere)
             if not self._annealing.batches:
                 self._annealing.go_on_from(state.course, state.batches)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was drawn."""
+        with self._waiter.lock:
+            held = self._queues.held
+            return not (held.caches or held.state()[1] or self._annealing.batches or self._queues.counts.added)
+
+    def saved_layout(self) -> None:
+        """None: caches are drawn in the order in which they are walked over."""
 
     def reseed(self, seed: int) -> None:
         """Draw as a pool that was made with this seed; before the first draw."""

@@ -10,6 +10,7 @@ what changes the episodes, and any may read `now`.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, Protoco
 from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import MAX_ROWS, Memory
+from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes
@@ -121,7 +123,7 @@ class EpisodeMemory:
         """Store an episode that was walked over: see `EpisodePool.put_back`. Returns whether it was not here already,
         and how many left.
         """
-        name, (memory, owner) = _name_of(kept), self.now
+        name, (memory, owner) = _name_of(kept.owner, kept.number), self.now
         number = kept.number if kept.owner == owner else self._put_back.get(name)
         if number is not None and _has(memory, number):
             return False, 0
@@ -133,6 +135,26 @@ class EpisodeMemory:
         if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
             self._put_back = {name: number for name, number in self._put_back.items() if _has(memory, number)}
         return True, gone
+
+    def heir(
+        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
+    ) -> tuple[Memory, SavedLayout] | None:
+        """An empty memory for the state of another one: see `EpisodePool.heir`."""
+        old, numbers = self.now.memory, layout.numbers
+        mine = old._counters()["random"], old.generator.bit_generator.state
+        form = {"capacity": old.capacity, "page_rows": old.contents()["page_rows"], "live": old.live}
+        if any(numbers[name] != value for name, value in form.items()):
+            return None
+        numbers = numbers | {"ragged_limit": old.ragged_limit}
+        if keeps_generator:
+            numbers |= {"engine": numbers["engine"] | {"random": mine[0]}, "generator": mine[1]}
+        return Memory(self.room.schema, old.capacity, parameters), SavedLayout(numbers, layout.arrays)
+
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> None:
+        """Go on with this memory: see `EpisodePool.take_over`."""
+        memory.limit_ragged(self.now.memory.ragged_limit)
+        self._replace(NamedMemory(memory, secrets.token_bytes(16)))
+        self._put_back = {_name_of(*name): number for number, name in names.items()}
 
     def configure(self, parameters: Parameters) -> int:
         """Weigh and cut everything stored by new parameters; returns how many episodes `max_episode` let go."""
@@ -188,9 +210,9 @@ def _move(old: Memory, fresh: Memory) -> dict[int, int]:
     return moved
 
 
-def _name_of(kept: KeptEpisode) -> int:
+def _name_of(owner: bytes, number: int) -> int:
     """What names an episode for ever."""
-    return _bytes.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True))
+    return _bytes.checksum(owner + number.to_bytes(8, "little", signed=True))
 
 
 def _has(memory: Memory, number: int) -> bool:

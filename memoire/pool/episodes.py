@@ -31,10 +31,11 @@ from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
 from memoire.replay.memory import MAX_ROWS, Memory
+from memoire.replay.memory_state import SavedLayout, layout_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.parts import Payload
 
 from . import episode_inspection
@@ -208,14 +209,59 @@ class EpisodePool(LastingPool):
     def state(self) -> dict[str, Any]:
         """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
-            return self._annealing.state() | {"newest_model": self.memory.newest_model}
+            memory = self.memory
+            figures = {"newest_model": memory.newest_model, "max_priority": memory.max_priority}
+            return self._annealing.state() | figures
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said; before anything is put back."""
-        self.memory.saw_model(state.newest_model)
+        """Take up what `state` said; before anything is put back. The generator is part of the memory's layout."""
+        with self._changing:
+            self.memory.saw_model(state.newest_model)
+            self.memory._go_on(state.max_priority)
         with self._waiter.lock:
             if not self._annealing.batches:
                 self._annealing.go_on_from(state.course, state.batches)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no episode ever came in, and nothing was drawn."""
+        with self._waiter.lock:
+            return not (self.memory.generated or self._annealing.batches)
+
+    def saved_layout(self) -> tuple[SavedLayout, int]:
+        """Where entries lie and what each weighs, and a checksum of what is known of them."""
+        memory = self.memory
+        with memory.held():
+            return layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
+
+    def heir(
+        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
+    ) -> tuple[Memory, SavedLayout] | None:
+        """Return an empty memory that can become what a memory was that was saved, and what it has to take over; None
+        if that one had another capacity.
+
+        Args:
+            parameters: Of that memory.
+            keeps_generator: Whether draws follow from the generator of this pool.
+        """
+        return self._stored.heir(layout, parameters, keeps_generator=keeps_generator)
+
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+        """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
+        nothing was changed.
+
+        Args:
+            names: The former name of each episode, owner and number, by the number of its first entry.
+        """
+        with self._changing:
+            self._waiter.check_open()
+            if not self.is_untouched:
+                return False
+            self._stored.take_over(memory, names)
+            with self._waiter.lock:
+                self._counts.added += len(names)
+                self._waiter.tell()
+            return True
 
     def reseed(self, seed: int) -> None:
         """Draw as a pool that was made with this seed; before the first episode."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from memoire.limits import Limits
 from memoire.replay.batch import GatheredSamples
+from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.parts import Payload
@@ -154,8 +155,18 @@ class Inspectable(Protocol):
         """Take up what `state` said, before anything is put back.
 
         Args:
-            is_same: Whether this is the pool that it was, in its next life: then its generator goes on, too.
+            is_same: Whether this is the pool that it was, in its next life: then its generator, if `state` has one, and
+                the counts of one life go on, too.
         """
+
+    def saved_layout(self) -> tuple[SavedLayout, int] | None:
+        """Where entries lie, and a number that is another one after any change of an entry. None where what `walk`
+        gives, in its order, says all.
+        """
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
 
     def walk(self) -> Iterator[Any]:
         """All that is held, one by one: for a snapshot. `put_back` takes it."""

@@ -163,6 +163,12 @@ class PromptPool(BatchlessPool):
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
         """Nothing."""
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no prompt was ever given."""
+        with self._waiter.lock:
+            return not (self._table.book.rows or self._table.book.forgotten)
+
     def walk(self) -> Iterator[KeptPrompt]:
         """Every prompt that is held at the beginning, in the order in which they were given."""
         with self._waiter.lock:

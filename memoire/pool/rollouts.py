@@ -178,6 +178,12 @@ class RolloutPool(BatchlessPool):
             if is_same:
                 self._queue.until_publish = state.until_publish
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was taken."""
+        with self._waiter.lock:
+            return not (self._added or self._queue.until_publish)
+
     def walk(self) -> Iterator[KeptEpisode]:
         """Every fragment that is held at the beginning, the oldest first."""
         with self._waiter.lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,8 @@ from memoire.errors import EntryError, MemoireError
 
 from .memory import Memory
 from .ragged import Ragged
+from .schema import Schema
+from .value_conversion import is_finite
 
 FACTS: Final = {
     "init_w": "<f4",
@@ -78,6 +80,15 @@ class Episode:
             "terminated": self.terminated,
             "bootstrap_value": self.bootstrap_value,
         }
+
+
+def not_finite(schema: Schema, columns: Mapping[str, Any], final: Mapping[str, Any] | None) -> str:
+    """The first column of an episode that has to be finite and is not; "" if there is none."""
+    for name in filter(None, (*schema.finite, schema.qvest)):
+        values = [columns[name]] if final is None or name not in schema.states else [columns[name], final[name]]
+        if not all(map(is_finite, values)):
+            return name
+    return ""
 
 
 class KeptEpisode(NamedTuple):

@@ -19,14 +19,13 @@ from memoire.errors import DataError, MemoireError, ParameterError
 from memoire.limits import MiB
 
 from .columns import Column
-from .dataset import FACTS, Episode, put
+from .dataset import FACTS, Episode, not_finite, put
 from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FINAL, FORM, OWN, STATE
 from .memory import Memory
 from .memory_state import ARRAYS, RowLayout, TakingOver
 from .parameters import Parameters
 from .ragged import Ragged
 from .schema import Schema
-from .value_conversion import is_finite
 
 Source: TypeAlias = str | Path | IO[bytes]
 """A file by its path, or open to read bytes, at any place."""
@@ -292,12 +291,8 @@ class _OpenFile:
         if not sound or terminated not in (-1, 0, 1):
             raise self._wrong("has a weight, priority, time, model's version or end that cannot be")
         schema, is_open = self.about.schema, bool(facts["is_open"])
-        for name in (*schema.finite, schema.qvest):
-            given = [rows[name]] if name is not None else []
-            if name in schema.states and final is not None:
-                given.append(final[name])
-            if not all(map(is_finite, given)):
-                raise self._wrong(f"has a {name} that is not finite")
+        if name := not_finite(schema, rows, final):
+            raise self._wrong(f"has a {name} that is not finite")
         return Episode(
             columns={name: rows[name] for name in schema.names},
             init_w=weights,

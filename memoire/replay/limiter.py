@@ -221,6 +221,11 @@ class Limiter:
         }
         self._outstanding = 0
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no client is known, and nothing was counted."""
+        return not (self._clients or self._inserted or self._drawn or self._told)
+
     def configure(self, parameters: Parameters) -> None:
         """Follow other parameters from now on; another band begins from nothing."""
         former, self.parameters = self.parameters, parameters

@@ -7,13 +7,14 @@ draws what the other one would have drawn. Facts and values of the entries are s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
 
+from .dataset import HeldEpisodes
 from .dataset_format import OWN
 from .memory import Memory
 
@@ -50,6 +51,34 @@ def state_of(memory: Memory, slots: list[int]) -> tuple[dict[str, Any], dict[str
     }
     arrays = {name: inside[name] for name in ARRAYS}
     return numbers, arrays | {"slots": np.array(slots, np.int64), "left": left}
+
+
+class SavedLayout(NamedTuple):
+    """The state of a memory with what `TakingOver` needs of each entry beside its episode."""
+
+    numbers: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    """Those of `state_of`, and `number` int64 [T] and `weight` float64 [T] of all entries, episode after episode."""
+
+
+LAYOUT: Final = ARRAYS | {
+    **dict.fromkeys(("slots", "left", "number"), np.dtype("<i8")),
+    "weight": np.dtype("<f8"),
+}
+"""The arrays of a `SavedLayout`, each of one dimension."""
+
+
+def layout_of(memory: Memory) -> SavedLayout:
+    """The state of a memory at this moment, copied; episodes come as `dataset.walk` gives them."""
+    with memory.held():
+        inside = HeldEpisodes(memory)
+        numbers, arrays = state_of(memory, inside.slots)
+        parts = [slice(0, 0), *(part for slot in inside.slots for part in inside.stretches(slot))]
+        for name, source in (("number", inside.fact("number")), ("weight", inside.weights)):
+            arrays[name] = np.concatenate([source[part] for part in parts])
+        # By bytes: equal states are equal in the gaps of records, too.
+        copies = {name: array.view(np.uint8).copy().view(array.dtype) for name, array in arrays.items()}
+        return SavedLayout(numbers, copies)
 
 
 class RowLayout:
@@ -125,7 +154,7 @@ class RowLayout:
         for name in ("generated", "free_final_count", "final_rows"):
             self._require(type(engine[name]) is int and 0 <= engine[name] < _LARGEST)
         for name in ("newest_model", "oldest_model"):
-            self._require(type(engine[name]) is int and -_LARGEST <= engine[name] <= _LARGEST)
+            self._require(type(engine[name]) is int and -(1 << 63) < engine[name] <= _LARGEST)  # -2**63 + 1: any age
         self._require(type(engine["oldest_born"]) is float and engine["oldest_born"] < np.inf)
         self._require(type(engine["max_priority"]) is float and 0.0 <= engine["max_priority"] < np.inf)
         random = engine["random"]

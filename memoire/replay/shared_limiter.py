@@ -55,6 +55,12 @@ class SharedLimiter:
             self._limiter.go_on_from(state)
             self._changed.notify_all()
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was counted yet: `Limiter.is_untouched`."""
+        with self._changed:
+            return self._limiter.is_untouched
+
     def reset(self) -> None:
         """Another run begins: forget what was counted."""
         with self._changed:

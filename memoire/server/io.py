@@ -98,7 +98,12 @@ class ServerThreads:
             clock=options.clock,
         )
         self.restorer = Restorer(
-            dispatcher, store, limits=options.limits, stays=options.snapshot_every is not None, clock=options.clock
+            dispatcher,
+            store,
+            limits=options.limits,
+            stays=options.snapshot_every is not None,
+            keeps_generators=options.seed is not None,
+            clock=options.clock,
         )
         dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
 

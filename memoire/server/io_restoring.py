@@ -33,6 +33,8 @@ class Restorer:
         store: Its state folder; None if it has none.
         stays: Whether the folder's own file stays when it was read: a timer replaces it. Else it goes, so that a crash
             does not serve its samples again.
+        keeps_generators: Whether a seed was given: then a file that another server wrote does not change the draws'
+            generator.
         clock: Seconds since 1970.
     """
 
@@ -43,8 +45,10 @@ class Restorer:
         *,
         limits: Limits,
         stays: bool,
+        keeps_generators: bool,
         clock: Callable[[], float],
     ) -> None:
+        self._keeps_generators = keeps_generators
         self._dispatcher, self._store, self._limits, self._stays, self._clock = dispatcher, store, limits, stays, clock
 
     def restore(
@@ -71,6 +75,7 @@ class Restorer:
                 skip_damaged=skip_damaged,
                 stays=stays,
                 is_same=is_same,
+                keeps_generators=self._keeps_generators,
                 configure=configure,
                 discard_mismatched=discard_mismatched,
                 limits=self._limits,

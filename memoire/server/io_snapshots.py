@@ -127,10 +127,8 @@ class Archive:
             return made
 
     def save(self, deadline: float) -> None:
-        """At the server's end: save what is held, as much of it as there is time for; nothing where nothing is held."""
+        """At the server's end: save what is held, as much of it as there is time for, and what draws go on from."""
         assert self._folder is not None
-        if not any(table.pool.stats().bytes for table in self._dispatcher.tables):
-            return
         path = self._folder / MEMORY
         try:
             made = self._take(path, deadline)

@@ -546,7 +546,8 @@ class Server(Node):
         up, and no more than one is kept in memory for it. Returns what was written.
 
         The file appears whole or not at all, and is on disk when this returns; a former one of that name stays until
-        then. Each client, and each episode, is as it was when its turn came (docs/state.md).
+        then. Each client, and each episode, is as it was when its turn came. If nothing comes in and is drawn
+        meanwhile, it holds the whole state of drawing; else the counters of that, and promises no more (docs/state.md).
 
         Raises:
             OSError: it cannot be written.
@@ -569,6 +570,9 @@ class Server(Node):
         Caches come with what was drawn of them, episodes with priorities, ages and what learners said; clients with
         their sums and, in the run that it was, their totals. What is held here already is not held twice. A client that
         is known by this alone stays until its samples are used; with reuse_cache, as long as there is room.
+
+        A table in which nothing ever was draws what the saved one would have drawn, if it gets one whole file (one
+        path, no part), and the server was given no `seed`. Else it draws with the generator that it has.
 
         Args:
             paths: All files of the cluster that was saved, or those that are wanted.

@@ -1,24 +1,32 @@
 """An episode as the payload of a snapshot's record, and back: its arrays, one after the other.
 
 facts of its entries | columns | final state | bootstrap value        of a ragged column its lengths come first
+
+The same of where all of them lie in their memory: `pack_layout` and `TakenTable`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ProtocolError
+from memoire.errors import MemoireError, ProtocolError
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.dataset import KeptEpisode
+from memoire.replay.dataset_format import OWN
+from memoire.replay.memory import Memory
+from memoire.replay.memory_state import LAYOUT, RowLayout, SavedLayout, TakingOver
+from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 
-from .snapshot_file import EpisodeRecord, Record
+from .snapshot_file import EpisodeRecord, Record, TableRecord
 
 
 def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
@@ -114,3 +122,110 @@ class _PackedArrays:
     def end(self) -> None:
         if self._place != len(self._payload):
             raise ProtocolError("container", f"an episode has {self._place} of {len(self._payload)} bytes")
+
+
+def pack_layout(layout: SavedLayout) -> tuple[dict[str, Any], bytes]:
+    """Where a memory's episodes lie: fields of a `TableRecord`, and its payload."""
+    parts = {name: _bytes_of(array) for name, array in layout.arrays.items()}
+    sizes = {name: len(part) for name, part in parts.items()}
+    return {"memory": json.dumps(layout.numbers), "arrays": sizes}, b"".join(parts.values())
+
+
+def _unpack_layout(body: TableRecord, payload: bytes, wrong: Callable[[str], Exception]) -> SavedLayout:
+    """The other way. Raises what `wrong` makes, and what NumPy and JSON raise."""
+    place, arrays = 0, {}
+    for name, size in body.arrays.items():
+        part = payload[place : place + size]
+        arrays[name], place = np.frombuffer(part, LAYOUT[name]), place + size
+    if arrays.keys() != LAYOUT.keys() or place != len(payload):
+        raise wrong(f"has {place} of {len(payload)} bytes, and arrays {', '.join(arrays)}")
+    return SavedLayout(json.loads(body.memory), arrays)
+
+
+class HasHeir(Protocol):
+    """What takes the place of a saved memory: `EpisodePool`."""
+
+    def heir(
+        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
+    ) -> tuple[Memory, SavedLayout] | None:
+        """An empty memory, and what it is to take over; None if that does not fit."""
+
+
+class TakenTable:
+    """A memory of a file on its way into a pool: each episode comes where it lay, and can be drawn as it could.
+
+    Args:
+        wrong: Makes the error to raise, of what is wrong.
+
+    Raises:
+        What `wrong` makes: the file says of its entries what cannot be.
+    """
+
+    def __init__(
+        self,
+        pool: HasHeir,
+        schema: Schema,
+        body: TableRecord,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> None:
+        self._schema, self._wrong = schema, wrong
+        self.memory: Memory | None = None
+        """None: it does not fit this pool."""
+        self.names: dict[int, tuple[bytes, int]] = {}
+        """The former name of each episode, owner and number, by the number of its first entry."""
+        self.entries = 0
+        try:
+            layout = _unpack_layout(body, payload, wrong)
+            heir = pool.heir(layout, parameters, keeps_generator=keeps_generator)
+            if heir is not None:
+                self.memory, layout = heir
+                self._begin(layout)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            if isinstance(error, MemoireError):
+                raise
+            raise wrong(f"says of its entries what cannot be: {error}") from error
+
+    def _begin(self, layout: SavedLayout) -> None:
+        assert self.memory is not None
+        numbers, arrays = layout
+        self._slots, self._length = arrays["slots"], arrays["episodes"]["length"]
+        size = math.prod(self._schema.reward_shape)
+        lengths = self._length[self._slots]
+        rows = RowLayout(numbers, arrays, lengths, size, self._wrong)
+        self._taking = TakingOver(self.memory, rows, numbers, arrays)
+        self._number, self._weight = arrays["number"], arrays["weight"]
+        if not len(self._number) == len(self._weight) == lengths.sum():
+            raise self._wrong(f"has {len(self._number)} numbers of {lengths.sum()} entries")
+
+    def put(self, body: EpisodeRecord, payload: bytes) -> None:
+        """Put the next episode into its place."""
+        kept, place = unpack(body, payload, self._schema), len(self.names)
+        if place == len(self._slots) or self._length[self._slots[place]] != body.length:
+            raise self._wrong(f"has an episode of {body.length} entries that lies nowhere")
+        own = slice(self.entries, self.entries + body.length)
+        facts = {name: getattr(kept.episode, name) for name in dataset.FACTS}
+        facts |= {"number": self._number[own], "weight": self._weight[own]}
+        rows = {OWN + name: values for name, values in facts.items()} | kept.episode.columns
+        versions = kept.episode.model_version
+        is_sound = bool((kept.episode.init_w >= 0).all() and (versions >= 0).all() and (versions >> 53 == 0).all())
+        if (
+            not is_sound
+            or facts["number"][0] != body.number
+            or dataset.not_finite(self._schema, kept.episode.columns, kept.episode.final_state)
+        ):
+            raise self._wrong("has a value, weight or number of an entry that cannot be")
+        if not self._taking.put(place, rows, kept.episode.final_state):
+            raise self._wrong("has a number or weight of an entry that cannot be")
+        self.names[body.number] = body.owner, body.number
+        self.entries += body.length
+
+    def finish(self) -> bool:
+        """Let the entries be drawn; False if episodes are missing."""
+        if self.memory is None or len(self.names) != len(self._slots):
+            return False
+        self._taking.finish()
+        return True

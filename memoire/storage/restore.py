@@ -33,7 +33,7 @@ from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
 from memoire.wire.unpack import check
 
-from .packed_episodes import unpack
+from .packed_episodes import TakenTable, unpack
 from .snapshot import HasMemory
 from .snapshot_file import (
     AccountsRecord,
@@ -47,6 +47,7 @@ from .snapshot_file import (
     RecordBody,
     SnapshotFile,
     TableAbout,
+    TableEndRecord,
     TableRecord,
 )
 
@@ -99,6 +100,7 @@ def restore(
     skip_damaged: bool = False,
     stays: bool = True,
     is_same: bool = False,
+    keeps_generators: bool = False,
     configure: bool = False,
     discard_mismatched: bool = False,
     limits: Limits,
@@ -115,7 +117,8 @@ def restore(
         now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
         is_same: Whether these are the tables that were saved, in the next life of their server: their generators and
-            limiters go on, too.
+            limiters go on, too. So do those of a table in which nothing ever was, if there is one file and one part.
+        keeps_generators: Whether tables draw by their own generators also then.
         configure: Have tables take the files' parameters first, by `take_parameters`, called with name and parameters.
         discard_mismatched: Leave out the tables of a file whose samples were made with other values than hold here, and
             count what they hold as refused (code "parameters"); else such a file is refused.
@@ -135,20 +138,24 @@ def restore(
         wanted = _newest_parameters(files) if configure else {}
         left_out: set[tuple[Path, str]] = set()
         for file in files:
-            for told in file.about.tables:
+            for place, told in enumerate(file.about.tables):
                 try:
                     _match(file, told, known, wanted.get(told.name))
                 except SnapshotMismatch:
-                    if not discard_mismatched:
+                    if not (discard_mismatched or (is_same and file.is_empty(place))):
                         raise
                     left_out.add((file.path, told.name))
             if not skip_damaged and (damage := file.verify()):
                 raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
         for name, parameters in wanted.items():
             known[name].check_parameters(parameters)
+        restoring = _Restoring(
+            files, list(known.values()), left_out, rank, of, stays, is_same, keeps_generators, limits, now, inherit
+        )
+        restoring.read_layouts(wanted)
         for name, parameters in wanted.items():
             take_parameters(name, parameters)
-        return _Restoring(files, list(known.values()), left_out, rank, of, stays, is_same, limits, now, inherit).run()
+        return restoring.run()
 
 
 def _newest_parameters(files: Iterable[SnapshotFile]) -> dict[str, Parameters]:
@@ -237,20 +244,20 @@ class _Restoring:
         of: int,
         stays: bool,
         is_same: bool,
+        keeps_generators: bool,
         limits: Limits,
         now: float,
         inherit: Callable[[str, bool, Rows], Any],
     ) -> None:
         self._files, self._rank, self._of, self._stays = files, rank, of, stays
-        self._left_out, self._is_same = left_out, is_same
+        self._left_out, self._is_same, self._keeps_generators = left_out, is_same, keeps_generators
+        self._taken: dict[str, TakenTable] = {}
+        """Memories that are ready to take the place of tables' own: entries lie in them as they did."""
+        self._over: set[str] = set()
+        """Tables of which such a memory has taken the place."""
         self._limiters: dict[str, LimiterState] = {}
         self._tables = {table.name: table for table in tables}
-        self._remade = {
-            told.name
-            for file in files
-            for told in file.about.tables
-            if told.storage == "episodes" and (file.path, told.name) not in left_out and self._is_remade(told)
-        }
+        self._remade: set[str] = set()
         """Tables of episodes whose priorities are computed again, but for those that learners reported."""
         self._limits, self._now, self._inherit = limits, now, inherit
         self._rank_of = {table.name: place for place, table in enumerate(tables)}
@@ -264,7 +271,72 @@ class _Restoring:
         found = differing(table.schema, table.parameters, Parameters.from_wire(told.parameters))
         return table.schema.value is not None and not found.keys().isdisjoint(_OF_PRIORITIES)
 
+    def _goes_on(self, table: HasMemory) -> bool:
+        """Whether a table is what was saved, in its next life."""
+        is_whole = len(self._files) == 1 and self._of == 1
+        return self._is_same or (is_whole and table.pool.is_untouched)
+
+    def read_layouts(self, wanted: dict[str, Parameters]) -> None:
+        """Make the memories of episodes that lie as they were saved; nothing of this server is changed. What cannot be
+        read whole comes episode by episode instead.
+
+        Args:
+            wanted: Parameters that tables take before they are restored, by name.
+
+        Raises:
+            DataError: a file says of its entries what cannot be.
+        """
+        if len(self._files) != 1 or self._of != 1:
+            return
+        (file,), damage = self._files, FileDamage()
+        found: dict[int, TakenTable | None] = {}
+        ends = [] if file.end is None else file.end.tables
+        for place, (told, end) in enumerate(zip(file.about.tables, ends, strict=False)):
+            table, is_out = self._tables[told.name], (file.path, told.name) in self._left_out
+            parameters = wanted.get(told.name, table.parameters)
+            is_equal = not is_out and Parameters.from_wire(told.parameters) == parameters
+            if end.is_still and is_equal and self._goes_on(table):
+                found[place] = None
+        for record in file.records(damage) if found else ():
+            if record.table in found:
+                told = file.about.tables[record.table]
+                table = self._tables[told.name]
+                found[record.table] = self._lay(file, table, found[record.table], record, wanted.get(told.name))
+        self._taken = {
+            file.about.tables[place].name: taken
+            for place, taken in found.items()
+            if taken is not None and not damage and taken.finish()
+        }
+
+    def _lay(
+        self, file: SnapshotFile, table: HasMemory, taken: TakenTable | None, record: Record, wanted: Parameters | None
+    ) -> TakenTable | None:
+        """Put a record of a table into the memory that is made of it."""
+
+        def wrong(problem: str) -> DataError:
+            return DataError(str(file.path), f"{problem} (table {table.name!r})")
+
+        body, payload = record.body, record.payload
+        if not isinstance(payload, bytes):
+            return taken
+        if isinstance(body, TableRecord):
+            generator, parameters = self._keeps_generators and not self._is_same, wanted or table.parameters
+            facts = table.pool, table.schema, body, payload, parameters
+            return TakenTable(*facts, keeps_generator=generator, wrong=wrong)
+        if isinstance(body, EpisodeRecord) and taken is not None and taken.memory is not None:
+            try:
+                taken.put(body, payload)
+            except ProtocolError as error:
+                raise wrong(f"has an episode that cannot be: {error}") from error
+        return taken
+
     def run(self) -> RestoreCounts:
+        self._remade = {
+            told.name
+            for file in self._files
+            for told in file.about.tables
+            if told.storage == "episodes" and (file.path, told.name) not in self._left_out and self._is_remade(told)
+        }
         streams = [self._of_file(file) for file in self._files]
         # Episodes of several files in the order in which they were closed: that is how they leave again.
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
@@ -286,6 +358,8 @@ class _Restoring:
             if isinstance(record.body, ClientRecord):
                 client = record.body
                 continue
+            if isinstance(record.body, TableEndRecord):
+                continue
             if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
                 self._refused["parameters"] += not isinstance(record.body, TableRecord)
                 continue
@@ -302,9 +376,9 @@ class _Restoring:
         if isinstance(body, AccountsRecord):
             self._take_accounts(body, record.payload)
         elif isinstance(body, TableRecord):
-            table.pool.go_on_from(body, is_same=self._is_same)
-            if self._is_same and body.limiter is not None:
-                self._limiters[table.name] = body.limiter
+            self._take_state(table, body)
+        elif table.name in self._over:
+            pass  # it came with its memory
         elif record.payload is None:
             self._done["damaged"] += 1
         elif not self._is_mine(client, body):
@@ -314,6 +388,17 @@ class _Restoring:
                 self._put(table, client, record)
             except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
                 self._refused[error.code if isinstance(error, ProtocolError) else "container"] += 1
+
+    def _take_state(self, table: HasMemory, body: TableRecord) -> None:
+        goes_on, taken = self._goes_on(table), self._taken.get(table.name)
+        if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
+            self._limiters[table.name] = body.limiter
+        if taken is not None and table.pool.take_over(taken.memory, taken.names):
+            self._over.add(table.name)
+            self._done.update(episodes=len(taken.names), entries=taken.entries)
+        if self._keeps_generators and not self._is_same:
+            body = msgspec.structs.replace(body, random=b"")
+        table.pool.go_on_from(body, is_same=goes_on)
 
     def _is_mine(self, client: ClientRecord | None, body: RecordBody) -> bool:
         if isinstance(body, EpisodeRecord):

@@ -28,7 +28,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 
 from . import snapshot_file
-from .packed_episodes import pack
+from .packed_episodes import pack, pack_layout
 from .snapshot_file import Record, SnapshotFile, SnapshotHeader, TableAbout
 
 
@@ -96,11 +96,16 @@ def records(
         if len(rows):
             yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
-        yield Record(msgspec.convert(table.state(), snapshot_file.TableRecord), place)
+        layout = table.pool.saved_layout()
+        facts, payload = ({}, b"") if layout is None else pack_layout(layout[0])
+        yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
         for kept in table.pool.walk():
             if not go_on():
                 return
             yield _record(kept, place, table.schema)
+        after = None if layout is None else table.pool.saved_layout()
+        if after is not None and (layout[1], facts, payload) == (after[1], *pack_layout(after[0])):
+            yield Record(snapshot_file.TableEndRecord(), place)
 
 
 def _record(kept: KeptClient | KeptCache | KeptEpisode | KeptPrompt, place: int, schema: Schema) -> Record:

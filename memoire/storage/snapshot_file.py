@@ -65,6 +65,7 @@ class RecordKind(enum.IntEnum):
     END = 6
     PROMPT = 7
     TABLE = 8
+    TABLE_END = 9
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,7 +137,9 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """What draws of a table go on from beside what it holds. Before its other records."""
+    """What draws of a table go on from beside what it holds. Before its other records; of episodes the payload says
+    where entries lie (see `packed_episodes`).
+    """
 
     kind: ClassVar = RecordKind.TABLE
     batches: Count = 0
@@ -152,6 +155,18 @@ class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     until_publish: Count = 0
     """Entries of rollouts that were taken, and whose room is given back with the next model."""
     limiter: LimiterState | None = None
+    max_priority: Weight = 0.0
+    """The largest so far."""
+    memory: str = ""
+    """Numbers of a memory's state, in JSON."""
+    arrays: dict[str, Count] = {}
+    """Bytes of each array of that state, in the order of the payload."""
+
+
+class TableEndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """Behind a table's other records, if its entries were as its `TableRecord` says until then."""
+
+    kind: ClassVar = RecordKind.TABLE_END
 
 
 class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -227,6 +242,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompts: int = 0
     bytes: int = 0
     """Of caches, episodes or prompts."""
+    is_still: bool = False
+    """Whether entries of episodes lay, while they were saved, as the file says."""
 
 
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -243,7 +260,8 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 _BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
     body.kind: body
     for body in (
-        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord, TableRecord
+        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord, TableRecord,
+        TableEndRecord,
     )
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
@@ -322,12 +340,16 @@ def _flush(file: BinaryIO) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+_COUNTED: Final = [name for name in Counts.__struct_fields__ if name != "is_still"]
+
+
 class _RecordCounts:
     """What was written, or read, so far."""
 
     def __init__(self, tables: int) -> None:
-        self._tables: list[dict[str, int]] = [dict.fromkeys(Counts.__struct_fields__, 0) for _ in range(tables)]
+        self._tables: list[dict[str, int]] = [dict.fromkeys(_COUNTED, 0) for _ in range(tables)]
         self._accounts = 0
+        self._still: set[int] = set()
         self.bytes = 0
 
     def count(self, record: Record) -> None:
@@ -351,9 +373,11 @@ class _RecordCounts:
         elif isinstance(body, PromptRecord):
             counts["prompts"] += 1
             counts["bytes"] += size
+        elif isinstance(body, TableEndRecord):
+            self._still.add(record.table)
 
     def end(self, complete: bool = True) -> EndRecord:
-        tables = [Counts(**counts) for counts in self._tables]
+        tables = [Counts(**counts, is_still=place in self._still) for place, counts in enumerate(self._tables)]
         return EndRecord(tables=tables, accounts=self._accounts, complete=complete)
 
 
@@ -418,6 +442,11 @@ class SnapshotFile:
         if not isinstance(found, Record) or not isinstance(found.body, EndRecord):
             return None
         return found.body if len(found.body.tables) == len(self.about.tables) else None
+
+    def is_empty(self, table: int) -> bool:
+        """Whether the file says that it has nothing of what this table held."""
+        counts = None if self.end is None else self.end.tables[table]
+        return counts is not None and not (counts.clients or counts.caches or counts.episodes or counts.prompts)
 
     def _next(self) -> Record | str:
         """The record that begins here; or, where what follows cannot be found, why."""

@@ -1,6 +1,7 @@
 """A server's snapshots end to end: taken under way, ordered from far away, on a timer; restored into another cluster."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -499,6 +500,7 @@ def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(
     assert other.stats().held_caches == 0 and "refused (parameters)" in caplog.text
 
 
+WRAPPED = {"storage": "episodes", "capacity": 613}  # entries of 40 episodes of 20 have come round
 KINDS = {
     "caches": {},
     "caches, uniform": {"sampler": Uniform()},
@@ -510,6 +512,17 @@ KINDS = {
     "caches of new models": {"max_model_lag": 2},
     "caches in a band": {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 400.0, "min_size": 1},
     "rollouts": {"storage": "rollouts", "capacity": 4000},
+    "episodes": WRAPPED,
+    "episodes, uniform": WRAPPED | {"sampler": Uniform(stratified=True)},
+    "episodes, ranks": WRAPPED | {"sampler": RankBased(0.7)},
+    "episodes, greedy": WRAPPED | {"prioritization": "greedy"},
+    "episodes, beta grows": WRAPPED | {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
+    "episodes, sequences": WRAPPED | {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
+    "episodes, n-step": WRAPPED | {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
+    "episodes drawn 50 times": WRAPPED | {"max_times_sampled": 50},
+    "episodes of new models": WRAPPED | {"max_model_lag": 3},
+    "episodes in a band": WRAPPED | {"samples_per_insert": 2.0, "samples_per_insert_tolerance": 900.0, "min_size": 1},
+    "episodes, as many as bytes allow": {"storage": "episodes", "byte_limit": 80_000},
 }  # fmt: skip
 
 
@@ -534,7 +547,6 @@ def fill(server, numbers):
             memory.update_priorities(numbered, np.arange(20.0))
             payload = pack.build(memory, 16, now=1.0)
             pool.add(client, number + 1, pool.check(messages.Cache(), payload))
-            table.limiter.reported(client, 20 * (number + 1), number + 1)
         else:
             facts = np.ones(20, np.float32), np.zeros(20, np.float32), np.full(20, version)
 
@@ -543,6 +555,7 @@ def fill(server, numbers):
 
             payload = pack.pack_episode(SCHEMA, copy, *facts, now=1.0)
             pool.add(client, number + 1, pool.check(messages.Episode(terminated=True), payload))
+        table.limiter.reported(client, 20 * (number + 1), number + 1)
 
 
 def drawn(server, batches):
@@ -554,33 +567,99 @@ def drawn(server, batches):
             found.append([taken["obs"], taken["action"], taken.lengths])
             continue
         batch = server.get_batch(16)
-        found.append([batch.ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
+        if table_in(server).storage == "episodes":
+            batch.update_priorities(np.linspace(0.5, 9.0, 16))
+            found.append(server.table(server.tables[0]).sample_episodes(2)["obs"][:])
+        ids = batch.ids["number"] if table_in(server).storage == "episodes" else batch.ids
+        found.append([ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_restart_equals_no_interruption(tmp_path, kind):
-    """Also the second one; and a server with a seed does not draw again as it did at first."""
+def begun(kind, folder=None):
+    """A server that holds something and from which batches were drawn, its options, and what they gave."""
     options = {"cache_size": 16, "seed": 5, "schema": SCHEMA, "name": "s"} | KINDS[kind]
-    results = []
-    for interruptions in (0, 2):
-        state = {"state_dir": tmp_path / str(interruptions), "snapshot_caches": True}
-        server = Server(None, **options | state)
-        server.publish("policy", b"x", version=8)
-        pool_in(server).saw_model(8)  # as when it is on disk
-        fill(server, range(40))
-        found = drawn(server, 5)
-        for turn in range(2):
-            if turn < interruptions:
-                server.close(20.0)
-                server = Server(None, **options | state)
-            found += drawn(server, 4)
-        results.append((found, table_in(server).limiter.state()))
-        server.close(20.0)
-    for one, other in zip(results[0][0], results[1][0], strict=True):
+    kept = {} if folder is None else {"state_dir": folder, "snapshot_caches": True}
+    server = Server(None, **options | kept)
+    server.publish("policy", b"x", version=8)
+    pool_in(server).saw_model(8)  # as when it is on disk
+    fill(server, range(40))
+    return server, options | kept, drawn(server, 5)
+
+
+@functools.cache
+def uninterrupted(kind):
+    server, _, found = begun(kind)
+    with server:
+        return found + drawn(server, 8), table_in(server).limiter.state()
+
+
+def restarted(server, options, folder):
+    server.close(20.0)
+    return Server(None, **options)
+
+
+def restored(server, options, folder):
+    server.snapshot(folder / "a.snapshot")
+    server.close()
+    again = Server(None, **{name: value for name, value in options.items() if name not in ("seed", "state_dir")})
+    again.restore([folder / "a.snapshot"])
+    return again
+
+
+FORMS = {"restart": restarted, "snapshot": restored}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_server_draws_what_it_would_have_drawn(tmp_path, kind, form):
+    """Also the second time; and a server with a seed does not draw again as it did at first."""
+    server, options, found = begun(kind, tmp_path / "state" if form == "restart" else None)
+    for _ in range(2):
+        server = FORMS[form](server, options, tmp_path)
+        found += drawn(server, 4)
+    counts = table_in(server).limiter.state()
+    server.close(20.0)
+    expected = uninterrupted(kind)
+    for one, other in zip(expected[0], found, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
-    assert results[0][1] == results[1][1]
+    assert counts == expected[1]
+
+
+@pytest.mark.parametrize("storage", ["caches", "episodes"])
+def test_only_the_heir_of_a_whole_file_draws_with_the_generator_of_the_file(tmp_path, storage):
+    """Not a server that was told a seed, that has something of its own, or that shares a file out."""
+    server, options, _ = begun(storage)
+    server.snapshot(tmp_path / "a")
+    del options["seed"]
+
+    def draws(part=(0, 1), own=(), **more):
+        with Server(None, **options | more) as again:
+            fill(again, own)
+            again.restore([tmp_path / "a"], part=part)
+            return [array.tobytes() for array in drawn(again, 1)[-1][1:]]
+
+    with server:
+        expected = [array.tobytes() for array in drawn(server, 1)[-1][1:]]
+    assert draws() == expected
+    assert draws(seed=7) == draws(seed=7) != expected
+    assert len({tuple(draws(own=[98, 99])), tuple(draws(own=[98, 99])), tuple(expected)}) == 3
+    assert len({tuple(draws(part=(0, 2))), tuple(draws(part=(0, 2)))}) == 2
+
+
+def test_a_server_that_holds_nothing_any_more_goes_on_too(tmp_path):
+    """Beta's progress, the generator and the limiter's counts; and a start with another discount is not refused."""
+    options = {"cache_size": 16, "schema": SCHEMA, "name": "s", "state_dir": tmp_path, "snapshot_caches": True}
+    options |= {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))}
+    server = Server(None, **options)
+    fill(server, range(2))
+    server.get_batch(32)
+    before = pool_in(server).state(), table_in(server).limiter.state()
+    server.close(20.0)
+    server = Server(None, **options)
+    assert (pool_in(server).state(), table_in(server).limiter.state()) == before
+    server.close(20.0)
+    Server(None, **options, discount=0.5).close(20.0)
 
 
 @pytest.mark.parametrize("storage", ["caches", "episodes"])
