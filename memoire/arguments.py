@@ -102,11 +102,6 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def escaped(value: str) -> str:
-    """Text of another program, such as an error's, as it can be sent and printed: lone surrogates are escaped."""
-    return value.encode("utf-8", "backslashreplace").decode()
-
-
 MAX_NAME = 256
 """Characters that the name of a run or of a table has at most."""
 

@@ -77,6 +77,11 @@ class InsecureWarning(UserWarning):
     """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
 
 
+def printable(text: str) -> str:
+    """Text of another program as a terminal may show it: control characters and lone surrogates are escaped."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 class NotBuilt(MemoireError, ImportError):
     """What Python found is memoire's source code, without the part of it that has to be compiled."""
 
@@ -459,7 +464,7 @@ class Refused(MemoireError, RuntimeError):
         self.endpoint, self.code, self.text = endpoint, code, text
 
     def __str__(self) -> str:
-        return f"{self.endpoint} refused the request ({self.code}): {self.text}"
+        return f"{self.endpoint} refused the request ({self.code}): {printable(self.text)}"
 
 
 class Closed(MemoireError, RuntimeError):
@@ -605,7 +610,7 @@ class ChildDied(MemoireError, RuntimeError):
         return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
 
     def __str__(self) -> str:
-        words = "\n    ".join(self.last_words) or "(it printed nothing)"
+        words = "\n    ".join(map(printable, self.last_words)) or "(it printed nothing)"
         return f"{self.name} {self.how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
@@ -871,7 +876,7 @@ class JobFailed(MemoireError, RuntimeError):
         self.job, self.worker, self.text = job, worker, text
 
     def __str__(self) -> str:
-        return f"job {self.job} failed at {self.worker}: {self.text}. The log there has all of it."
+        return f"job {self.job} failed at {self.worker}: {printable(self.text)}. The log there has all of it."
 
 
 class JobCancelled(MemoireError, RuntimeError):

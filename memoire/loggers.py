@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import json
 import logging
@@ -35,6 +36,9 @@ from .errors import NotInstalled, ParameterError
 __all__ = ["Functions", "JsonLines", "Logger", "TensorBoard", "Trackio", "Wandb", "figures"]
 
 _log = logging.getLogger(__name__)
+
+WARNING_INTERVAL = 60.0
+"""Seconds between two warnings about a file that cannot be written."""
 
 
 class Logger(Protocol):
@@ -67,6 +71,35 @@ class Functions:
         self._close()
 
 
+class _File:
+    """A file to which records are added, each as a whole.
+
+    One that cannot be written, such as on a full disk, is cut back to its last record, and the record is lost: once a
+    minute a warning says how many. Training goes on.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._clock = clock
+        self._lost, self._warned = 0, -math.inf
+
+    def add(self, record: bytes) -> None:
+        """Add a record; a reader sees it at once."""
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                start = file.tell()
+                if file.write(record) == len(record):
+                    return
+                file.truncate(start)
+                reason = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            reason = str(error.strerror)
+        self._lost += 1
+        if self._clock() - self._warned >= WARNING_INTERVAL:
+            self._warned = self._clock()
+            _log.warning("%s: %d records are lost so far: %s", self.path, self._lost, reason)
+
+
 class TensorBoard:
     """Writes an event file that TensorBoard reads while it grows. TensorBoard itself is not needed here.
 
@@ -85,17 +118,15 @@ class TensorBoard:
         name = f"events.out.tfevents.{clock():.0f}.{socket.gethostname()}.{os.getpid()}.{id(self):x}"
         self.path = place / name
         """The file."""
-        self._file = self.path.open("xb")
-        self._file.write(first_event())
+        self.path.write_bytes(first_event())
+        self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite ones of these figures; a reader sees them at once."""
-        self._file.write(scalars(figures, step, self._clock()))
-        self._file.flush()
+        """Write the finite ones of these figures; a reader sees them at once. A full disk loses them."""
+        self._file.add(scalars(figures, step, self._clock()))
 
     def close(self) -> None:
-        """Close the file. Closing again does nothing."""
-        self._file.close()
+        """Nothing: each record is written as a whole."""
 
 
 class Trackio:
@@ -137,12 +168,12 @@ class JsonLines:
         """The file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
+        self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite ones of these figures; a reader sees them at once."""
+        """Write the finite ones of these figures; a reader sees them at once. A full disk loses them."""
         finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "time": self._clock()} | finite) + "\n")
+        self._file.add(json.dumps({"step": step, "time": self._clock()} | finite).encode() + b"\n")
 
     def close(self) -> None:
         """Nothing: each line is written as a whole."""

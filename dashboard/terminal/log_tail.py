@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from memoire.dashboard.collect.answers import LogPage, LogRow
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError
+from memoire.nodes.output import discard
 from memoire.security.tokens import Tokens
 
 from .top import INCOMPLETE, PAGES, node_address
@@ -199,7 +199,7 @@ def tail(
             for page in _pages(sources, wanted, places, page_lines):
                 _write(page.rows[::-1], say)
     except BrokenPipeError:  # the end of `memoire logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard()
         return CUT_SHORT
     finally:
         sources.close()

@@ -23,6 +23,7 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.nodes.exposition import Exposition
 from memoire.nodes.http import NodePages, listen
+from memoire.nodes.output import say
 from memoire.nodes.supervision import LauncherLine
 from memoire.security.tokens import Tokens
 
@@ -179,10 +180,10 @@ def serve(settings: Settings) -> int:
     with LauncherLine() as tether, Dashboard(settings) as dashboard:
         tether.ready(endpoint=dashboard.url, http=dashboard.url)
         if not tether.is_launched:
-            print(f"memoire dashboard: {dashboard.url}", flush=True)
+            say(f"memoire dashboard: {dashboard.url}")
             if dashboard.probes_url is not None:
-                print(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz", flush=True)
-            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+                say(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz")
+            say("Ctrl-C ends it.", sys.stderr)
         while tether.wait(POLL_INTERVAL):
             pass
     return 0

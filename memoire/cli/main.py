@@ -50,8 +50,9 @@ EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
-    from memoire.nodes import settings, supervision
+    from memoire.nodes import output, settings, supervision
 
+    output.accept_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     top, commands = parsers()
     if not words:
@@ -74,10 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"memoire: this needs {error.name}: pip install 'memoire-rl[{extra}]'", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # What reads the output has ended, such as `head`: nothing more can be said, also not when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # what reads the output has ended, such as `head`
+        output.discard()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in output.UNWRITABLE:
+            raise
+        output.discard()
+        output.say(f"memoire: the output cannot be written: {error.strerror}", sys.stderr)
     return 1
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memoire.arguments import escaped, process_name, seconds, whole
+from memoire.arguments import process_name, seconds, whole
 from memoire.errors import (
     AuthError,
     Closed,
@@ -25,6 +25,7 @@ from memoire.errors import (
     ProtocolError,
     Refused,
     WrongType,
+    printable,
 )
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
@@ -290,7 +291,7 @@ class Observer(Asker):
             if job.is_over:  # the agent is gone, so that it could not be asked
                 raise JobCancelled(job.number) from error
             _log.exception("job %d failed", job.number)
-            text = escaped(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
+            text = printable(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
             return messages.Result(job=job.number, status="failed", text=text), None
         return messages.Result(job=job.number, fragments=rows_of), payload
 

@@ -22,6 +22,8 @@ from .supervision import LINE
 
 LAST_LINES = 40
 """Lines of each child's output that are kept."""
+LONGEST_LINE = 1 << 16
+"""Bytes of output without a line's end after which a line ends there."""
 POLL_INTERVAL = 0.005
 """Seconds between two looks whether a process has ended that has closed its files."""
 PROGRAM_READY = 5.0
@@ -77,7 +79,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **self.environment, **_inherited(theirs)},
+                # The pipe is read as UTF-8, whatever the terminal's encoding is.
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **self.environment, **_inherited(theirs)},
                 process_group=0,
             )
         os.set_blocking(self.output.fileno(), False)
@@ -143,8 +146,16 @@ class Child:
             self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
 
     def lines(self, source: str, data: bytes) -> list[bytes]:
-        """Whole lines of "line" or "output", `data` added; the rest is kept for the next call."""
-        *whole, self._partial[source] = (self._partial[source] + data).split(b"\n")
+        """Whole lines of "line" or "output", `data` added; the rest is kept for the next call.
+
+        A carriage return begins a line of output again, as on a terminal: of a progress bar the last state is kept.
+        """
+        *whole, rest = (self._partial[source] + data).split(b"\n")
+        if source == "output":
+            *whole, rest = (text[text.rstrip(b"\r").rfind(b"\r") + 1 :] for text in (*whole, rest))
+            if len(rest) > LONGEST_LINE:
+                whole, rest = [*whole, rest], b""
+        self._partial[source] = rest
         return whole
 
 

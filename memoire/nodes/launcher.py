@@ -264,8 +264,21 @@ class Launcher:
                 self._selector.unregister(end)
             end.close()
 
+    def _reap_orphans(self) -> None:
+        """As process 1, as in a container, wait for processes that children have left behind and that have ended."""
+        own = {child.process.pid for child in self.children}
+        while os.getpid() == 1:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in own:  # the launcher waits for its own
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
     def _take(self, timeout: float) -> None:
         """Read what there is to read, waiting for the first of it."""
+        self._reap_orphans()
         for key, _ in self._selector.select(max(0.0, timeout)):
             if key.data is None:
                 self._signals.drain()

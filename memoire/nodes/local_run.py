@@ -13,6 +13,7 @@ from . import local_cluster
 from .child import Child
 from .launcher import Launcher
 from .local_cluster import LocalCluster, Nodes
+from .output import say
 
 IDLE = 60.0
 """Seconds between two looks at a run that shows nothing."""
@@ -76,12 +77,12 @@ class LocalRun:
         if self._board is not None and self._board.facts is not None:
             self.dashboard = str(self._board.facts["http"])
             self._board = None
-            print(f"memoire: dashboard: {self.dashboard}", flush=True)
+            say(f"memoire: dashboard: {self.dashboard}")
 
 
 def note(line: str) -> None:
     """Say something about the run beside what its processes print."""
-    print(f"memoire: {line}", file=sys.stderr, flush=True)
+    say(f"memoire: {line}", sys.stderr)
 
 
 def up(nodes: Nodes, *, dashboard: bool = True) -> int:
@@ -89,7 +90,7 @@ def up(nodes: Nodes, *, dashboard: bool = True) -> int:
 
     A process that dies is started again.
     """
-    with Launcher(lambda name, line: print(f"{name}: {line}", file=sys.stderr, flush=True), say=note) as launcher:
+    with Launcher(lambda name, line: say(f"{name}: {line}", sys.stderr), say=note) as launcher:
         run = LocalRun(launcher, nodes, dashboard=dashboard)
         if run.begin() and run.cluster is not None:
             _announce_nodes(run.cluster)
@@ -100,7 +101,7 @@ def up(nodes: Nodes, *, dashboard: bool = True) -> int:
 
 def _announce_nodes(cluster: LocalCluster) -> None:
     for endpoint in cluster.endpoints:
-        print(f"memoire: actors and learners connect to {endpoint}", flush=True)
+        say(f"memoire: actors and learners connect to {endpoint}")
     for child, page in zip((*cluster.servers, *cluster.proxies), cluster.pages, strict=True):
-        print(f"memoire: how {child.name} stands: {page}/status", flush=True)
-    print("Ctrl-C ends the cluster.", file=sys.stderr, flush=True)
+        say(f"memoire: how {child.name} stands: {page}/status")
+    say("Ctrl-C ends the cluster.", sys.stderr)

@@ -1,17 +1,58 @@
-"""What launched processes print: on the terminal behind the process' name, and in a file for each of them."""
+"""What a process of long life and those that it has launched print: on a terminal, and in a file for each of them."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from memoire.errors import ParameterError
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error numbers of a write to a file that takes no more, such as on a full disk."""
 COLOURS = (36, 33, 32, 35, 34, 31)
 """ANSI colours of the names, one process after the other."""
+
+
+def accept_all_text() -> None:
+    """Have standard output and error write characters that their encoding lacks as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(line: str, file: IO[str] | None = None) -> None:
+    """Print a line at once, on standard output if no file is given.
+
+    What cannot be written, such as on a full disk, is lost, which standard error says once for each file: whoever has
+    processes to look after goes on.
+
+    Raises:
+        BrokenPipeError: what reads the output has ended.
+    """
+    stream = sys.stdout if file is None else file
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is not sys.stderr and id(stream) not in _LOST:
+            _LOST.add(id(stream))
+            name = getattr(stream, "name", "a file")
+            say(f"memoire: output to {name} cannot be written, and is lost: {error.strerror}", sys.stderr)
+
+
+_LOST: set[int] = set()
+
+
+def discard() -> None:
+    """Write nothing more to standard output, also not what is still in its buffer when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ProcessOutput:
@@ -44,9 +85,9 @@ class ProcessOutput:
     def __call__(self, name: str, line: str) -> None:
         """Take a line that a process printed."""
         if self._terminal is not None:
-            print(f"{self._shown(name)} {line}", file=self._terminal, flush=True)
+            say(f"{self._shown(name)} {line}", self._terminal)
         if self._folder is not None:
-            print(line, file=self._file(name), flush=True)
+            say(line, self._file(name))
 
     def close(self) -> None:
         """Close the files."""

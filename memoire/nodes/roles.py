@@ -29,6 +29,7 @@ from memoire.wire.messages import TRAIN
 from . import snapshots
 from .gym_environments import env_schema
 from .http import NodePages
+from .output import say
 from .pages import security
 from .sizes import NotASize, size
 from .supervision import LauncherLine
@@ -60,11 +61,10 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
     if given.lstrip().startswith("{"):
         return kind.from_json(given)
     try:
-        text = Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise SchemaError(
-            f"cannot read the schema from {given!r}: {error.strerror}. Give a JSON file (--schema)."
-        ) from error
+        text = Path(given).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SchemaError(f"cannot read the schema from {given!r}: {reason}. Give a JSON file (--schema).") from error
     return kind.from_json(text)
 
 
@@ -228,7 +228,7 @@ class ServersFile:
             ParameterError: it cannot be read, the first time.
         """
         try:
-            text = Path(self.path).read_text(encoding="utf-8")
+            text = Path(self.path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             if self._text is None:
                 raise ParameterError(
@@ -323,14 +323,14 @@ def _announce(tether: LauncherLine, role: str, node: Server | Proxy, pages: Node
     pages.show(node)
     tether.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
     if not tether.is_launched:
-        print(f"memoire {role}: {node.endpoint}", flush=True)
+        say(f"memoire {role}: {node.endpoint}")
         if pages.url is not None:
-            print(f"memoire {role}: how it stands: {pages.url}/status", flush=True)
+            say(f"memoire {role}: how it stands: {pages.url}/status")
         if pages.probes_url is not None:
-            print(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz", flush=True)
-        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+            say(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz")
+        say("Ctrl-C ends it.", sys.stderr)
     if found := security(node.stats(), pages.open).open:
-        print(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", file=sys.stderr, flush=True)
+        say(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", sys.stderr)
 
 
 def _server_report(server: Server) -> dict[str, Any]:

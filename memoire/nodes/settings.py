@@ -101,7 +101,7 @@ def parse(
 def read(path: str) -> dict[str, Any]:
     """What a file of settings says. Raises ParameterError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:  # both parsers say line and column
         raise ParameterError("--settings", path, f"a TOML file (*.toml) or JSON file of settings: {error}") from error

@@ -41,7 +41,7 @@ def read_tables(path: str) -> dict[str, Table]:
     """
     is_content = path.lstrip().startswith("{")
     try:
-        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8"))
+        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets as deep
@@ -76,7 +76,7 @@ def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
     given, kind = settings["schema"], RowSchema if settings.get("storage") == "prompts" else Schema
-    return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8"))
+    return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
 
 
 def parameters_from(changes: Mapping[str, Any]) -> Parameters:

@@ -25,6 +25,7 @@ import numpy as np
 from memoire.errors import MemoireError
 from memoire.inference.observer import Observer
 from memoire.nodes.http import NodePages
+from memoire.nodes.output import accept_all_text, say
 from memoire.nodes.supervision import LauncherLine
 from memoire.server.server import Server
 
@@ -48,6 +49,7 @@ REPORTED = 20
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; its exit status."""
+    accept_all_text()
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO if given.verbose else logging.WARNING, format="%(message)s")
     try:
@@ -144,7 +146,7 @@ def _serve(given: argparse.Namespace) -> int:
         with contextlib.closing(server), contextlib.closing(NodePages(given.http, server)) as pages:
             beside = [server.push_endpoint, server.pub_endpoint]
             line.ready(endpoint=server.endpoint, http=f"http://{pages.address}", beside=beside)
-            print(f"serving {pipeline.run} at {server.endpoint}", flush=True)
+            say(f"serving {pipeline.run} at {server.endpoint}")
             while line.wait(60.0):
                 pass
     return 0
@@ -254,7 +256,7 @@ def _infer(given: argparse.Namespace) -> int:
         node = read_collection(given.file).node(given.endpoint, given.url, keys=given.keys)
         with contextlib.closing(node), contextlib.closing(NodePages(given.http, node)):
             line.ready(endpoint=node.endpoint)
-            print(f"answering at {node.endpoint}", flush=True)
+            say(f"answering at {node.endpoint}")
             while line.wait(60.0):
                 pass
     return 0

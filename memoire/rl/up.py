@@ -20,6 +20,7 @@ from memoire.nodes import local_cluster
 from memoire.nodes.child import Child
 from memoire.nodes.launcher import Launcher
 from memoire.nodes.local_cluster import where_it_was, with_keys
+from memoire.nodes.output import say
 from memoire.security.keyfolder import Keys
 
 from .pipeline import Goal, Pipeline, read_pipeline
@@ -97,7 +98,7 @@ class Run:
         seconds: float | None = None,
         accidents: Sequence[Accident] = (),
         dashboard: bool = True,
-        say: Callable[[str], object] = lambda line: print(line, flush=True),
+        say: Callable[[str], object] = say,
     ) -> None:
         self.path = os.path.abspath(path)
         self._limit = np.inf if seconds is None else seconds

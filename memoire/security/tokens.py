@@ -100,7 +100,7 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[str, ...]:
         ParameterError: it cannot be read, or there is anything else in it.
     """
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ParameterError("token file", os.fspath(path), f"{EXPECTED}: {error}") from None

@@ -4,7 +4,9 @@ import contextlib
 import json
 import math
 import struct
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +231,41 @@ def test_another_run_is_another_logger_and_a_finished_one_is_the_end():
 @pytest.mark.parametrize(("run", "folder"), [("a/b", "a_b"), ("..", "run__"), ("", "run"), ("é" * 200, "_" * 80)])
 def test_whatever_a_run_is_called_its_folder_stays_within(run, folder):
     assert report.folder_name(run) == folder
+
+
+ON_A_SMALL_DISK = """
+import logging, resource, signal, sys
+from memoire import loggers
+logging.basicConfig(format="%(message)s")
+now = [0.0]
+logger = getattr(loggers, sys.argv[1])(sys.argv[2], clock=lambda: now[0])
+logger.log({"loss": 0.5}, 1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+size = logger.path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 7, resource.RLIM_INFINITY))
+for step in range(2, 200):
+    now[0] += 1.0
+    logger.log({"loss": 0.5}, step)
+assert logger.path.stat().st_size == size, "a part of a record was left"
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+logger.log({"loss": 0.5}, 200)
+assert logger.path.stat().st_size > size
+logger.close()
+print(logger.path)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["TensorBoard", "JsonLines"])
+def test_a_full_disk_loses_whole_records_with_a_warning_a_minute_and_training_goes_on(kind, tmp_path):
+    given = [sys.executable, "-c", ON_A_SMALL_DISK, kind, str(tmp_path / "figures")]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    path = done.stdout.strip()
+    said = [f"{path}: {lost} records are lost so far: No space left on device" for lost in (1, 61, 121, 181)]
+    assert done.stderr.splitlines() == said
+    if kind == "JsonLines":
+        steps = [json.loads(line)["step"] for line in Path(path).read_text().splitlines()]
+    else:
+        steps = [step for _, step, _ in events(Path(path))]
+    assert steps == [1, 200]

@@ -1,11 +1,23 @@
 """What launched processes print: behind their names on the terminal, and in their files."""
 
 import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from memoire.errors import ParameterError
+from memoire.errors import ChildDied, JobFailed, ParameterError, Refused
+from memoire.nodes import output, settings
+from memoire.nodes.child import LONGEST_LINE, Child
 from memoire.nodes.output import ProcessOutput
+from memoire.nodes.roles import ServersFile, schema_of
+from memoire.nodes.tables_file import read_tables
+from memoire.replay.schema import Schema
+from memoire.security.tokens import read_tokens
 
 
 class Terminal(io.StringIO):
@@ -46,3 +58,116 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ParameterError, match="--logs must be a folder that is there or can be made: File exists, got"):
         ProcessOutput(["a"], str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_text_that_a_terminal_lacks_is_shown_as_an_escape(encoding, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding))
+    output.accept_all_text()
+    output.say("réseau … \udcff")
+    expected = {"ascii": b"r\\xe9seau \\u2026 \\udcff\n", "latin-1": b"r\xe9seau \\u2026 \\udcff\n"}
+    assert raw.getvalue() == expected.get(encoding, "réseau … \\udcff\n".encode())
+
+
+def test_output_on_a_full_disk_is_lost_which_is_said_once(capsys):
+    full = open("/dev/full", "w")  # noqa: SIM115 (its close fails, too)
+    shown = ProcessOutput(["a"], terminal=full)
+    for number in range(3):
+        shown("a", f"line {number}")
+    said = "memoire: output to /dev/full cannot be written, and is lost: No space left on device\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(OSError):
+        full.close()
+
+
+def test_a_reader_that_has_ended_ends_the_output():
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        with pytest.raises(BrokenPipeError):
+            output.say("line", closed)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)
+
+
+COMMANDS = {
+    "memoire": ["plan", "--actors", "3"],
+    "memoire.rl": ["--help"],
+    "memoire.rl.demo.actor": ["--help"],
+    "memoire.rl.demo.learner": ["--help"],
+    "memoire.tmrl": ["--help"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", COMMANDS)
+def test_a_command_works_without_docstrings_and_on_an_ascii_terminal(module):
+    given = [sys.executable, "-OO", "-m", module, *COMMANDS[module]]
+    done = subprocess.run(given, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.isascii() and done.stdout
+
+
+@pytest.mark.slow
+def test_a_command_whose_output_cannot_be_written_says_so_and_fails():
+    with open("/dev/full", "w") as full:
+        given = [sys.executable, "-m", "memoire", "plan", "--actors", "3"]
+        done = subprocess.run(given, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr == "memoire: the output cannot be written: No space left on device\n"
+
+
+def lines_of(*pieces: bytes) -> list[bytes]:
+    child = Child("a", ["-m", "a"], {})
+    return [line.rstrip() for piece in pieces for line in child.lines("output", piece)]
+
+
+def test_of_a_progress_bar_the_last_state_is_kept():
+    bar = [b"\r%3d %%" % share for share in range(101)]
+    assert lines_of(b"begins\r\n", *bar, b"\n", b"ends\n") == [b"begins", b"100 %", b"ends"]
+    child = Child("a", ["-m", "a"], {})
+    for _ in range(100):
+        assert child.lines("output", b"\r" + b"#" * 1000) == []
+    assert child.lines("output", b"\n") == [b"#" * 1000]
+
+
+def test_a_line_without_an_end_ends_when_it_is_too_long():
+    pieces = [b"x" * 1000] * (3 * LONGEST_LINE // 1000)
+    found = lines_of(*pieces)
+    assert len(found) == 2 and max(map(len, found)) <= LONGEST_LINE + 1000
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused("tcp://a:1", "failed", "\x1b[2J\x9b2K\udcff"),
+        JobFailed(3, "worker", "\x1b[2J\x9b2K\udcff"),
+        ChildDied("a", 1, ("\x1b[2J\x9b2K\udcff",)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_control_characters_of_another_program_do_not_reach_the_terminal(error):
+    assert r"\x1b[2J\x9b2K\udcff" in str(error)
+    assert str(error).replace("\n", "").isprintable()
+
+
+SCHEMA = Schema({"obs": "float32", "reward": "float32"}).to_json()
+TEXT_FILES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "settings.json": ('{"server": {"capacity": 7}}', settings.read),
+    "settings.toml": ("[server]\ncapacity = 7\n", settings.read),
+    "tables.json": (json.dumps({"t": {"schema": json.loads(SCHEMA), "cache_limit": 7}}), read_tables),
+    "schema.json": (SCHEMA, lambda path: schema_of(path, None)),
+    "servers": ("tcp://a:5560\ntcp://b:5560\n", lambda path: ServersFile(path).read()),
+    "tokens": ("a-token-of-thirty-two-characters-1\n", read_tokens),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_byte_order_mark_before_a_text_is_skipped(name: str, tmp_path: Path):
+    text, read = TEXT_FILES[name]
+    found = []
+    for folder, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        path = tmp_path / folder / name
+        path.parent.mkdir()
+        path.write_bytes(mark + text.encode())
+        found.append(read(str(path)))
+    assert found[0] == found[1] and found[0]

@@ -211,3 +211,32 @@ def test_a_learner_that_opens_no_server_is_told_how(
     assert len(told) == 1 and re.fullmatch(
         r"memoire: actors wait until the learner listens at tcp://127\.0\.0\.1:\d+ \(\$MEMOIRE_LISTEN\)", told[0]
     )
+
+
+AS_PROCESS_1 = """
+    import ctypes, os, sys, time
+    from memoire.nodes.launcher import Launcher
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # orphans become children of this process, as of process 1
+    os.getpid = lambda: 1
+    with Launcher() as launcher:
+        child = launcher.start_program("leaves", ["leaves.py"], {})
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            launcher.pump(0.05)
+            left = [line for line in child.tail if line.startswith("orphan")]
+            if left and not os.path.exists("/proc/" + left[0].split()[1]):
+                sys.exit(0)
+    sys.exit("the orphan is still there")
+"""
+LEAVES = """
+    import os, subprocess, time
+    print("orphan", subprocess.check_output(["sh", "-c", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)"], text=True))
+    time.sleep(60)
+"""
+
+
+def test_as_process_1_it_waits_for_what_others_have_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(textwrap.dedent(LEAVES))
+    program = textwrap.dedent(AS_PROCESS_1)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")

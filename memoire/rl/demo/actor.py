@@ -133,7 +133,8 @@ def play(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run an actor from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m memoire.rl.demo.actor", description=__doc__.partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m memoire.rl.demo.actor", description=about)
     parser.add_argument("endpoint", help="address of a server, proxy or relay")
     parser.add_argument("--env", default="CartPole-v1", help="Gymnasium environment with discrete actions")
     parser.add_argument("--num-envs", type=int, default=4, help="environments that are stepped side by side")

@@ -153,7 +153,8 @@ def _end(tether: LauncherLine, reader: Reader) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a learner from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m memoire.rl.demo.learner", description=__doc__.partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m memoire.rl.demo.learner", description=about)
     parser.add_argument("endpoint", help="address of a server or proxy")
     parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
     parser.add_argument("--seed", type=int, default=0)

@@ -143,7 +143,7 @@ class Constants(Mapping[str, Any]):
         if self._file is None:
             path: Path = self["CONFIG_FILE"]
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                found = json.loads(path.read_text(encoding="utf-8-sig"))
             except FileNotFoundError:
                 found = {}
             except (OSError, ValueError) as error:
