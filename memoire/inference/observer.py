@@ -281,7 +281,7 @@ class Observer(Asker):
                 start = {name: values[0] for name, values in rows.items()}
             episode = self._run_episode(start, ask, dict(body.options))
             entries, versions, final = _record(episode, ask, job)
-            ended = bool(entries) and "terminated" not in agent.entries and bool(entries[-1].get("terminated"))
+            ended = bool(entries) and bool(entries[-1].get("terminated"))
             facts: dict[str, Any] = {"terminated": ended, "client": self._client, "number": job.number}
             made = fragment_of(agent.entries, entries, versions, final, **facts)
             rows_of, payload = rollout_transport.packed([made], agent.entries, now=made.arrived, wall=0.0)

@@ -103,6 +103,7 @@ class Collector:
     Raises:
         MemoireTimeout: nobody answered.
         ParameterError: the environments do not reset themselves, or the table stores no rollouts.
+        SchemaError: a column of the table is called version.
     """
 
     @checked_names()

@@ -7,11 +7,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from memoire.errors import SchemaError
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 
 DISCOUNTED: Final = "discounted"
 """Column for the discounted sum of an episode's rewards so far: rewards are scaled by its spread."""
+VERSION: Final = "version"
+"""What policies call the version of the model that acted."""
+KNOWN: Final = ("obs", "reward", "terminated", "truncated")
+"""Columns of what the environment returns."""
 MEMORY: Final = "memory"
 """Column for what a recurrent policy remembers before an entry: zeros where an episode begins."""
 
@@ -23,14 +28,25 @@ def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discount
         env: An environment or vector environment, or anything with its two spaces.
         extra: More columns that the policy returns; one called memory is what a recurrent policy remembers.
         discounted: Whether to store the discounted sums by which rewards are scaled.
+
+    Raises:
+        SchemaError: one of the columns has a name that policies return something else by.
     """
     columns: dict[str, Any] = {"logp": np.float32} | dict(extra or {})
-    return Schema.from_env(env, columns | ({DISCOUNTED: np.float32} if discounted else {}))
+    schema = Schema.from_env(env, columns | ({DISCOUNTED: np.float32} if discounted else {}))
+    made_by_policies(schema)
+    return schema
 
 
 def made_by_policies(schema: Schema) -> list[str]:
-    """Names of what neither the environment nor the collector knows: action, logp and others."""
-    return [root for root in schema.roots if root not in ("obs", "reward", schema.qvest, DISCOUNTED)]
+    """Names of what neither the environment nor the collector knows: action, logp and others.
+
+    Raises:
+        SchemaError: one of them is what a policy returns beside its columns.
+    """
+    if VERSION in schema.roots:
+        raise SchemaError(f"column {VERSION!r}: policies return their model's version by this name. Choose another.")
+    return [root for root in schema.roots if root not in (*KNOWN, schema.qvest, DISCOUNTED)]
 
 
 def policy_rows(schema: Schema) -> tuple[RowSchema, RowSchema]:

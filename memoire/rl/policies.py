@@ -52,11 +52,11 @@ class Policy(Protocol):
 class Asks(Protocol):
     """A policy that computes elsewhere, while its caller steps other environments."""
 
-    def ask(self, observations: Any, *, min_version: int = 0, **columns: Any) -> Any:
+    def ask(self, observations: Any, *, min_version: int = 0) -> Any:
         """An object at once, whose `result(timeout)` waits for what `act` would return, and raises MemoireTimeout.
 
         Args:
-            observations, columns: [N, *F], as of `Policy.act`.
+            observations: [N, *F]; and `memory=`, as of `Policy.act`.
             min_version: The model that acts must be this one or a newer one.
         """
         ...

@@ -15,7 +15,7 @@ from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 
-from .columns import policy_rows
+from .columns import MEMORY, VERSION, policy_rows
 
 
 class RemoteActor:
@@ -26,6 +26,9 @@ class RemoteActor:
         schema: Of the table that is filled.
         timeout: Seconds until a request is given up.
         keys: As of `RemotePolicy`.
+
+    Raises:
+        SchemaError: a column of the table is called version.
     """
 
     def __init__(self, urls: Sequence[str], schema: Schema, *, timeout: float, keys: Given = None) -> None:
@@ -34,18 +37,19 @@ class RemoteActor:
         self.remote = RemotePolicy(urls, inputs, outputs, timeout, keys=keys)
         """What asks the nodes."""
 
-    def ask(self, observations: Any, *, min_version: int = 0, **columns: Any) -> AskedActions:
+    def ask(self, observations: Any, *, min_version: int = 0, memory: Any = None) -> AskedActions:
         """Have actions computed for observations [N, *F]; returns at once.
 
         Args:
             min_version: Of the weights: the node waits until they are there.
-            columns: Other inputs [N, ...].
+            memory: [N, *M] what a recurrent policy remembers, if the table has a column of this name.
         """
-        return AskedActions(self.remote.ask({"obs": observations, **columns}, min_version), self._outputs)
+        columns = {"obs": observations} | ({} if memory is None else {MEMORY: memory})
+        return AskedActions(self.remote.ask(columns, min_version), self._outputs)
 
-    def act(self, observations: Any, **columns: Any) -> Mapping[str, Any]:
+    def act(self, observations: Any, *, memory: Any = None) -> Mapping[str, Any]:
         """Actions for observations [N, *F], and what else the table stores: [N, ...] by name, and "version"."""
-        return self.ask(observations, **columns).result()
+        return self.ask(observations, memory=memory).result()
 
     def close(self) -> None:
         """Ask no more."""
@@ -69,4 +73,4 @@ class AskedActions:
             root: outputs.nest(root, {leaf: np.asarray(found[leaf]) for leaf in outputs.leaves(root)})
             for root in outputs.roots
         }
-        return columns | {"version": self._pending.version}
+        return columns | {VERSION: self._pending.version}

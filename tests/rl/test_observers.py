@@ -115,6 +115,13 @@ def test_an_episode_comes_back_with_its_entries_version_and_end(open_agent, obse
     assert agent.stats().rows == 3
 
 
+@pytest.mark.parametrize("entries", [ENTRIES, ENTRIES | {"terminated": np.bool_}])
+def test_an_episode_ends_as_its_last_entry_says_also_in_a_column_of_that_name(entries, open_agent, observe):
+    agent = open_agent(entries=entries)
+    observe(agent)
+    assert [agent.run_episode(steps=steps).result(20).terminated for steps in (2, 3)] == [False, True]
+
+
 def test_an_observer_whose_agent_has_gone_uses_no_core(open_agent, observe):
     """The lease of its job was to be renewed at a moment that had passed, so that each wait ended at once."""
     begun, goes_on, used = threading.Event(), threading.Event(), []

@@ -1,17 +1,19 @@
 """Collectors that ask inference nodes: one address is enough, entries are strict, and two groups overlap."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 import memoire
 from actor_critic import NumpyActorCritic
-from memoire.errors import MemoireTimeout, ParameterError
+from memoire.errors import MemoireTimeout, ParameterError, SchemaError
 from memoire.nodes.gym_environments import make_envs
 from memoire.pool.tables import Table
 from memoire.replay.columns import Column
 from memoire.rl.collector import Collector
 from memoire.rl.columns import policy_rows, rollout_schema
-from memoire.rl.policies import MlpPolicy
+from memoire.rl.policies import Asks, MlpPolicy, Policy
 from memoire.rl.remote import RemoteActor
 from netkit import QUICK, in_thread
 
@@ -95,6 +97,45 @@ def test_a_policy_that_is_given_acts_although_there_are_nodes(cluster):
     server.publish("policy", NumpyActorCritic(4, 2).body())
     with Collector(server.endpoint, envs, policy=MlpPolicy(seed=0)) as collector:
         assert collector.run(8).version == 1
+
+
+def arguments_of(*functions):
+    return {name for each in functions for name in inspect.signature(each).parameters} - {"args", "kwargs"}
+
+
+NAMES = arguments_of(RemoteActor.ask, RemoteActor.act, Policy.act, Asks.ask, MlpPolicy.act) | {
+    "observations", "min_version", "columns", "extras", "inputs", "terminated", "truncated", "version", "lane", "name",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"memory"}))
+def test_a_column_of_any_name_is_stored_as_its_policy_says_or_refused_before_the_first_step(name, cluster):
+    """Names of arguments, and of what the writer and policies say by themselves; memory is fed back."""
+    envs, asked = make_envs("CartPole-v1", 2), []
+
+    class Acts:
+        def act(self, observations):
+            asked.append(observations)
+            found = {"action": np.zeros(2, np.int64), "logp": np.zeros(2, np.float32), "version": 7}
+            return {name: np.array([42, 43])} | found if name not in ("terminated", "truncated") else found
+
+    columns = {"obs": Column(np.float32, (4,), "state"), "action": np.int64, "reward": np.float32, "logp": np.float32}
+    table = Table(memoire.Schema(columns | {name: np.int64}), storage="rollouts", capacity=256, length=4)
+    server = cluster.server(schema=None, tables={"rollouts": table}, limits=QUICK)
+    if name in ("self", "version"):
+        with pytest.raises(SchemaError, match=f"column '{name}': .* Choose another"):
+            Collector(server.endpoint, envs, policy=Acts())
+        assert not asked
+        if name == "version":
+            for refuses in (rollout_schema, lambda envs, extra: policy_rows(table.schema)):
+                with pytest.raises(SchemaError, match="column 'version'"):
+                    refuses(envs, {name: np.int64})
+        return
+    with Collector(server.endpoint, envs, policy=Acts()) as collector:
+        collector.run(8)
+        rollouts = server.table("rollouts").take(8, 20.0)
+    assert set(rollouts.model_version.tolist()) == {7}
+    assert set(rollouts[name].tolist()) <= {42, 43} if name not in ("terminated", "truncated") else {0, 1}
 
 
 def test_clients_are_told_of_nodes_as_they_reach_them(cluster):
