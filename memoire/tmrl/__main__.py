@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import runpy
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -65,17 +66,18 @@ class ForwardedNames:
 
 
 def run_script(path: str, arguments: list[str]) -> None:
-    """Run a script that was written for `tmrl`."""
-    before, finder = sys.argv, ForwardedNames()
+    """Run a script that was written for `tmrl`; it finds modules beside it, as Python's own start of a script does."""
+    before, finder = (sys.argv, list(sys.path)), ForwardedNames()
     for name in [each for each in sys.modules if each.partition(".")[0] in ("tmrl", "rtgym")]:
         del sys.modules[name]
     sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
     try:
         runpy.run_path(path, run_name="__main__")
     finally:
         sys.meta_path.remove(finder)  # type: ignore[arg-type]
-        sys.argv = before
+        sys.argv, sys.path[:] = before
 
 
 def main(arguments: list[str] | None = None) -> int:

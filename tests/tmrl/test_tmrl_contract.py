@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire.errors import ParameterError
 from memoire.tmrl import networking, training
+from memoire.tmrl.__main__ import main as run_main
 from memoire.tmrl.addresses import port_of
 
 REQUIRED = inspect.Parameter.empty
@@ -115,3 +117,19 @@ def test_the_names_of_a_newer_script_are_there() -> None:
     assert (cfg.PASSWORD, cfg.DEBUG_MODE) == ("", False)
     training_offline = pytest.importorskip("memoire.tmrl.training_offline")
     assert training_offline.TorchTrainingOffline is training_offline.TrainingOffline
+
+
+def test_a_script_runs_unchanged_from_any_folder_with_the_modules_beside_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "beside_the_script.py").write_text("from rtgym import RealTimeGymInterface as interface\n")
+    (tmp_path / "script.py").write_text(
+        "import sys\nfrom beside_the_script import interface\nfrom tmrl.networking import Trainer\nimport tmrl.util\n"
+        "print(__name__, sys.argv[1:], interface.__module__, Trainer.__module__, tmrl.util.prod([2, 3]))\n"
+    )
+    monkeypatch.chdir("/")
+    before = list(sys.path), list(sys.argv), list(sys.meta_path)
+    try:
+        assert run_main(["run", str(tmp_path / "script.py"), "worker"]) == 0
+    finally:
+        sys.modules.pop("beside_the_script", None)
+    assert capsys.readouterr().out == "__main__ ['worker'] memoire.rl.realtime memoire.tmrl.networking 6\n"
+    assert (sys.path, sys.argv, sys.meta_path) == before and run_main(["run"]) == 2
