@@ -126,7 +126,8 @@ def write(memory: Memory, dataset_id: str, **about: Any) -> Any:
             `author=`, `description=`, `data_format=`, ...
 
     Raises:
-        ParameterError: no episode can be written, or the schema has no obs, action or scalar reward.
+        ParameterError: no episode can be written, the schema has no obs, action or scalar reward, or a ragged column is
+            no text.
     """
     known = memory.schema
     missing = [root for root in ("obs", "action", "reward") if root not in known.roots]
@@ -150,6 +151,7 @@ def _buffer(known: Schema, number: int, episode: dataset.Episode) -> EpisodeBuff
             columns[name] = [*columns[name], state]
         else:
             columns[name] = np.concatenate([columns[name], state[None]])
+    columns |= {name: _texts(known, name, columns[name]) for name in known.ragged}
     ends = np.zeros(length, np.bool_)
     ends[-1] = True
     nothing = np.zeros(length, np.bool_)
@@ -163,6 +165,22 @@ def _buffer(known: Schema, number: int, episode: dataset.Episode) -> EpisodeBuff
         truncations=(nothing if episode.terminated else ends).tolist(),
         infos=infos or None,
     )
+
+
+def _texts(known: Schema, name: str, values: Any) -> list[str]:
+    """The values of a ragged column as text: no others of different lengths can be in a data set.
+
+    Raises:
+        ParameterError: the column holds something else.
+    """
+    column = known[name]
+    try:
+        if column.dtype == np.uint8 and not column.element:
+            return [value.tobytes().decode() for value in values]
+    except UnicodeDecodeError:
+        pass
+    expected = "one whose ragged columns are text in UTF-8: Minari stores no other values of different lengths"
+    raise ParameterError("memory", f"one with {name!r}, {column}", expected)
 
 
 def _nested(known: Schema, root: str, columns: Mapping[str, Any]) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from numpy.typing import NDArray
 
+from memoire.errors import ParameterError
 from memoire.limits import MiB
 from memoire.replay.autoreset import layout
 from memoire.replay.episode_store import Observer
@@ -21,6 +23,7 @@ from .episodes import OpenEpisodes, Shipment
 from .reports import MemorySums
 from .session import Session
 
+_log = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 """Fewest and most entries that a memory has room for if nobody says how many."""
@@ -141,6 +144,13 @@ class LocalMemory:
             session.parameters, session.parameters_version = parameters, version
             if self._memory is not None:
                 self._memory.configure(parameters)
+            if self._writers is not None and session.told.storage != "rollouts":
+                try:
+                    self._writers.check(parameters)
+                except ParameterError as error:  # no caller is there to refuse it
+                    _log.warning(
+                        "the server now sets %s=%s; here it must be %s", error.name, error.value, error.expected
+                    )
             if self._writers is not None and former.rollout_length != parameters.rollout_length:
                 self._writers.shorten(self._longest())
 

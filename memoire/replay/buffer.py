@@ -274,6 +274,7 @@ class Buffer(StrictAttributes):
         with self._memory.held():
             follows = chosen(self.parameters, sampler, discount, fields)
             check_size(follows, self.capacity)
+            self._writers.check(follows)
             self._memory.configure(follows)
         self._limiter.configure(follows)
         return follows

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .parameters import Parameters
 from .schema import Schema
 
 AfterStep = Literal["", "wait", "discard"]
@@ -23,6 +24,10 @@ class EpisodeStore(Protocol):
     @property
     def capacity(self) -> int:
         """Entries it has room for."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """How samples are cut."""
 
     def open(self, lane: int = 0) -> None:
         """Begin an episode, discarding one that was not closed."""

@@ -270,8 +270,14 @@ class Schema(Mapping[str, Column]):
 def _check_name(name: Any, within: str) -> None:
     where = f" (in {within!r})" if within else ""
     if not isinstance(name, str):
-        raise SchemaError(f"column names are strings, got {name!r}{where}.")
-    if "." in name or not is_name(name, _MAX_NAME):
+        raise SchemaError(f"column names are strings, got {name!r}{where}. Write {str(name)!r}.")
+    if "." in name and is_name(name.replace(".", "_"), _MAX_NAME):
+        nested = "..."
+        for part in reversed(name.split(".")):
+            nested = f"{{{part!r}: {nested}}}"
+        flat = name.replace(".", "_")
+        raise SchemaError(f"column {name!r}{where}: dots separate nested names. Write {nested}, or rename it {flat!r}.")
+    if not is_name(name, _MAX_NAME):
         raise SchemaError(
             f"column {name[:_MAX_NAME]!r}{where}: a name is 1 to {_MAX_NAME} printable characters without a dot "
             f"(dots separate nested names). Rename it."

@@ -15,6 +15,7 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
     kinds = {kind.__name__ for kind in type(space).__mro__}
     parts = None if "OneOf" in kinds else getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
+        _check_keys(name, parts)
         return {key: columns_of_space(f"{name}.{key}", part, role, keep_float64) for key, part in parts.items()}
     if isinstance(parts, tuple | list):
         return tuple(columns_of_space(f"{name}.{i}", part, role, keep_float64) for i, part in enumerate(parts))
@@ -22,9 +23,9 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
         return _columns_of_graph(name, space, role, keep_float64)
     if "Sequence" in kinds:
         return _columns_of_sequence(name, space, role, keep_float64)
-    if "Text" in kinds:
-        return named(name, lambda: Column(np.uint8, (None,), role))
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
+    if "Text" in kinds or (dtype is not None and np.dtype(dtype).kind == "U" and not shape):  # MiniGrid's missions
+        return named(name, lambda: Column(np.uint8, (None,), role))
     if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
         raise SchemaError(
             f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
@@ -33,6 +34,31 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
     if dtype == np.float64 and not keep_float64:
         dtype = np.float32
     return named(name, lambda: Column(dtype, shape, role))
+
+
+_RENAMED = "str(key).replace('.', '_')"
+_RENAMING = {
+    "obs": (
+        f"TransformObservation(env, lambda obs: {{{_RENAMED}: part for key, part in obs.items()}}, "
+        f"gymnasium.spaces.Dict({{{_RENAMED}: part for key, part in env.observation_space.items()}}))"
+    ),
+    "action": (
+        f"TransformAction(env, lambda action, keys=tuple(env.action_space): "
+        f"{{key: action[{_RENAMED}] for key in keys}}, "
+        f"gymnasium.spaces.Dict({{{_RENAMED}: part for key, part in env.action_space.items()}}))"
+    ),
+}
+
+
+def _check_keys(name: str, parts: Mapping[Any, Any]) -> None:
+    """Refuse keys of a Dict space that cannot be names of columns, with the line that renames them."""
+    for key in parts:
+        if not isinstance(key, str) or "." in key:
+            line = f": env = gymnasium.wrappers.{_RENAMING[name]}" if name in _RENAMING else ""
+            raise SchemaError(
+                f"column {name!r}: the Dict space has the key {key!r}, but names of columns are text without dots. "
+                f"Rename its keys{line}"
+            )
 
 
 def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -> Any:

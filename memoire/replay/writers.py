@@ -15,6 +15,7 @@ from memoire.suggestions import checked_names
 
 from .autoreset import autoreset_mode
 from .episode_store import EpisodeStore, Observer
+from .parameters import Parameters
 from .rollout_writer import RolloutWriter
 from .writer import Writer
 from .writer_state import WriterState
@@ -66,19 +67,25 @@ class WriterRegistry:
             resume: Go on as a writer of these environments that was saved. Without it open episodes of those end.
 
         Raises:
-            ParameterError: there is no room for so many environments, or none of the saved writers was of as many.
+            ParameterError: there is no room for so many environments, or only for episodes so short that no sample of
+                them would be whole; or none of the saved writers was of as many.
         """
         lanes = num_envs or 1
         with self._lock:
-            if resumed := self._claim(num_envs, autoreset_mode(autoreset)) if resume else None:
-                first = resumed.first_lane
-            else:
+            resumed = self._claimed(num_envs, autoreset_mode(autoreset)) if resume else None
+            is_shared = longest is None and (resumed is None or resumed.is_shared)
+            if is_shared or self._sharing:
+                has_lanes = resumed is not None or lanes in self._given_back()
+                self._check_share(self.memory.parameters, self._lanes + (0 if has_lanes else lanes))
+            if resumed is None:
                 first = self._end_left(lanes)
+            else:
+                self._left = [left for left in self._left if left.state is not resumed]
+                first = resumed.first_lane
         if resumed is None:
             self._store_left(first, lanes)
         with self._lock:
-            share = max(1, self.memory.capacity // (2 * self._lanes))
-            is_shared = longest is None and (resumed is None or resumed.is_shared)
+            share = self._share(self._lanes)
             if longest is None:
                 longest = share if is_shared or resumed is None else resumed.longest
             kind = RolloutWriter if cuts_at_once else Writer
@@ -92,17 +99,45 @@ class WriterRegistry:
                 self._sharing.add(writer)
             return writer
 
-    def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
+    def check(self, parameters: Parameters) -> None:
+        """Refuse parameters by which no sample of a writer's episodes would be whole, if it is cut off as chosen here.
+
+        Raises:
+            ParameterError: `sequence_length`, `multi_step` or `frame_stack` is longer than that.
+        """
+        with self._lock:
+            if self._sharing:
+                self._check_share(parameters, self._lanes)
+
+    def _share(self, lanes: int) -> int:
+        """Entries after which open episodes are cut if there are so many lanes: half of the capacity is theirs."""
+        return max(1, self.memory.capacity // (2 * lanes))
+
+    def _check_share(self, parameters: Parameters, lanes: int) -> None:
+        share = self._share(lanes)
+        for name in ("sequence_length", "multi_step", "frame_stack"):
+            if (entries := getattr(parameters, name)) > share:
+                expected = (
+                    f"at most {share}: {lanes} members share half of the capacity, {self.memory.capacity}, and open "
+                    f"episodes are cut there. Give a capacity of at least {2 * lanes * entries}, have fewer members, "
+                    f"or say longest= to writer()"
+                )
+                raise ParameterError(name, entries, expected)
+
+    def _claimed(self, num_envs: int | None, mode: str) -> WriterState | None:
         """The first saved writer of such environments; None if no writer was saved, or each goes on already."""
         saved = [left.state for left in self._left if left.state is not None]
         for state in saved:
             if (state.num_envs, state.autoreset) == (num_envs, mode):
-                self._left = [left for left in self._left if left.state is not state]
                 return state
         if saved:
             expected = f"False, or used for one of the writers that were saved: {', '.join(map(str, saved))}"
             raise ParameterError("resume", True, expected)
         return None
+
+    def _given_back(self) -> set[int]:
+        """How many lanes writers had that are gone, one after the other."""
+        return {count for _, count in self._free} | {left.lanes for left in self._left if left.first < self._lanes}
 
     def _end_left(self, lanes: int) -> int:
         """End what saved writers left open, and give the first of so many lanes for another one."""

@@ -143,6 +143,11 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self.action_space = self.interface.get_action_space()
         self.default_action = np.asarray(self.interface.get_default_action(), self.action_space.dtype)
         self._device_space: Any = self.interface.get_observation_space()
+        if not isinstance(self._device_space, spaces.Tuple):
+            expected = (
+                "a Tuple of spaces: return gymnasium.spaces.Tuple((space,)), and each observation in a list, [obs]"
+            )
+            raise ParameterError("get_observation_space()", str(self._device_space), expected)
         self._kept = given["act_buf_len"] if given["act_in_obs"] else 0
         self.observation_space = spaces.Tuple((*self._device_space.spaces, *[self.action_space] * self._kept))
         self.times = StepTimes()

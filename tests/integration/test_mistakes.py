@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import re
 import socket
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from memoire.cli import drain
 from memoire.cli.main import main
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
-from netkit import DEADLINE, QUICK, Cluster, record
+from netkit import DEADLINE, QUICK, Cluster, record, until
 
 FLOATS = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int32, "reward": np.float32})
 BYTES = memoire.Schema({"obs": (np.uint8, (4,)), "action": np.int8, "reward": np.float32, "logp": np.float32})
@@ -371,3 +372,36 @@ def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
     to = [world.dead, heir.endpoint]
     assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=said.append, context=world.cluster.context) == 1
     assert said[0].startswith(f"nobody answers at {world.dead}, so it gets nothing. The machine is there, but nothing")
+
+
+@pytest.mark.parametrize("name", ["sequence_length", "multi_step", "frame_stack"])
+def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name(name, cluster, caplog):
+    schema, vector = {"obs": np.float32, "action": np.float32, "reward": np.float32}, {"autoreset": "disabled"}
+    refused = pytest.raises(
+        errors.ParameterError, match=f"{name} must be at most .* members share half .* longest=.* got 8"
+    )
+    server = cluster.server(schema=memoire.Schema(schema), **{name: 8})
+    near, far = memoire.Buffer(schema, 100, **{name: 8}), cluster.client(server, capacity=100)
+    for writer in (near.writer, far.writer):
+        with refused:
+            writer(num_envs=7, **vector)
+        kept = [writer(num_envs=6, **vector)]  # eight entries each, and all is well
+        with refused:
+            writer()
+        with refused:
+            writer(longest=50)  # the first one would cut earlier
+        kept.clear()
+        kept.append(writer(num_envs=6, **vector))  # in the same lanes
+        assert kept[0].longest == 8
+    told = memoire.Buffer(schema, 100)
+    kept.append(told.writer(num_envs=7, longest=30, **vector))
+    told.configure(**{name: 8})  # whoever says when to cut is believed
+    shared = memoire.Buffer(schema, 100)
+    kept.append(shared.writer(num_envs=7, **vector))
+    with refused:
+        shared.configure(**{name: 8})
+    assert getattr(shared.parameters, name) == getattr(memoire.Parameters(), name)
+    with caplog.at_level(logging.WARNING, "memoire.client.local_memory"):
+        server.configure(**{name: 9})
+        until(lambda: caplog.records)
+    assert f"sets {name}=9; here it must be at most 8" in caplog.text

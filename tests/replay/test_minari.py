@@ -52,6 +52,15 @@ class Walled(gymnasium.Env):
         }
 
 
+class Told(Walled):
+    """Text beside numbers."""
+
+    observation_space = gymnasium.spaces.Dict({"words": gymnasium.spaces.Text(20), "at": gymnasium.spaces.Discrete(50)})
+
+    def _seen(self):
+        return {"words": "größer " * (self.at % 3), "at": np.int64(self.at)}
+
+
 def collected(env, episodes, dataset_id):
     made = []
     env.action_space.seed(0)
@@ -100,9 +109,9 @@ def same(one, other):
 
 
 @pytest.mark.filterwarnings("ignore")  # of minari and gymnasium, about what a made-up environment does not say
-@pytest.mark.parametrize("kind", ["CartPole-v1", "nested"])
+@pytest.mark.parametrize("kind", ["CartPole-v1", "nested", "text"])
 def test_a_data_set_of_a_real_environment_goes_in_and_out_unchanged(kind):
-    env = Walled() if kind == "nested" else gymnasium.make(kind)
+    env = Walled() if kind == "nested" else Told() if kind == "text" else gymnasium.make(kind)
     data = collected(env, 6, "test/in-v0")
     schema = memoire.minari.schema(data)
     memory = Memory(schema, int(data.total_steps) + 5, seed=1)
@@ -155,3 +164,8 @@ def test_episodes_that_are_not_whole_are_named():
         memoire.minari.write(Memory(memory.schema, 4), "test/none-v0")
     with pytest.raises(ParameterError, match="obs, action and a scalar reward"):
         memoire.minari.write(Memory(Schema({"state": np.float32}), 4), "test/none-v0")
+    for column, value in (((np.int16, (None,)), [1, 2]), ((np.uint8, (None,)), [255, 0])):
+        buffer = Buffer({"obs": column, "action": np.int64, "reward": np.float32}, 9)
+        buffer.writer().step(value, 0, 1.0, True, False, value)
+        with pytest.raises(ParameterError, match="ragged columns are text in UTF-8.*got \"one with 'obs'"):
+            memoire.minari.write(buffer.memory, "test/none-v0")

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from memoire import Buffer
 from memoire.errors import MemoireError, SchemaError
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
@@ -124,10 +125,12 @@ def test_arrays_dtypes_and_spaces_serve_as_templates() -> None:
         ({"obs": (np.float32, (1,) * 9)}, "column 'obs' has 9 axes, more than 8"),
         ({"obs": (np.float64, (3000, 3000))}, "an entry has 72000000 bytes, more than 67108864. The largest column is 'obs'"),
         ({"obs": {}}, "column 'obs' is nested but has nothing in it"),
-        ({"obs": {"a.b": np.int8}}, "column 'a.b' (in 'obs'): a name is 1 to 200 printable characters without a dot"),
+        ({"obs": {"a.b": np.int8}}, "column 'a.b' (in 'obs'): dots separate nested names. Write {'a': {'b': ...}}, or"),
+        ({"obs.x.y": np.int8}, "Write {'obs': {'x': {'y': ...}}}, or rename it 'obs_x_y'"),
+        ({"obs": np.int8, "a.": np.int8}, "column 'a.': dots separate"),
         ({"obs": {3: np.int8}}, "column names are strings, got 3 (in 'obs')"),
         ({"obs": np.int8, "": np.int8}, "column '': a name is 1 to 200"),
-        ({"obs": np.int8, 5: np.int8}, "column names are strings, got 5"),
+        ({"obs": np.int8, 5: np.int8}, "column names are strings, got 5. Write '5'"),
         ({"obs": np.int8, "next_obs": np.int8}, "column 'next_obs': a batch uses this name itself"),
         ({"obs": np.int8, "weight": np.int8}, "column 'weight': a batch uses this name itself. Choose another"),
         ({"obs": np.int8, "reward": np.float64}, "column 'reward' has role 'reward' and dtype float64, but must be float32"),
@@ -229,6 +232,55 @@ def test_float64_is_stored_as_float32_unless_it_is_asked_for() -> None:
         "float64",
     ]
     assert Schema.from_env(env, extra={"note": np.float64})["note"].dtype == np.float64, "extras are as declared"
+
+
+@pytest.mark.parametrize("root", ["obs", "action"])
+@pytest.mark.parametrize("keys", [(0, 1), ("observation.state", "observation.images.top"), (("a", 0), "b")])
+def test_keys_that_are_no_names_are_refused_with_the_line_that_renames_them(root: str, keys: Any) -> None:
+    named = spaces.Dict(dict(zip(keys, (spaces.Box(0, 1, (2,)), spaces.Discrete(3)), strict=True)))
+    made: Any = (named, spaces.Discrete(2)) if root == "obs" else (spaces.Box(0, 1, (2,)), named)
+
+    class Played(gym.Env[Any, Any]):
+        observation_space, action_space = made
+
+        def reset(self, **_: Any) -> Any:
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action)
+            return self.observation_space.sample(), 1.0, True, False, {}
+
+    with pytest.raises(SchemaError, match=f"column '{root}': the Dict space has the key .*text without dots") as caught:
+        Schema.from_env(Played())
+    names: dict[str, Any] = {"env": Played(), "gymnasium": gym}
+    exec(str(caught.value).partition("Rename its keys: ")[2], names)  # noqa: S102
+    env = names["env"]
+    buffer = Buffer(Schema.from_env(env), 10)
+    writer, (obs, _) = buffer.writer(env), env.reset()
+    action = env.action_space.sample()
+    writer.step(obs, action, *env.step(action)[1:4], env.reset()[0])
+    assert len(buffer.sample(2).ids) == 2
+
+
+class Mission(spaces.Space[str]):
+    """As MiniGrid has it: text, but not of Gymnasium's own space."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "get the größte key"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+def test_spaces_of_text_that_are_not_of_gymnasium_are_stored_as_text() -> None:
+    env = Env(spaces.Dict(image=spaces.Box(0, 255, (2,), np.uint8), mission=Mission()), spaces.Discrete(2))
+    buffer = Buffer(Schema.from_env(env), 10)
+    obs = env.observation_space.sample()
+    buffer.writer().step(obs, 0, 1.0, True, False, env.observation_space.sample())
+    assert bytes(buffer.sample(1)["obs.mission"][0]).decode() == obs["mission"]
 
 
 def test_extras_make_values_and_vector_rewards() -> None:

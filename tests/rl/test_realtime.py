@@ -347,6 +347,15 @@ def test_steps_come_between_reset_and_the_end_or_close(is_real_time):
         env.reset()
 
 
+def test_a_space_that_is_no_tuple_is_refused_with_the_line_to_write():
+    class Boxed(Arm):
+        def get_observation_space(self):
+            return spaces.Box(0.0, 1.0, (2,))
+
+    with pytest.raises(ParameterError, match=r"return gymnasium.spaces.Tuple\(\(space,\)\), .* got 'Box"):
+        RealTimeEnv({"interface": Boxed})
+
+
 def test_an_interface_of_the_newer_form_is_taken():
     class Newer(Arm):
         get_obs_rew_done_info = None
