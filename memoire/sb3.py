@@ -45,7 +45,8 @@ _GAMMA = ("gamma", "discount", "discount_factor")
 class ReplayBuffer(buffers.ReplayBuffer):
     """What an algorithm takes as `replay_buffer_class`: entries go into a `Buffer`, or to a cluster.
 
-    `model.save_replay_buffer(path)` and `load_replay_buffer` work; an episode that is open then ends there.
+    `model.save_replay_buffer(path)` and `load_replay_buffer` work: a loaded one draws what the saved one draws then. An
+    episode that was open goes on, if the environment does; else it ends where the last step led.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs: As Stable-Baselines3 gives them.
@@ -191,9 +192,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ParameterError("discount", drawn_by.discount_factor, expected)
         self._checked = drawn_by
 
-    def _made_writer(self) -> Any:
+    def _made_writer(self, *, resume: bool = False) -> Any:
         assert self.memory is not None
-        return self.memory.writer(num_envs=self.n_envs, autoreset="disabled")
+        return self.memory.writer(num_envs=self.n_envs, autoreset="disabled", resume=resume)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         """One step of all environments; next_obs is where it led, also where an episode was cut off. Where one
@@ -301,12 +302,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         if self.memory is None:
             raise NotCopied("ReplayBuffer of a cluster", "Its entries are at the servers: server.snapshot(path).")
-        self._writer.cut()  # the newest steps are saved with the states behind them
-        return vars(self) | {"_writer": None, "_last": None, "batch": None, "_checked": None, "is_corrected": False}
+        return vars(self) | {"_writer": None, "batch": None, "_checked": None, "is_corrected": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._writer = self._made_writer()
+        self._writer = self._made_writer(resume=True)
 
 
 def schema_of(env: Any) -> Schema:

@@ -385,9 +385,10 @@ class TestStableBaselines:
         self.is_saved_and_loaded(model, tmp_path / "replay.pkl")
 
     def is_saved_and_loaded(self, model, path):
-        model.save_replay_buffer(path)  # with the newest step, which no other one follows
+        before = model.replay_buffer.memory.info()
+        model.save_replay_buffer(path)
+        assert model.replay_buffer.memory.info() == before, "saving changes nothing"
         weights = np.sort(model.replay_buffer.memory.memory.contents()["weights"])
-        assert model.replay_buffer.memory.memory.num_positive == 284
         model.load_replay_buffer(path)
         buffer = model.replay_buffer
         np.testing.assert_allclose(
@@ -477,10 +478,51 @@ class TestStableBaselines:
             again.learn(3)  # with an empty replay, after all of learning_starts
             runs.append([*values(model.policy).values(), *values(again.policy).values()])
             again.load_replay_buffer(tmp_path / "replay.pkl")
-            assert len(again.replay_buffer.memory) == again.replay_buffer.memory.memory.num_positive == 12
+            assert len(again.replay_buffer.memory) == 12
         assert vars(model)["_n_updates"] == 17 and vars(again)["_n_updates"] == 15
         for one, other in zip(*runs, strict=True):
             assert torch.equal(one, other)
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    @pytest.mark.parametrize("module", ["stable_baselines3", "memoire.sb3"])
+    @pytest.mark.parametrize("name", ["SAC", "DQN"])
+    def test_who_loads_draws_and_learns_what_the_one_that_saved_does_that_went_on(
+        self, module, name, n_steps, tmp_path
+    ):
+        import importlib
+
+        from memoire.sb3 import ReplayBuffer
+
+        kind, env = getattr(importlib.import_module(module), name), "CartPole-v1" if name == "DQN" else "Pendulum-v1"
+        steps = {"n_steps": n_steps, "gamma": 0.99} if n_steps > 1 else {}
+        told = {"replay_buffer_class": ReplayBuffer, "replay_buffer_kwargs": steps, "learning_starts": 20}
+        model = kind("MlpPolicy", env, seed=1, train_freq=4, policy_kwargs={"net_arch": [8]}, **told).learn(230)
+        model.save(tmp_path / "model.zip")
+        model.save_replay_buffer(tmp_path / "replay.pkl")
+        again = kind.load(tmp_path / "model.zip", env=model.env)
+        again.load_replay_buffer(tmp_path / "replay.pkl")
+        again.set_logger(model.logger)
+
+        def go_on(each):
+            """Learn, see more of the episode that is open and of others, and learn again."""
+            torch.manual_seed(5)
+            rng, obs = np.random.default_rng(5), each.replay_buffer._last
+            for turn in range(60):
+                after = rng.normal(size=obs.shape).astype(np.float32)
+                action = np.zeros((1, *each.action_space.shape), each.action_space.dtype)
+                done, info = np.array([turn % 7 == 6]), [{"TimeLimit.truncated": turn % 2 == 0}]
+                each.replay_buffer.add(obs, after, action, rng.normal(size=1), done, info)
+                obs = rng.normal(size=obs.shape).astype(np.float32) if done[0] else after
+                if turn % 5 == 0:
+                    each.train(1, batch_size=8)
+            samples = each.replay_buffer.sample(64)
+            return [*values(each.policy).values(), *(array for array in samples if array is not None)]
+
+        for one, other in zip(go_on(model), go_on(again), strict=True):
+            assert torch.equal(one, other)
+        assert len(again.replay_buffer.memory) == len(model.replay_buffer.memory) == again.replay_buffer.size() > 290
+        again.learn(9, reset_num_timesteps=False)  # in an environment that was reset: what was open ends
 
     @pytest.mark.filterwarnings("ignore")
     def test_who_does_not_correct_for_priorities_draws_uniformly(self):
