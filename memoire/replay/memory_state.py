@@ -153,8 +153,8 @@ class RowLayout:
             self._require(type(engine[name]) is int and -1 <= engine[name] < size)
         for name in ("generated", "free_final_count", "final_rows"):
             self._require(type(engine[name]) is int and 0 <= engine[name] < _LARGEST)
-        for name in ("newest_model", "oldest_model"):
-            self._require(type(engine[name]) is int and -(1 << 63) < engine[name] <= _LARGEST)  # -2**63 + 1: any age
+        self._require(type(engine["newest_model"]) is int and 0 <= engine["newest_model"] < _LARGEST)
+        self._require(type(engine["oldest_model"]) is int and -(1 << 63) < engine["oldest_model"] <= _LARGEST)  # any
         self._require(type(engine["oldest_born"]) is float and engine["oldest_born"] < np.inf)
         self._require(type(engine["max_priority"]) is float and 0.0 <= engine["max_priority"] < np.inf)
         random = engine["random"]

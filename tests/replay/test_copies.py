@@ -135,6 +135,7 @@ SAMPLERS = {
     "n-step": {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
     "sequences": {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
     "drawn 40 times": {"max_times_sampled": 40},
+    "any age": {"max_age": 5000.0},
     "limited": {"max_times_sampled": 40, "max_model_lag": 3, "samples_per_insert_tolerance": 1e6, "min_size": 5},
 }
 FORMS = {

@@ -36,6 +36,9 @@ SAMPLERS = {
     "skip": {"multi_step": 2, "frame_stack": 3, "start": "skip"},
     "sequences": {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
     "limited": {"max_times_sampled": 9, "max_model_lag": 3, "samples_per_insert_tolerance": 1e6, "min_size": 5},
+    "times": {"max_times_sampled": 3},
+    "age": {"max_age": 5000.0},
+    "lag": {"max_model_lag": 1},
     "lambda": {"mix_lambda": 0.8, "discount": (0.9, 0.5), "multi_step": 2},
 }
 WRITERS = {
