@@ -22,7 +22,7 @@ from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
 from memoire.prompts.rows import PromptState
 from memoire.prompts.saving import restore, take_changes
 from memoire.prompts.settings import PromptSettings
-from memoire.prompts.snapshot import KeptPrompt, kept_of, put_back
+from memoire.prompts.snapshot import KeptPrompt, go_on, kept_of, order_of, put_back
 from memoire.prompts.table import PromptTable
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -73,6 +73,7 @@ class PromptPool(BatchlessPool):
         facts: dict[str, Any] = {"score": self.settings.score, "capacity": capacity, "is_bounded": is_bounded}
         # Belongs to the waiter's lock.
         self._table = PromptTable(schema, rules, byte_limit=byte_limit, first=first, **facts)
+        self._is_heir = False  # whether what is put back is all that another table held
 
     @contextlib.contextmanager
     def held(self, client: bytes = b"") -> Iterator[PromptTable]:
@@ -157,11 +158,16 @@ class PromptPool(BatchlessPool):
         return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
 
     def state(self) -> dict[str, Any]:
-        """Nothing beside what is held: a step's groups are chosen by their scores."""
-        return {}
+        """Return what leases and draws follow from beside the prompts: fields of a snapshot's `TableRecord`."""
+        with self._waiter.lock:
+            return {"prompts": order_of(self._table)}
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Nothing."""
+        """Take up what `state` said; before anything is put back."""
+        with self._waiter.lock:
+            self._is_heir = is_same
+            if state.prompts is not None:
+                go_on(self._table, state.prompts, is_heir=is_same)
 
     @property
     def is_untouched(self) -> bool:
@@ -187,7 +193,7 @@ class PromptPool(BatchlessPool):
         """
         with self._waiter.lock:
             self._waiter.check_open()
-            return put_back(self._table, kept), 0
+            return put_back(self._table, kept, is_heir=self._is_heir), 0
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are prompts here, and samples are groups."""

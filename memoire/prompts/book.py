@@ -38,6 +38,14 @@ class TableFacts(msgspec.Struct, kw_only=True):
     """Prompts that left the table, by data set and epoch."""
     cursors: dict[str, int] = {}
     """Of each consumer."""
+    leased: dict[str, int] = {}
+    """Prompts that were leased of each data set, since the shares are as they are."""
+    drawn: dict[str, int] = {}
+    """And groups that were drawn."""
+    step_groups: int = 0
+    """Groups of a step, as the trainer said last; 0: nobody has said."""
+    replayable: int = 0
+    """Groups that were ever kept for replay."""
 
 
 class PromptBook:
@@ -122,13 +130,24 @@ class PromptBook:
         if row.state is PromptState.DROPPED:
             self.reasons[row.reason] += 1
 
+    def note(self, row: PromptRow) -> None:
+        """A prompt is to be saved again; nothing that is seen of it has changed."""
+        self.dirty[row.key] = row
+
+    def note_turns(self) -> None:
+        """Have it saved how far the data sets have come in their shares."""
+        turns = self.waiting.turns, self.ready.turns
+        if turns != (self.facts.leased, self.facts.drawn):
+            (self.facts.leased, self.facts.drawn), self.has_new_facts = turns, True
+
     def go_on(self, facts: TableFacts) -> None:
         """After all prompts were restored: go on from what was saved beside them."""
-        self.facts = facts
+        self.facts, turns = facts, (facts.leased, facts.drawn)
         self._changes = sorted(((row.changed, row) for row in self.rows.values()), key=lambda each: each[0])
         newest = self._changes[-1][0] if self._changes else 0
         self.numbers = itertools.count(max(next(self.numbers), newest + 1))
         self.share_out(facts.shares)
+        self.waiting.turns, self.ready.turns = turns
 
     # States
 

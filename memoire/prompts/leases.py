@@ -36,8 +36,6 @@ class PromptLeases:
     def __init__(self, book: PromptBook, rules: PromptRules, score: Callable[[PromptRow], float]) -> None:
         self.counts: Counter[str] = Counter()
         """Leases that ended unfinished (expired), answers that were late, that failed, or that were amended."""
-        self.step_groups = 0
-        """Groups of a step, as the trainer said last; 0: nobody has said."""
         self._book, self._rules, self._score = book, rules, score
         self._rows: dict[int, PromptRow] = {}  # by number of the lease
         self._held: dict[bytes, set[int]] = {}  # numbers by worker
@@ -97,10 +95,11 @@ class PromptLeases:
             )
         if self._rules.on_stale != "pace" or lag is None:
             return ""
-        if not self.step_groups:
+        step_groups = self._book.facts.step_groups
+        if not step_groups:
             return "on_stale='pace' waits for the first draw, which says how many groups a step takes"
         states = PromptState.LEASED, PromptState.ANSWERED, PromptState.READY
-        ahead, most = sum(map(self._book.training, states)), (lag + 1) * self.step_groups
+        ahead, most = sum(map(self._book.training, states)), (lag + 1) * step_groups
         if ahead < most:
             return ""
         return f"{ahead} groups are leased or ready, as many as can still be trained on (max_model_lag={lag})"

@@ -32,6 +32,15 @@ class PromptQueue:
     def __contains__(self, row: PromptRow) -> bool:
         return row.key in self._inside
 
+    @property
+    def turns(self) -> dict[str, int]:
+        """Prompts that were taken of each data set since they have their shares; none if they have no shares."""
+        return dict(self._taken) if self.shares else {}
+
+    @turns.setter
+    def turns(self, turns: Mapping[str, int]) -> None:
+        self._taken = dict(turns)
+
     def rows(self) -> Iterator[PromptRow]:
         """All that are inside, in no order."""
         return (row for _, _, row in self._inside.values())

@@ -16,6 +16,8 @@ import msgspec
 Key: TypeAlias = tuple[str, int, int]
 """Data set, epoch and index: what names a prompt."""
 NO_STEP = -1
+RESTORED = "restored from a snapshot"
+"""The session of a table that a snapshot was put into."""
 
 
 class PromptState(enum.IntEnum):
@@ -93,6 +95,8 @@ class PromptRow(msgspec.Struct, array_like=True, eq=False):
     has_columns: bool = True
     """Whether the columns of its answers are kept."""
     answers: list[AnswerRow] = []
+    place: int = -1
+    """Among all groups that were ever kept for replay; -1: it is not one of them."""
 
     @property
     def key(self) -> Key:

@@ -20,6 +20,7 @@ def take_changes(table: PromptTable) -> list[Saved]:
     if table.store.saves is None:
         return []
     book, steps, encode = table.book, table.steps, msgspec.msgpack.encode
+    book.note_turns()
     found: list[Saved] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
     found += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
     found += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]

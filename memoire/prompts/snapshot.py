@@ -6,18 +6,26 @@ for the trainer to say by `rewind`. So a table into which something was put back
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from memoire.errors import ProtocolError
+from memoire.wire.messages import StepPlan
 
+from .book import TableFacts
 from .columns import NOTHING, Packed, checked
-from .rows import PromptRow, PromptState
+from .rows import RESTORED, PromptRow, PromptState, StepRow
+from .steps import NO_PLACE
 from .table import PromptTable
 
-RESTORED: Final = "restored from a snapshot"
-"""The session of a table that a snapshot was put into."""
+
+class TableOrder(msgspec.Struct, frozen=True):
+    """What leases and draws of a table follow from beside its prompts."""
+
+    facts: TableFacts
+    steps: list[StepRow]
+    plans: dict[int, StepPlan]
 
 
 class KeptPrompt(NamedTuple):
@@ -46,8 +54,43 @@ def kept_of(table: PromptTable, row: PromptRow) -> KeptPrompt | None:
     return KeptPrompt(encode(row), table.store.payload(row.key), encode(answers))
 
 
-def put_back(table: PromptTable, kept: KeptPrompt) -> bool:
+def order_of(table: PromptTable) -> TableOrder:
+    """What a snapshot has of a table beside its prompts."""
+    table.book.note_turns()
+    return TableOrder(msgspec.structs.replace(table.book.facts), list(table.steps.steps.values()), dict(table.plans))
+
+
+def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
+    """Take up what a snapshot has beside its prompts, before they are put back.
+
+    Args:
+        is_heir: Whether this empty table gets all that another one held: then it leases and draws as that one would
+            have. Else only what is true of every table of a cluster comes along.
+    """
+    book, come = table.book, order.facts
+    if is_heir:
+        # Consumers see every prompt again: it has changed by being put back.
+        book.facts = msgspec.structs.replace(come, cursors={}, former=list(come.former))
+        table.steps.ring.next = come.replayable
+        table.steps.steps |= {step.step: step for step in order.steps}
+        table.steps.dirty |= table.steps.steps
+        table.plans |= order.plans
+        table.new_plans |= order.plans
+    else:
+        book.facts.finished += [epoch for epoch in come.finished if epoch not in book.facts.finished]
+        book.facts.newest_model = max(book.facts.newest_model, come.newest_model)
+    if is_heir or not book.facts.shares:
+        book.share_out(come.shares)
+    if is_heir:
+        book.waiting.turns, book.ready.turns = come.leased, come.drawn
+    book.has_new_facts = True
+
+
+def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> bool:
     """Hold a prompt of a snapshot; whether it was not known here.
+
+    Args:
+        is_heir: As of `go_on`.
 
     Raises:
         ProtocolError: (code "container") that is no prompt, or none of this table's.
@@ -58,6 +101,7 @@ def put_back(table: PromptTable, kept: KeptPrompt) -> bool:
     if row.state is PromptState.LEASED:  # its worker has its lease of another server
         row.state, row.attempts = PromptState.WAITING, max(0, row.attempts - 1)
     row.lease, row.worker, row.until, row.given_up = 0, b"", float("inf"), []
+    row.place = row.place if is_heir else NO_PLACE
     row.reason = row.reason if row.state is PromptState.DROPPED else ""
     table.book.restore(row)
     table.steps.hold(row)

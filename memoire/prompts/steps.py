@@ -9,7 +9,7 @@ rewind(5) what steps up to 5 drew is committed; what 6 and 7 drew comes back in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -18,10 +18,11 @@ from memoire._core import PriorityTree
 from memoire.errors import ProtocolError
 
 from .book import PromptBook
-from .rows import NO_STEP, Key, PromptRow, PromptRules, PromptState, StepRow
+from .rows import NO_STEP, RESTORED, Key, PromptRow, PromptRules, PromptState, StepRow
 
 MAX_SESSIONS: Final = 64
 """Former sessions that are known by name."""
+NO_PLACE: Final = -1
 MIN_WEIGHT: Final = 1e-6
 """Of a committed group that is replayed by its score."""
 
@@ -37,7 +38,8 @@ class ReplayRing:
         self._tree = PriorityTree(size) if size else None
         self._slots: list[PromptRow | None] = [None] * size
         self._places: dict[Key, int] = {}
-        self._next = 0
+        self.next = 0
+        """Groups that were ever added."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -49,20 +51,34 @@ class ReplayRing:
         """Keep a group; returns the one that leaves for it. With a size of 0 it is the group itself."""
         if self._tree is None:
             return row
-        slot, self._next = self._next, (self._next + 1) % len(self._slots)
-        former = self._slots[slot]
+        former = self._slots[self.next % len(self._slots)]
         if former is not None:
             self.discard(former.key)
+        row.place, self.next = self.next, self.next + 1
+        self._put(row)
+        return former
+
+    def restore(self, row: PromptRow) -> bool:
+        """Put a group where it was, after `next` was restored; False if there are fewer places now."""
+        if self._tree is None or row.place < self.next - len(self._slots):
+            return False
+        self._put(row)
+        return True
+
+    def _put(self, row: PromptRow) -> None:
+        assert self._tree is not None
+        slot = row.place % len(self._slots)
         self._slots[slot], self._places[row.key] = row, slot
         self._tree.set([slot], [max(row.score, MIN_WEIGHT)])
-        return former
 
     def discard(self, key: Key) -> None:
         """Keep a group no longer, if it is kept."""
         slot = self._places.pop(key, None)
         if slot is not None and self._tree is not None:
-            self._slots[slot] = None
+            row, self._slots[slot] = self._slots[slot], None
             self._tree.set([slot], [0.0])
+            assert row is not None
+            row.place = NO_PLACE
 
     def score(self, row: PromptRow) -> None:
         """The score of a group has changed."""
@@ -108,14 +124,24 @@ class PromptSteps:
 
     def restore(self) -> None:
         """After the book and `steps` were restored: know again what is kept."""
-        for row in sorted(self._book.rows.values(), key=lambda row: (row.step, row.order)):
+        self.ring.next = self._book.facts.replayable
+        for row in self._book.rows.values():
             self.hold(row)
         self._let_go()
 
+    def _by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
+        """Rows in the order in which their steps drew them."""
+        places = {key: (step.step, i) for step in self.steps.values() for i, key in enumerate(step.keys)}
+        return sorted(rows, key=lambda row: places.get(row.key, (row.step, row.order)))
+
     def hold(self, row: PromptRow) -> None:
         """A prompt was restored: keep its columns for as long as those of others."""
-        if row.state is PromptState.COMMITTED and row.has_columns:
+        if row.state is not PromptState.COMMITTED or not row.has_columns:
+            return
+        if row.place == NO_PLACE:
             self._keep(row)
+        elif not self.ring.restore(row):
+            self._book.release(row)
 
     # Sessions
 
@@ -145,7 +171,7 @@ class PromptSteps:
             return 0
         if session in facts.former:
             raise ProtocolError("session", self._other_session(session))
-        if facts.session:
+        if facts.session not in ("", RESTORED):
             facts.former = [*facts.former, facts.session][-MAX_SESSIONS:]
         facts.session, facts.committed, self._book.has_new_facts = session, step, True
         if newest_model is not None:
@@ -163,8 +189,7 @@ class PromptSteps:
         return len(back)
 
     def _take_back(self, rows: list[PromptRow]) -> None:
-        places = {key: (step.step, i) for step in self.steps.values() for i, key in enumerate(step.keys)}
-        rows.sort(key=lambda row: places.get(row.key, (row.step, row.order)))
+        rows = self._by_step(rows)
         self._book.put_first(rows)
         for row in rows:
             self.ring.discard(row.key)
@@ -252,7 +277,8 @@ class PromptSteps:
     def _pass_over_all(self) -> None:
         """Let stale groups go before a draw waits, so that others come in their place. Few are ready then."""
         if self._rules.max_model_lag is not None:
-            for row in [row for row in self._book.ready.rows() if self._is_stale(row)]:
+            stale = [row for row in self._book.ready.rows() if self._is_stale(row)]
+            for row in sorted(stale, key=lambda row: (-row.priority, row.order)):
                 self._pass_over(row)
 
     def _pass_over(self, row: PromptRow) -> None:
@@ -298,10 +324,13 @@ class PromptSteps:
         """Columns of committed groups stay for the last `keep` steps, then only those that may be replayed."""
         least = self._book.facts.committed - self._rules.keep
         for step in sorted(number for number in self._kept if number <= least):
-            for row in self._kept.pop(step):
+            for row in self._by_step(self._kept.pop(step)):
                 if row.key not in self._book.rows:  # it was forgotten
                     continue
                 leaving = self.ring.add(row)
+                if leaving is not row:
+                    self._book.facts.replayable, self._book.has_new_facts = self.ring.next, True
+                    self._book.note(row)
                 if leaving is not None:
                     self._book.release(leaving)
         for step in [number for number in self.steps if number <= least]:

@@ -216,7 +216,8 @@ class PromptTable:
             plan: To be kept here, unless one of a later version, or the same, is.
         """
         self.steps.enter(session)
-        self.leases.step_groups = wanted or self.leases.step_groups
+        if wanted and wanted != self.book.facts.step_groups:
+            self.book.facts.step_groups, self.book.has_new_facts = wanted, True
         if plan is not None and (step not in self.plans or self.plans[step].version < plan.version):
             self.plans[step] = self.new_plans[step] = plan
         if not count and not is_last:

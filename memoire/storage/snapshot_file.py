@@ -26,6 +26,7 @@ from msgspec import Meta
 
 from memoire.errors import DataError
 from memoire.limits import MiB
+from memoire.prompts.snapshot import TableOrder
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes
@@ -155,6 +156,7 @@ class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     until_publish: Count = 0
     """Entries of rollouts that were taken, and whose room is given back with the next model."""
     limiter: LimiterState | None = None
+    prompts: TableOrder | None = None
     max_priority: Weight = 0.0
     """The largest so far."""
     memory: str = ""

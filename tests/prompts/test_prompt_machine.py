@@ -1,5 +1,7 @@
 """A table of prompts against a slow and obvious one: any order of calls, with restarts in between."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -283,3 +285,96 @@ def test_states_have_the_names_that_counts_use():
     assert [state.name.lower() for state in PromptState] == [
         "waiting", "leased", "answered", "ready", "drawn", "committed", "dropped"
     ]  # fmt: skip
+
+
+RULES = {
+    "plain": {},
+    "old groups wait": {"max_model_lag": 1, "on_stale": "wait"},
+    "pace": {"max_model_lag": 1, "on_stale": "pace"},
+    "replay": {"replay_limit": 5},
+}
+
+
+def table_of(rules, first):
+    table = PromptTable(
+        SCHEMA, PromptRules(group=2, at_least=2, required=3, attempts=50, **rules), score="column:reward", first=first
+    )
+    table.store.saves = {}
+    return table
+
+
+class Trainer:
+    """A worker and a trainer that go by dice: what they got is in `seen`."""
+
+    def __init__(self, table, dice, sessions):
+        self.table, self.dice, self.sessions, self.seen, self.step, self.given = table, dice, sessions, [], 0, 0
+
+    def add(self):
+        keys = [(self.dice.choice("abc"), 0, self.given + i) for i in range(4)]
+        self.given += 4
+        self.table.add(keys, [b"p"] * 4, priority=self.dice.choice([0.0, 0.0, 1.0]))
+
+    def share(self):
+        self.table.book.share_out({"a": 0.6, "b": 0.3})
+
+    def lease(self):
+        having = [row.lease for row in self.table.leases.held().get(WORKERS[0], ())]
+        rows, why = self.table.lease(WORKERS[0], 0.0, count=self.dice.randint(1, 4), having=having)
+        self.seen.append(("lease", [row.key for row in rows], why))
+        held = sorted(self.table.leases.held().get(WORKERS[0], ()), key=lambda row: row.lease)
+        for row in held[: self.dice.randint(0, 6)]:
+            score, version = self.dice.random(), self.table.book.facts.newest_model
+            if self.dice.random() < 0.2:
+                self.table.leases.release(WORKERS[0], row.lease)
+                continue
+            for index in range(2):
+                values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(score)}
+                come = packed(SCHEMA, raw_columns(SCHEMA, values))
+                self.table.answer(row, row.lease, index, come, version=version)
+                self.table.bring_on(row)
+
+    def model(self):
+        self.table.saw_model(self.table.book.facts.newest_model + 1)
+
+    def draw(self):
+        count, session = self.dice.randint(1, 4), self.sessions[0]
+        step = self.table.draw(self.step, count, session, wanted=count, replay=0.5)
+        self.seen.append(("draw", None if step is None else (step.keys, step.replayed, step.importance)))
+        if step is not None:
+            self.table.commit(self.step, session)
+            self.step += 1
+            scores = {key: self.dice.random() for key in step.keys[:1]}
+            self.table.steps.update_scores(scores)
+
+    def rewind(self):
+        if self.step > 2 and len(self.sessions) > 1:
+            self.sessions = self.sessions[1:]
+            self.step -= 2
+            self.seen.append(("rewind", self.table.rewind(self.step - 1, self.sessions[0])))
+
+    def go_on(self, turns):
+        calls = [self.add, self.lease, self.lease, self.lease, self.draw, self.draw, self.model]
+        for _ in range(turns):
+            self.dice.choice([*calls, *([self.rewind, self.share] if self.dice.random() < 0.1 else [])])()
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_of_prompts_that_was_saved_leases_and_draws_what_it_would_have(rules, seed):
+    facts = []
+    for is_interrupted in (False, True):
+        table = table_of(RULES[rules], 1)
+        trainer, disk = Trainer(table, random.Random(seed), [f"s{number}" for number in range(9)]), {}
+        trainer.add()
+        trainer.share()
+        for turn in range(8):
+            trainer.go_on(25)
+            if is_interrupted:
+                for kind, key, body in take_changes(table):
+                    disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+                table = trainer.table = table_of(RULES[rules], 10_000 * (turn + 1))
+                restore(table, ((kind, key, body) for (kind, key), body in sorted(disk.items())), 0.0)
+                table.check_invariants()
+        facts.append(trainer.seen)
+    assert facts[0] == facts[1]
+    assert sum(name == "draw" and told is not None for name, told, *_ in facts[0]) > 15

@@ -21,7 +21,8 @@ from fake_store import Disk, MemoryStore
 from memoire.cli import main
 from memoire.errors import Closed, MemoireError, ParameterError, Refused, SnapshotMismatch
 from memoire.nodes import snapshots
-from memoire.pool.tables import Table
+from memoire.pool.tables import STORAGES, Table
+from memoire.prompts.columns import packed, raw_columns
 from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
+WORKER = b"w" * 16
 HEADER = MessageHeader(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
@@ -500,30 +502,37 @@ def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(
     assert other.stats().held_caches == 0 and "refused (parameters)" in caplog.text
 
 
-WRAPPED = {"storage": "episodes", "capacity": 613}  # entries of 40 episodes of 20 have come round
-KINDS = {
-    "caches": {},
-    "caches, uniform": {"sampler": Uniform()},
-    "caches, ranks": {"sampler": RankBased(0.7)},
-    "caches, greedy": {"prioritization": "greedy"},
-    "caches, beta grows": {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
-    "caches drawn again": {"reuse_cache": True},
-    "caches drawn three times": {"reuse_cache": True, "max_times_sampled": 3},
-    "caches of new models": {"max_model_lag": 2},
-    "caches in a band": {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 400.0, "min_size": 1},
-    "rollouts": {"storage": "rollouts", "capacity": 4000},
-    "episodes": WRAPPED,
-    "episodes, uniform": WRAPPED | {"sampler": Uniform(stratified=True)},
-    "episodes, ranks": WRAPPED | {"sampler": RankBased(0.7)},
-    "episodes, greedy": WRAPPED | {"prioritization": "greedy"},
-    "episodes, beta grows": WRAPPED | {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
-    "episodes, sequences": WRAPPED | {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
-    "episodes, n-step": WRAPPED | {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
-    "episodes drawn 50 times": WRAPPED | {"max_times_sampled": 50},
-    "episodes of new models": WRAPPED | {"max_model_lag": 3},
-    "episodes in a band": WRAPPED | {"samples_per_insert": 2.0, "samples_per_insert_tolerance": 900.0, "min_size": 1},
-    "episodes, as many as bytes allow": {"storage": "episodes", "byte_limit": 80_000},
+WRAPPED = {"capacity": 613}  # entries of 40 episodes of 20 have come round
+DRAWN = {
+    "": {},
+    "uniform": {"sampler": Uniform()},
+    "ranks": {"sampler": RankBased(0.7)},
+    "greedy": {"prioritization": "greedy"},
+    "beta grows": {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
+    "new models": {"max_model_lag": 3},
+    "in a band": {"samples_per_insert": 2.0, "samples_per_insert_tolerance": 900.0, "min_size": 1},
+    "n-step": {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
 }  # fmt: skip
+PROMPTS = {"schema": {"tokens": (np.int32, (None,)), "reward": np.float32}, "group": 2, "score": "column:reward"}
+SETTINGS = {
+    "caches": DRAWN | {"drawn again": {"reuse_cache": True}, "drawn three times": {"reuse_cache": True, "max_times_sampled": 3}},
+    "episodes": {name: WRAPPED | each for name, each in DRAWN.items()}
+    | {
+        "stratified": WRAPPED | {"sampler": Uniform(stratified=True)},
+        "sequences": WRAPPED | {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
+        "drawn 50 times": WRAPPED | {"max_times_sampled": 50},
+        "as many as bytes allow": {"byte_limit": 80_000},
+    },
+    "rollouts": {"": {"capacity": 4000}, "oldest leave": {"capacity": 500, "full": "oldest"}},
+    "prompts": {
+        "": PROMPTS, "replay": PROMPTS | {"replay_limit": 6}, "pace": PROMPTS | {"max_model_lag": 1, "on_stale": "pace"},
+    },
+}  # fmt: skip
+KINDS = {
+    f"{storage}, {name}" if name else storage: each | {"storage": storage}
+    for storage in STORAGES
+    for name, each in SETTINGS[storage].items()
+}
 
 
 def entries_of(number, length=20):
@@ -536,6 +545,12 @@ def entries_of(number, length=20):
 def fill(server, numbers):
     """Have two clients push what is numbered so, without a network: the same in each call."""
     table, pool = table_in(server), pool_in(server)
+    if table.storage == "prompts":
+        with pool.held() as prompts:
+            prompts.book.share_out({"a": 0.7, "b": 0.3})
+            for number in numbers:
+                prompts.add([("ab"[number % 2], 0, number)], [b"prompt"], priority=number % 3)
+        return
     for number in numbers:
         columns, version = entries_of(number)
         client = bytes([1 + number % 2]) * 16
@@ -562,6 +577,10 @@ def drawn(server, batches):
     """All that some draws give, but ages."""
     found = []
     for _ in range(batches):
+        if table_in(server).storage == "prompts":
+            with pool_in(server).held() as prompts:
+                found.append(led(prompts))
+            continue
         if table_in(server).storage == "rollouts":
             taken = server.table(server.tables[0]).take(30)
             found.append([taken["obs"], taken["action"], taken.lengths])
@@ -573,6 +592,23 @@ def drawn(server, batches):
         ids = batch.ids["number"] if table_in(server).storage == "episodes" else batch.ids
         found.append([ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
     return found
+
+
+def led(prompts):
+    """Lease and answer some prompts, train a step on what is ready: what was leased and drawn, in words."""
+    having = [row.lease for row in prompts.leases.held().get(WORKER, ())]
+    rows, why = prompts.lease(WORKER, 0.0, count=3, seconds=1e9, having=having)
+    for row in rows:
+        values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(1 + row.number % 5)}
+        for index in row.missing:
+            made = packed(prompts.schema, raw_columns(prompts.schema, values))
+            prompts.answer(row, row.lease, index, made, version=prompts.book.facts.newest_model)
+            prompts.bring_on(row)
+    step = prompts.draw(number := prompts.book.facts.committed + 1, 2, "s", wanted=2, replay=0.5)
+    if step is not None:
+        prompts.commit(number, "s")
+    told = None if step is None else (step.keys, step.replayed, step.importance)
+    return [str([row.key for row in rows]), why, str(told)]
 
 
 def begun(kind, folder=None):
@@ -603,6 +639,10 @@ def restored(server, options, folder):
     server.close()
     again = Server(None, **{name: value for name, value in options.items() if name not in ("seed", "state_dir")})
     again.restore([folder / "a.snapshot"])
+    if table_in(again).storage == "prompts":
+        with pool_in(again).held() as prompts:  # which steps are committed is for the trainer to say
+            session = prompts.book.facts.former.pop()
+            prompts.rewind(prompts.book.facts.committed, session)
     return again
 
 
