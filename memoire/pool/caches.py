@@ -316,6 +316,13 @@ class Pool:
         with self._waiter.lock:
             self._queues.held.go_on_from(seed & (2**64 - 1), *self._queues.held.state()[1:])
 
+    def put_client(self, kept: KeptClient) -> None:
+        """Count the entries of a client of which nothing is held any more, until it was silent for `client_timeout`."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            self._restore.put_client(kept, self._clock())
+            self._waiter.tell()
+
     def put_back(
         self,
         kept: KeptClient,

@@ -18,7 +18,7 @@ from .queues import CacheQueues
 
 
 class KeptClient(NamedTuple):
-    """A client of which something is held, as a snapshot keeps it."""
+    """A client that has entries, as a snapshot keeps it."""
 
     id: bytes
     sequence: int
@@ -30,6 +30,8 @@ class KeptClient(NamedTuple):
     """D_c: samples that anyone drew between two of its caches."""
     since: int = 0
     """Samples that anyone drew since its newest cache came."""
+    has_caches: bool = True
+    """Whether caches of it are held, too."""
 
 
 class LeftSamples(NamedTuple):
@@ -60,7 +62,7 @@ class KeptCache(NamedTuple):
 
 
 class CacheWalk:
-    """Each client that holds something, followed by its caches, oldest first; the queues go on between two steps.
+    """Each client that has entries, followed by its caches, oldest first; the queues go on between two steps.
 
     Nothing is copied, and no cache lives longer for the walk but the one that was given last. So each client is as it
     is when its turn comes; of its caches there are as many as it had then at most. It ends early where caches of
@@ -83,12 +85,13 @@ class CacheWalk:
     def _next_client(self) -> KeptClient | None:
         client = next(self._clients, None)
         self.is_over = client is None
-        if client is None or not client.caches:
+        if client is None or not (client.caches or client.positives):
             return None
-        self._client, self._left, self._place = client, client.caches, client.pushed - client.caches
+        if client.caches:
+            self._client, self._left, self._place = client, client.caches, client.pushed - client.caches
         return KeptClient(
             client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between,
-            self._queues.held.since(client),
+            self._queues.held.since(client), client.caches > 0,
         )  # fmt: skip
 
     def _next_cache(self, client: HeldClient, now: float) -> KeptCache | None:
@@ -126,12 +129,7 @@ class CacheRestore:
         """Queue a checked cache: see `Pool.put_back`. Returns whether it was not held already, and how many were
         overwritten.
         """
-        queues = self._queues
-        client = queues.clients.get(kept.id)
-        if client is None:
-            client = queues.enter(kept.id)
-            client.heard = math.inf if stays else now
-        client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum, queues.is_limited)
+        queues, client = self._queues, self.put_client(kept, math.inf if stays else now)
         if self._is_held(client, cache):
             return False, 0
         cache.arrived = now - age
@@ -147,6 +145,16 @@ class CacheRestore:
         client.between = kept.between
         queues.held.set_since(client, kept.since)
         return True, queues.make_room()
+
+    def put_client(self, kept: KeptClient, heard: float) -> HeldClient:
+        """Know a client of a file, with its sums, which was heard then if it is new here."""
+        queues = self._queues
+        client = queues.clients.get(kept.id)
+        if client is None:
+            client = queues.enter(kept.id)
+            client.heard = heard
+        client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum, queues.is_limited)
+        return client
 
     def _is_held(self, client: HeldClient, cache: HeldCache) -> bool:
         """Whether a client's cache is held already. Its caches come one after the other: what they look like is noted,

@@ -37,6 +37,8 @@ GRANT_TIME = 0.5
 """Seconds that a grant lasts, at the pace at which its client has used the last one."""
 LEAST_PART, LEAST_ENTRIES = 16, 64
 """Such a part of the room, or so many entries, a client is granted however slow it was: it may have just begun."""
+UNHEARD_TIMEOUT = 60.0
+"""Seconds for which a client of the former life that says nothing keeps what it was granted."""
 FORGET_TIMEOUT = 2.0
 """Seconds after which a learner that does not ask again waits no more."""
 _ROUNDING = 1e-6
@@ -187,6 +189,8 @@ class Limiter:
         self._clients: dict[bytes, _Client] = {}
         self._outstanding = 0  # granted and not reported, over all clients
         self._told: ClusterSurplus | None = None
+        self._unheard: set[bytes] = set()  # clients of the former life that have said nothing in this one
+        self._unheard_until: float | None = None
         self._hungry: dict[Hashable, tuple[int, float, float]] = {}  # who waits: samples, since when, asked last
         self._last_size = 1
         self._forgiven = 0.0
@@ -203,23 +207,33 @@ class Limiter:
 
     def state(self) -> dict[str, Any]:
         """What was counted: plain values, for `go_on_from`."""
-        clients = [(client, known.inserted, known.sequence) for client, known in self._clients.items()]
+        clients = [(name, each.inserted, each.sequence, each.through) for name, each in self._clients.items()]
         facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
         told = None if self._told is None else list(self._told)
         return facts | {"forgiven": self._forgiven, "told": told, "clients": clients}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take up what another life had counted under the same band. What clients were granted and did not use is not
-        theirs any more: they ask again.
+        """Take up what another life had counted under the same band. What a client was granted and did not use is kept
+        for it, for `UNHEARD_TIMEOUT` if it says nothing.
         """
         self._surplus, self._begun = float(state["surplus"]), bool(state["begun"])
         self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
         self._forgiven, told = float(state["forgiven"]), state["told"]
         self._told = None if told is None else ClusterSurplus(*told)
-        self._clients = {
-            client: _Client(inserted, sequence, inserted) for client, inserted, sequence in state["clients"]
-        }
-        self._outstanding = 0
+        self._clients = {name: _Client(*counts) for name, *counts in state["clients"]}
+        self._outstanding = sum(known.outstanding for known in self._clients.values())
+        self._unheard, self._unheard_until = set(self._clients), None
+
+    def _forget_unheard(self, client: bytes, now: float) -> None:
+        """A client asks. After a time, those of the former life that say nothing are no more."""
+        self._unheard.discard(client)
+        if not self._unheard:
+            return
+        if self._unheard_until is None:
+            self._unheard_until = now + UNHEARD_TIMEOUT
+        elif now >= self._unheard_until:
+            for each in list(self._unheard):
+                self.left(each)
 
     @property
     def is_untouched(self) -> bool:
@@ -236,6 +250,7 @@ class Limiter:
         """Another run begins: forget what was counted."""
         self._clients.clear()
         self._outstanding = 0
+        self._unheard.clear()
         self._begin_anew()
 
     def recorded(self, client: bytes) -> int:
@@ -255,6 +270,7 @@ class Limiter:
             sequence: The header's: of two messages of a client the higher one is newer; an older one changes nothing.
         """
         known = self._clients.get(client)
+        self._unheard.discard(client)
         if known is not None and sequence <= known.sequence:
             return
         if known is not None:
@@ -266,6 +282,7 @@ class Limiter:
         held now. Returns whether it has recorded more than was known.
         """
         known = self._clients.get(client)
+        self._unheard.discard(client)
         if known is None:  # it said HELLO to a former life
             self._clients[client] = _Client(inserted, sequence)
             return False
@@ -298,6 +315,7 @@ class Limiter:
     def left(self, client: bytes) -> None:
         """A client has ended: what it was granted and did not use is the others'."""
         known = self._clients.pop(client, None)
+        self._unheard.discard(client)
         if known is not None:
             self._outstanding -= known.outstanding
 
@@ -311,6 +329,7 @@ class Limiter:
         tolerance, ratio = self.parameters.samples_per_insert_tolerance, self.parameters.samples_per_insert
         if tolerance is None:
             return NO_LIMIT, ""
+        self._forget_unheard(client, now)
         known = self._clients.setdefault(client, _Client(0, -1))
         others = self._outstanding - known.outstanding
         share = 1.0 if self._told is None else self._told.share

@@ -75,7 +75,7 @@ class SharedLimiter:
 
     def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
         """Go on counting from where another one was; its only client has recorded so many entries now."""
-        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted)]})
+        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
 
     def met(self, client: bytes, inserted: int, sequence: int) -> None:
         """A client is here: `Limiter.met`."""

@@ -357,11 +357,12 @@ class _Restoring:
             name = file.about.tables[record.table].name
             if isinstance(record.body, ClientRecord):
                 client = record.body
-                continue
+                if client.has_caches:
+                    continue
             if isinstance(record.body, TableEndRecord):
                 continue
             if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
-                self._refused["parameters"] += not isinstance(record.body, TableRecord)
+                self._refused["parameters"] += not isinstance(record.body, TableRecord | ClientRecord)
                 continue
             if isinstance(record.body, CacheRecord):
                 eldest = None if record.body.eldest is None else record.body.eldest + since
@@ -377,6 +378,9 @@ class _Restoring:
             self._take_accounts(body, record.payload)
         elif isinstance(body, TableRecord):
             self._take_state(table, body)
+        elif isinstance(body, ClientRecord):
+            if table.storage == "caches" and self._is_mine(body, body):
+                table.pool.put_client(_kept_of(body))
         elif table.name in self._over:
             pass  # it came with its memory
         elif record.payload is None:
@@ -440,8 +444,7 @@ class _Restoring:
             held.go_on_at(body.used)
         else:
             left = LeftSamples(body.left, body.times, body.eldest, body.least_model, body.positives)
-        kept = KeptClient(*(getattr(client, name) for name in KeptClient._fields))
-        is_new, overwritten = table.pool.put_back(kept, held, age=body.age, stays=self._stays, left=left)
+        is_new, overwritten = table.pool.put_back(_kept_of(client), held, age=body.age, stays=self._stays, left=left)
         self._done["overwritten"] += overwritten
         if is_new:
             self._clients.add((table.name, client.id))
@@ -459,6 +462,10 @@ class _Restoring:
         if any(mine):
             self._inherit(body.run, body.finished, rows[mine])
             self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
+
+
+def _kept_of(client: ClientRecord) -> KeptClient:
+    return KeptClient(*(getattr(client, name) for name in KeptClient._fields))
 
 
 def _remade(episode: Episode) -> Episode:

@@ -109,7 +109,7 @@ class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A client whose caches follow, with its newest sums."""
+    """A client with its newest sums, whose caches follow."""
 
     kind: ClassVar = RecordKind.CLIENT
     id: Identity
@@ -121,6 +121,8 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """Samples that were drawn between two of its caches."""
     since: Word = 0
     """And since its newest one came."""
+    has_caches: bool = True
+    """Whether caches of it follow; else only its sums are known."""
 
 
 class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +135,8 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     forgiven: Moment
     told: tuple[Moment, Word, int, Word, Moment, Moment, Moment] | None
     """`limiter.ClusterSurplus`, as a reader of several servers told it."""
-    clients: list[tuple[Identity, Word, int]]
-    """Each client's entries, and the message that said so."""
+    clients: list[tuple[Identity, Word, int, Word]]
+    """Each client's entries, the message that said so, and how far it was told that it may go."""
 
 
 class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -448,7 +450,7 @@ class SnapshotFile:
     def is_empty(self, table: int) -> bool:
         """Whether the file says that it has nothing of what this table held."""
         counts = None if self.end is None else self.end.tables[table]
-        return counts is not None and not (counts.clients or counts.caches or counts.episodes or counts.prompts)
+        return counts is not None and not (counts.caches or counts.episodes or counts.prompts)
 
     def _next(self) -> Record | str:
         """The record that begins here; or, where what follows cannot be found, why."""

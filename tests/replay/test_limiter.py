@@ -7,6 +7,7 @@ from memoire.replay.limiter import (
     MAX_WAITING_READERS,
     NO_LIMIT,
     STARVING_TIMEOUT,
+    UNHEARD_TIMEOUT,
     ClusterSurplus,
     Limiter,
     check_batch,
@@ -205,3 +206,25 @@ def test_a_draw_says_how_many_entries_it_waits_for():
     parameters = made(20.0, 2.0).parameters
     assert why_not_draw(parameters, 20, 0, 0.0) == ""
     assert why_not_draw(parameters, 25, 0, 0.0).startswith("waits for 3 more entries: drawing is")
+
+
+def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
+    """What a client was granted stays its own until it says HELLO again, leaves, or says nothing for long."""
+    former = made()
+    former.met(A, 0, 1)
+    former.met(B, 0, 1)
+    assert former.grant(A, 2, ENTRIES, 0.0)[0] == 25
+    former.reported(A, 10, 2, ENTRIES, 0.0)
+
+    def heir():
+        limiter = made()
+        limiter.go_on_from(former.state())
+        assert limiter.state() == former.state()
+        return limiter
+
+    assert heir().grant(B, 1, ENTRIES, 1.0) == former.grant(B, 1, ENTRIES, 1.0) == (25, "")
+    again, late = heir(), heir()
+    again.met(A, 10, 3)
+    assert again.grant(B, 1, ENTRIES, 1.0)[0] == 40
+    assert late.grant(B, 1, ENTRIES, 1.0)[0] == 25
+    assert late.grant(B, 1, ENTRIES, 1.0 + UNHEARD_TIMEOUT)[0] == 40

@@ -687,6 +687,20 @@ def test_only_the_heir_of_a_whole_file_draws_with_the_generator_of_the_file(tmp_
     assert len({tuple(draws(part=(0, 2))), tuple(draws(part=(0, 2)))}) == 2
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_clients_whose_samples_are_used_up_count_for_the_least_size_as_before(tmp_path, form):
+    options = {"cache_size": 16, "schema": SCHEMA, "name": "s", "min_size": 40}
+    options |= {"state_dir": tmp_path / "state", "snapshot_caches": True} if form == "restart" else {}
+    server = Server(None, **options)
+    fill(server, range(3))
+    server.get_batch(32)
+    assert [client.caches for client in pool_in(server)._queues.held] == [1, 0]
+    for _ in range(2):
+        server = FORMS[form](server, options, tmp_path)
+        assert len(server.get_batch(8)["obs"]) == 8
+    server.close(20.0)
+
+
 def test_a_server_that_holds_nothing_any_more_goes_on_too(tmp_path):
     """Beta's progress, the generator and the limiter's counts; and a start with another discount is not refused."""
     options = {"cache_size": 16, "schema": SCHEMA, "name": "s", "state_dir": tmp_path, "snapshot_caches": True}

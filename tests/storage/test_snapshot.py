@@ -117,7 +117,7 @@ def test_parts_share_everything_out_and_each_client_goes_to_one(tmp_path_factory
     after = [part.stats() for part in pools]
     assert sum(each.caches for each in after) == sum(each.caches for each in done) == before.caches
     assert sum(each.unused for each in after) == before.unused
-    assert sum(each.clients for each in after) == len({c for c, held in pool._queues.clients.items() if held.caches})
+    assert sum(each.clients for each in after) == len({c for c, held in pool._queues.clients.items() if held.positives})
     for each in done:
         assert each.caches + each.elsewhere == before.caches and each.known == 0
 
