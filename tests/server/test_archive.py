@@ -23,10 +23,10 @@ from memoire.errors import Closed, MemoireError, ParameterError, Refused, Snapsh
 from memoire.nodes import snapshots
 from memoire.pool.tables import STORAGES, Table
 from memoire.prompts.columns import packed, raw_columns
-from memoire.replay import dataset
+from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.sampling import Linear, Prioritized, RankBased, Uniform
+from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.server import Server
 from memoire.storage import snapshot
@@ -507,7 +507,7 @@ DRAWN = {
     "": {},
     "uniform": {"sampler": Uniform()},
     "ranks": {"sampler": RankBased(0.7)},
-    "greedy": {"prioritization": "greedy"},
+    "greedy": {"sampler": Greedy()},
     "beta grows": {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))},
     "new models": {"max_model_lag": 3},
     "in a band": {"samples_per_insert": 2.0, "samples_per_insert_tolerance": 900.0, "min_size": 1},
@@ -515,7 +515,8 @@ DRAWN = {
 }  # fmt: skip
 PROMPTS = {"schema": {"tokens": (np.int32, (None,)), "reward": np.float32}, "group": 2, "score": "column:reward"}
 SETTINGS = {
-    "caches": DRAWN | {"drawn again": {"reuse_cache": True}, "drawn three times": {"reuse_cache": True, "max_times_sampled": 3}},
+    "caches": DRAWN
+    | {"drawn again": {"reuse_cache": True}, "drawn three times": {"reuse_cache": True, "max_times_sampled": 3}},
     "episodes": {name: WRAPPED | each for name, each in DRAWN.items()}
     | {
         "stratified": WRAPPED | {"sampler": Uniform(stratified=True)},
@@ -523,7 +524,11 @@ SETTINGS = {
         "drawn 50 times": WRAPPED | {"max_times_sampled": 50},
         "as many as bytes allow": {"byte_limit": 80_000},
     },
-    "rollouts": {"": {"capacity": 4000}, "oldest leave": {"capacity": 500, "full": "oldest"}},
+    "rollouts": {
+        "": {"capacity": 4000},
+        "oldest leave": {"capacity": 500, "full": "oldest"},
+        "new models": {"capacity": 4000, "max_model_lag": 3},
+    },
     "prompts": {
         "": PROMPTS, "replay": PROMPTS | {"replay_limit": 6}, "pace": PROMPTS | {"max_model_lag": 1, "on_stale": "pace"},
     },
@@ -533,6 +538,12 @@ KINDS = {
     for storage in STORAGES
     for name, each in SETTINGS[storage].items()
 }
+
+
+def test_every_sampler_is_among_the_settings_that_are_saved():
+    kinds = {each for each in vars(sampling).values() if hasattr(each, "fields")} - {sampling.Sampler, Parameters}
+    for storage in ("caches", "episodes"):
+        assert {type(each.get("sampler")) for each in SETTINGS[storage].values()} >= kinds
 
 
 def entries_of(number, length=20):
