@@ -232,7 +232,8 @@ class EpisodePool(LastingPool):
         """Where entries lie and what each weighs, and a checksum of what is known of them."""
         memory = self.memory
         with memory.held():
-            return layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
+            layout, facts = layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
+        return layout.in_order(), facts
 
     def heir(
         self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool

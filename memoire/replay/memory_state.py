@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from memoire import _core
 
-from .dataset import HeldEpisodes
 from .dataset_format import OWN
 from .memory import Memory
 
@@ -58,7 +57,17 @@ class SavedLayout(NamedTuple):
 
     numbers: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
-    """Those of `state_of`, and `number` int64 [T] and `weight` float64 [T] of all entries, episode after episode."""
+    """Those of `state_of`, and `number` int64 [T] and `weight` float64 [T] of all entries, in the order of rows."""
+
+    def in_order(self) -> SavedLayout:
+        """The same with the slots of all episodes, as `dataset.walk` goes through them."""
+        episodes, slot, slots = self.arrays["episodes"], self.numbers["engine"]["oldest"], list[int]()
+        newer = episodes["newer"].tolist()
+        while slot >= 0:
+            slots.append(slot)
+            slot = newer[slot]
+        opened = np.flatnonzero((episodes["state"] == 1) & (episodes["length"] > 0))
+        return SavedLayout(self.numbers, self.arrays | {"slots": np.array([*slots, *opened.tolist()], np.int64)})
 
 
 LAYOUT: Final = ARRAYS | {
@@ -69,16 +78,13 @@ LAYOUT: Final = ARRAYS | {
 
 
 def layout_of(memory: Memory) -> SavedLayout:
-    """The state of a memory at this moment, copied; episodes come as `dataset.walk` gives them."""
-    with memory.held():
-        inside = HeldEpisodes(memory)
-        numbers, arrays = state_of(memory, inside.slots)
-        parts = [slice(0, 0), *(part for slot in inside.slots for part in inside.stretches(slot))]
-        for name, source in (("number", inside.fact("number")), ("weight", inside.weights)):
-            arrays[name] = np.concatenate([source[part] for part in parts])
-        # By bytes: equal states are equal in the gaps of records, too.
-        copies = {name: array.view(np.uint8).copy().view(array.dtype) for name, array in arrays.items()}
-        return SavedLayout(numbers, copies)
+    """The state of a held memory at this moment, copied; `in_order` completes it when the memory goes on."""
+    inside = memory.contents()
+    numbers, arrays = state_of(memory, [])
+    has_entry = inside["meta"]["episode"] >= 0
+    arrays |= {"number": inside["meta"]["number"][has_entry], "weight": inside["weights"][has_entry]}
+    # By bytes: equal states are equal in the gaps of records, too.
+    return SavedLayout(numbers, {name: each.view(np.uint8).copy().view(each.dtype) for name, each in arrays.items()})
 
 
 class RowLayout:

@@ -3,7 +3,8 @@
     state/  memory.snapshot        what was held when the server was closed, or when the timer last took it
             snapshots/NAME.snapshot    what somebody ordered under that name
 
-One is taken at a time. The server only ever waits for one cache or episode to be looked up, never for the disk.
+One is taken at a time. The server only ever waits for one cache or episode to be looked up, and for the bookkeeping of
+a table of episodes to be copied, never for the disk.
 """
 
 from __future__ import annotations

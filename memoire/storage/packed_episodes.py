@@ -197,16 +197,18 @@ class TakenTable:
         lengths = self._length[self._slots]
         rows = RowLayout(numbers, arrays, lengths, size, self._wrong)
         self._taking = TakingOver(self.memory, rows, numbers, arrays)
-        self._number, self._weight = arrays["number"], arrays["weight"]
-        if not len(self._number) == len(self._weight) == lengths.sum():
-            raise self._wrong(f"has {len(self._number)} numbers of {lengths.sum()} entries")
+        self._rows, every = rows.rows, np.sort(np.concatenate([np.empty(0, np.int64), *rows.rows]))
+        if not len(arrays["number"]) == len(arrays["weight"]) == len(every):
+            raise self._wrong(f"has {len(arrays['number'])} numbers of {len(every)} entries")
+        self._number, self._weight = np.empty(rows.capacity, np.int64), np.empty(rows.capacity)
+        self._number[every], self._weight[every] = arrays["number"], arrays["weight"]
 
     def put(self, body: EpisodeRecord, payload: bytes) -> None:
         """Put the next episode into its place."""
         kept, place = unpack(body, payload, self._schema), len(self.names)
         if place == len(self._slots) or self._length[self._slots[place]] != body.length:
             raise self._wrong(f"has an episode of {body.length} entries that lies nowhere")
-        own = slice(self.entries, self.entries + body.length)
+        own = self._rows[place]
         facts = {name: getattr(kept.episode, name) for name in dataset.FACTS}
         facts |= {"number": self._number[own], "weight": self._weight[own]}
         rows = {OWN + name: values for name, values in facts.items()} | kept.episode.columns
