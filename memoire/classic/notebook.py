@@ -6,6 +6,7 @@ loop over tree levels, and every odd case defined. For arrays, windows, n-step r
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -65,8 +66,9 @@ class Samples(TypedDict):
 class PrioritizedReplayBuffer(StrictAttributes):
     """A ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
 
-    Thread-safe. Attributes: `data` (the slots), `next_idx` (the one written next), `size` (how many are filled),
-    `max_priority` (largest ever given, 1 at first: what a new transition gets).
+    Thread-safe. A copy or pickle draws what this one would have drawn. Attributes: `data` (the slots), `next_idx` (the
+    one written next), `size` (how many are filled), `max_priority` (largest ever given, 1 at first: what a new
+    transition gets).
 
     Args:
         capacity: Transitions that fit, at least 1; any number.
@@ -210,6 +212,17 @@ class PrioritizedReplayBuffer(StrictAttributes):
                 self.max_priority = max(self.max_priority, float(given[fresh].max()))
                 self._tree.set(slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
             return int(fresh.sum()), int((~fresh).sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            facts = {name: value for name, value in vars(self).items() if name not in ("_lock", "_tree")}
+            own = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
+            return facts | own | {"weights": self._tree.get(np.arange(self.capacity))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        weights = state.pop("weights")
+        vars(self).update(state, _lock=threading.Lock(), _tree=PriorityTree(len(weights)))
+        self._tree.set(np.arange(len(weights)), weights)
 
     def is_full(self) -> bool:
         """Whether every slot is filled."""

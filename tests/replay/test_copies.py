@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import memoire
+from memoire.classic.notebook import PrioritizedReplayBuffer
 from memoire.errors import DataError, NotCopied, ParameterError
 
 SCHEMA = {"obs": (np.float32, (3,)), "action": np.int64, "reward": np.float32}
@@ -183,3 +184,82 @@ def test_a_buffer_that_goes_on_from_a_saved_form_draws_what_it_would_have_drawn(
         assert buffer.memory.sums() == made.memory.sums() and buffer.rate.surplus == made.rate.surplus
         for each in (buffer, made):
             fill(each, start, 20, np.random.default_rng(start))
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("stratified", [False, True])
+def test_the_notebooks_buffer_goes_on_from_a_copy_as_it_would_have_and_on_its_own(way, stratified):
+    one = PrioritizedReplayBuffer(5, 0.6, seed=1, stratified=stratified)
+    one.extend(range(7))
+    one.update_priorities(np.arange(5), np.array([0.1, 0.7, 3.0, 1.0, 0.3]))
+    other = COPIES[way](one)
+    for step in range(4):
+        mine, its = one.sample(6, 0.4), other.sample(6, 0.4)
+        assert all(np.array_equal(mine[name], its[name]) for name in mine)
+        for each in (one, other):
+            each.update_priorities(mine["indexes"], mine["weights"] + step)
+    other.add("its own")
+    assert "its own" not in one.data and len({id(each._rng) for each in (one, other)}) == 2
+
+
+def test_a_loaded_buffer_draws_by_the_seed_that_it_is_given(tmp_path):
+    path = tmp_path / "replay.npz"
+    buffer = buffer_of(sampler=memoire.Prioritized(0.7, stratified=True))
+    buffer.sample(5)
+    buffer.save(path)
+
+    def drawn(**options):
+        made = memoire.Buffer.load(path, **options)
+        made.close()
+        return [made.sample(16).ids.tolist() for _ in range(3)] + [made.sample_episodes(1).steps.tolist()]
+
+    same = drawn()
+    assert same == drawn(resume=True) == drawn(seed=None)
+    assert drawn(seed=4) == drawn(seed=4, resume=True) == drawn(seed=np.int64(4))
+    assert len({str(each) for each in (same, drawn(seed=4), drawn(seed=5), drawn(seed=1))}) == 4
+    with pytest.raises(ParameterError, match="seed"):
+        memoire.Buffer.load(path, seed=-1)
+
+
+@pytest.mark.parametrize("capacity", [40, 26, 300])
+def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes_and_all_that_is_known_of_them(
+    capacity, tmp_path
+):
+    path = tmp_path / "replay.npz"
+    buffer = memoire.Buffer(SCHEMA, 60, seed=3, sampler=memoire.Prioritized(0.7, beta=memoire.Linear(0.0, 1.0, 10)))
+    fill(buffer, 0, 150, np.random.default_rng(1))
+    writer = buffer.writer()
+    for step in range(3):
+        writer.step(np.full(3, 9000 + step), 9000 + step, 0.0, False, False, np.full(3, 9001 + step))
+    batch = buffer.sample(32)
+    batch.update_priorities(np.linspace(1.0, 9.0, 32))
+    buffer.save(path)
+    made = memoire.Buffer.load(path, capacity=capacity)
+    made.memory.check_invariants()
+    assert (made.capacity, made.writer(resume=True).lanes.tolist()) == (capacity, [0])
+
+    def known(memory):
+        meta = memory.contents()["meta"]
+        facts = zip(
+            *(meta[name].tolist() for name in ("born", "model_version", "priority", "learned", "drawn")), strict=True
+        )
+        held = meta["episode"] >= 0
+        actions = memory.contents()["columns"][memory.schema.names.index("action")].reshape(-1).view(np.int64)
+        return {int(action): fact for action, fact, is_held in zip(actions, facts, held, strict=True) if is_held}
+
+    mine, its = known(buffer.memory), known(made.memory)
+    assert its.items() <= mine.items() and len(its) > min(capacity, 50) - 8
+    assert max(its) == max(mine) == 9002 and made.num_episodes == len({a // 7 for a in its if a < 9000}) + 1
+    smallest = [each.sample(32).importance.min() for each in (buffer, made)]
+    assert max(smallest) < 1.0, "beta has begun its way"
+
+
+def test_a_saved_memory_draws_what_it_would_have_drawn_in_a_loaded_buffer(tmp_path):
+    buffer = memoire.Buffer(SCHEMA, 60, seed=3, sampler=memoire.RankBased(0.7))
+    fill(buffer, 0, 150, np.random.default_rng(1))
+    buffer.sample(4)
+    memoire.dataset.save(buffer.memory, tmp_path / "memory.npz")
+    made = memoire.Buffer.load(tmp_path / "memory.npz")
+    one, other = buffer.sample(16), made.sample(16)
+    assert all(np.array_equal(one[name], other[name]) for name in one if name != "age")
+    assert np.array_equal(one.ids, other.ids) and np.array_equal(one.importance, other.importance)

@@ -29,6 +29,7 @@ SHARES = {
     "prompts": 20_000,
     "snapshot_file": 1_500,
     "state_file": 300,
+    "buffer_file": 20_000,
     "settings_file": 200,
 }
 """Inputs of each target, of a million."""

@@ -43,6 +43,7 @@ ROUNDS = {
     "prompts": 150,
     "snapshot_file": 150,
     "state_file": 40,
+    "buffer_file": 150,
 }
 
 
