@@ -266,6 +266,9 @@ class TakingOver:
             return False
         if not ((weight >= 0.0) & (weight <= _HEAVIEST)).all():
             return False
+        most = self._memory.parameters.max_times_sampled
+        if most and (rows[OWN + "drawn"][weight > 0.0] >= most).any():
+            return False
         meta = self._meta
         for name in ("number", "born", "model_version", "init_w", "priority", "learned", "drawn"):
             meta[name][where] = rows[OWN + name]
