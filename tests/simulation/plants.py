@@ -156,6 +156,20 @@ def lines_out_of_order() -> None:
     replace(LineOutbox, "waiting", lambda self, *given, **named: waiting(self, *given, **named)[::-1])
 
 
+@planted("feedback: ")
+def feedback_dropped_when_sent() -> None:
+    """A server gives up what it has sent to a client when more waits, though the client may have applied it."""
+    from memoire.server.handlers.feedback import FeedbackHandler
+
+    def dropped(self: Any, table: Any, account: Any, *given: Any) -> Any:
+        waiting = self._waiting.get(account.client)
+        if waiting is not None and waiting.sent is not None and waiting.pieces:
+            self._lose(self._state.run, account, len(waiting.sent))
+        return fetch(self, table, account, *given)
+
+    fetch = replace(FeedbackHandler, "fetch", dropped)
+
+
 @planted("spins: ", terms=6)
 def polls_for_what_it_never_takes() -> None:
     """A server that ends waits for requests that it does not take."""

@@ -112,6 +112,7 @@ def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
         ("forgotten_accounts", "copies: "),
         ("unnumbered_lines", "log: "),
         ("early_replies", "log: "),
+        ("feedback_dropped_when_sent", "feedback: "),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(plant: str, found: str) -> None:
