@@ -342,7 +342,7 @@ def _server_report(server: Server) -> dict[str, Any]:
         "held_bytes": stats.held_bytes,
         "overwritten_caches": stats.overwritten_caches,
         "refused": stats.refused,
-        "feedback": dataclasses.asdict(stats.feedback),
+        "feedback": {owner: dataclasses.asdict(counts) for owner, counts in stats.feedback_owners.items()},
         "accounts_folded": stats.accounts_folded,
         "clients": {
             client.client: {"episodes": client.episodes, "steps": client.steps, "caches": client.accepted_caches}

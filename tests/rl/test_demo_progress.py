@@ -12,7 +12,10 @@ def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **tota
     return {
         "totals": {"steps": 0, "episodes": 0, "accepted_caches": 0} | totals,
         "held_caches": 2,
-        "feedback": {"given": 9, "applied": 5, "superseded": 1, "gone": 1, "stale": 1, "lost": 0, "waiting": 1},
+        "feedback": {
+            "clients": {"given": 8, "applied": 5, "superseded": 0, "gone": 1, "stale": 1, "lost": 0, "waiting": 1},
+            "unknown": {"given": 1, "lost": 1},
+        },
         "recent": recent,
         "clients": clients,
     }
@@ -54,12 +57,16 @@ def test_progress_before_anything_was_reported() -> None:
 
 def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() -> None:
     fine, wrong = report([], {}), report([], {})
-    wrong["feedback"] = wrong["feedback"] | {"given": 10}
+    wrong["feedback"] = {"clients": {"given": 8, "applied": 9}, "unknown": {"given": 2, "lost": 1}}
     made = progress_of(fine, fine)
-    assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, [])
-    assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 0 lost"
-    [said] = progress_of(fine, wrong).unbalanced
-    assert "'given': 10" in said
+    assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, "")
+    assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 2 lost"
+    assert demo.summary(made)[1] == (
+        "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; looked at 1 times"
+    )
+    made = progress_of(fine, wrong)  # owners are looked at one by one: together these add up
+    made.take((Said(fine),), {}, 5.0)  # type: ignore[arg-type]
+    assert made.unbalanced.startswith("clients: ") and "'given': 8, 'applied': 9" in made.unbalanced
 
 
 def test_counts_that_do_not_add_up_are_found() -> None:

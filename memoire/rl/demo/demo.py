@@ -82,8 +82,10 @@ class ClusterProgress:
     held_caches: int = 0
     feedback: Counter[str] = field(default_factory=Counter)
     """What became of the learner's TD errors."""
-    unbalanced: list[str] = field(default_factory=list)
-    """Servers that said of TD errors what does not add up, and what."""
+    feedback_checks: int = 0
+    """How often that was looked at."""
+    unbalanced: str = ""
+    """What a server once said of the TD errors for an owner's entries that does not add up."""
     learner: dict[str, Any] = field(default_factory=dict)
     dashboard: str | None = None
     """Its address, once it answers."""
@@ -116,12 +118,17 @@ class ClusterProgress:
         self.episodes = sum(report["totals"]["episodes"] for report in reports)
         self.caches = sum(report["totals"]["accepted_caches"] for report in reports)
         self.held_caches = sum(report["held_caches"] for report in reports)
-        counts: list[dict[str, int]] = [report["feedback"] for report in reports]
-        self.feedback = sum(map(Counter, counts), Counter())
-        self.unbalanced += [str(each) for each in counts if 2 * each["given"] != sum(each.values())]
+        self._check_feedback([each for report in reports for each in report["feedback"].items()])
         recent = sorted((ended for report in reports for ended in report["recent"]), key=lambda ended: float(ended[0]))
         self.returns = [float(ended[1]) for ended in recent[-EPISODES:]]
         self.clients = merged([report["clients"] for report in reports])
+
+    def _check_feedback(self, told: list[tuple[str, dict[str, int]]]) -> None:
+        self.feedback, self.feedback_checks = Counter(), self.feedback_checks + 1
+        for owner, counts in told:
+            self.feedback.update(counts)
+            if min(counts.values()) < 0 or 2 * counts["given"] != sum(counts.values()):
+                self.unbalanced = self.unbalanced or f"{owner}: {counts}"
 
     def figures(self) -> list[tuple[str, str]]:
         """(what, value) as people read it."""
@@ -401,7 +408,7 @@ class Demo:
         for line in summary(progress):
             print(line)
         faults = differences(progress, self.own_counts) if is_complete else []
-        faults += [f"of TD errors a server said {said}" for said in progress.unbalanced[:1]]
+        faults += [f"a server said of TD errors for {progress.unbalanced}"] if progress.unbalanced else []
         for fault in faults:
             print(f"counts do not add up: {fault}")
         if is_complete and not faults:
@@ -420,11 +427,13 @@ def counted(number: int, one: str, many: str) -> str:
 
 def summary(progress: ClusterProgress) -> list[str]:
     """Totals of the cluster, and each client's share of them, as lines of text."""
-    learner = progress.learner
+    learner, told = progress.learner, progress.feedback
+    parts = " + ".join(f"{count:,} {name}" for name, count in told.items() if name != "given") or "0"
     lines = [
         f"  time {progress.seconds:.1f} s, steps {progress.steps:,}, episodes {progress.episodes:,}, "
         f"caches {progress.caches:,}, batches {learner.get('batches', 0):,}, samples {learner.get('samples', 0):,}, "
         f"models {learner.get('version', 0):,}",
+        f"  TD errors: {told['given']:,} given = {parts}; looked at {progress.feedback_checks} times",
         f"  {'client':<34}{'steps':>10}{'episodes':>10}{'caches':>10}",
     ]
     rows = [(client, *counts.values()) for client, counts in sorted(progress.clients.items())]
