@@ -2,12 +2,21 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake_store import Disk
 from memoire.accounting.account import FeedbackCounts
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID
-from memoire.server.handlers.feedback import FEEDBACK_SAMPLES, MERGED_SAMPLES, FeedbackHandler, by_client
+from memoire.server.handlers.feedback import (
+    FEEDBACK_SAMPLES,
+    MERGED_SAMPLES,
+    FeedbackHandler,
+    Merge,
+    _Errors,
+    by_client,
+)
 from memoire.wire import messages, pack, unpack
 from netkit import SCHEMA
 from serverkit import ME, NOW, READER, YOU, ask, save, state_of, store_of
@@ -123,6 +132,23 @@ def test_those_that_wait_longest_are_lost_where_too_many_wait(state):
     assert feedback_of(state) == FeedbackCounts(given=FEEDBACK_SAMPLES + 100, lost=100, waiting=FEEDBACK_SAMPLES)
     assert handler.overflowed == handler.lost == 100 and fetched(handler, state)[1][0] == 100
     state.ledger.check_invariants()
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(5, 15), max_size=9), min_size=1, max_size=5))
+def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
+    count = sum(map(len, numbers))
+    errors = np.arange(count, dtype=np.float32)
+    pieces, expected, at = [], {}, 0  # a dictionary keeps the place of a key whose value changes
+    for piece in filter(None, numbers):
+        mine = errors[at : at + len(piece)]
+        pieces.append(_Errors(np.array(piece, np.int64), mine, mine.astype(np.float64)))
+        expected |= dict(zip(piece, mine.tolist(), strict=True))
+        at += len(piece)
+    if pieces:
+        (merge := Merge(ME, pieces)).work()
+        found = dict(zip(merge.result.numbers.tolist(), merge.result.errors.tolist(), strict=True))
+        assert list(found.items()) == list(expected.items()) and len(merge.result) == len(expected)
+        assert merge.result.given.tolist() == list(expected.values())
 
 
 @pytest.mark.parametrize("entries", [10**7, 2 * MERGED_SAMPLES])

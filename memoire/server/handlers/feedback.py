@@ -29,12 +29,14 @@ from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import MessageHeader
 
-FEEDBACK_SAMPLES = 1 << 18
+FEEDBACK_SAMPLES = 1 << 19
 """TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
 MERGED_SAMPLES = 1 << 14
 """They are merged when so many have come since they were merged last, and as many as were left then."""
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """At latest they are merged when so many have come."""
+MOST_PLACES = 16
+"""While they are merged, places for each of them at most, which take 16 bytes."""
 SAMPLE_BYTES = 16
 """Of a TD error in a reply: number, error and owner."""
 CONTAINER_BYTES = 1024
@@ -44,9 +46,6 @@ WARN_INTERVAL = 60.0
 
 Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 """Feedback by client: its id, numbers of entries [n], TD errors [n]."""
-
-
-_size_of = operator.attrgetter("errors.size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,8 @@ class _Waiting:
 
     pieces: list[_Errors] = field(default_factory=list)
     """Not sent yet, in the order in which they came."""
+    unsent: int = 0
+    """TD errors in them."""
     unmerged: int = 0
     """Those that came since they were merged last."""
     sent: _Errors | None = None
@@ -89,14 +90,21 @@ class _Waiting:
     """Of the piece that was sent."""
 
     @property
-    def unsent(self) -> int:
-        """TD errors that were not sent yet."""
-        return sum(map(_size_of, self.pieces))
-
-    @property
     def is_long(self) -> bool:
         """Whether so many TD errors have come that merging them pays."""
         return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
+
+    def add(self, piece: _Errors) -> None:
+        """More have come."""
+        self.pieces.append(piece)
+        self.unsent += len(piece)
+        self.unmerged += len(piece)
+
+    def take(self, count: int, result: _Errors) -> None:
+        """Put what was merged in place of so many pieces, which are the first."""
+        self.unmerged = self.unsent - sum(map(len, self.pieces[:count]))
+        self.unsent = self.unmerged + len(result)
+        self.pieces[:count] = [result]
 
     def cut(self, most: int) -> _Errors:
         """The first TD errors of those that were not sent, which are no longer among these."""
@@ -108,6 +116,7 @@ class _Waiting:
                 piece = piece.part(slice(room))
             chosen.append(piece)
             room -= len(piece)
+        self.unsent -= most - room
         self.unmerged = min(self.unmerged, self.unsent)
         return _joined(chosen)
 
@@ -125,10 +134,17 @@ class Merge:
     def work(self) -> None:
         """Find what stays."""
         joined = _joined(self.pieces)
-        numbers, count = joined.numbers, len(joined)
-        _, first = np.unique(numbers, return_index=True)
-        newest = count - 1 - np.unique(numbers[::-1], return_index=True)[1]
-        self.result = joined.part(newest[np.argsort(first)])
+        numbers, rows = joined.numbers, np.arange(len(joined))
+        low = int(numbers.min())
+        span = int(numbers.max()) - low + 1
+        if span <= MOST_PLACES * len(numbers):  # entries of one memory: each has a place, and nothing is sorted
+            places = numbers - low
+        else:
+            span, places = len(numbers), np.unique(numbers, return_inverse=True)[1]
+        oldest, newest = np.empty((2, span), np.intp)
+        newest[places] = rows  # of one entry's the last stays
+        oldest[places[::-1]] = rows[::-1]
+        self.result = joined.part(newest[places[oldest[places] == rows]])
 
 
 class Fetched(NamedTuple):
@@ -237,8 +253,7 @@ class FeedbackHandler:
             self._lose(self._state.run, account, count)
             return PriorityUpdate(lost=count)
         waiting = self._waiting.setdefault(client, _Waiting())
-        waiting.pieces.append(_Errors(numbers, errors, np.full(count, now)))
-        waiting.unmerged += count
+        waiting.add(_Errors(numbers, errors, np.full(count, now)))
         if waiting.is_long:
             self._long.add(client)
         else:
@@ -280,8 +295,7 @@ class FeedbackHandler:
             superseded = sum(map(len, former)) - len(result)
             account.superseded_feedback += superseded
             account.waiting_feedback -= superseded
-            waiting.pieces[: len(former)] = [result]
-            waiting.unmerged = sum(map(len, waiting.pieces[1:]))
+            waiting.take(len(former), result)
             self._touch(self._state.run, account)
         self._drop_overflow(account, waiting)
 
