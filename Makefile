@@ -218,6 +218,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 	$(BIN)/python benchmarks/waiting.py --write docs/benchmarks
 	$(BIN)/python benchmarks/farlearner.py --write docs/benchmarks
+	$(BIN)/python benchmarks/feedback.py --write docs/benchmarks
 	$(BIN)/python benchmarks/encryption.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks

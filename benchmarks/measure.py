@@ -330,8 +330,10 @@ def results(
     ]
 
 
-def arguments(description: str, *, peers: bool = False, whole: str = "") -> argparse.Namespace:
-    """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure."""
+def arguments(description: str, *, peers: bool = False, whole: str = "", former: bool = False) -> argparse.Namespace:
+    """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure,
+    `former` a former commit of memoire.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there, or as FOLDER/PAGE.md")
     parser.add_argument("--only", default="", metavar="WORD", help="only the rows with this word in their name")
@@ -341,6 +343,8 @@ def arguments(description: str, *, peers: bool = False, whole: str = "") -> argp
     if peers:
         known = "cpprb,torchrl,sb3,reverb,ray,tlspyo"
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
+    if former:
+        parser.add_argument("--former", metavar="PATH", help="a built checkout of the baseline; or one is made")
     return parser.parse_args()
 
 

@@ -1,0 +1,465 @@
+"""Do TD errors reach their entries while these are held, within a second, and does that cost batches?
+
+Actors, servers and learners are processes of their own and share this machine's cores. Actors record as fast as they
+may, and push 8 samples for each entry as caches of 256, or whole episodes. The learner draws batches of 256 as fast as
+it may and gives TD errors for each. The baseline is the commit before TD errors were accounted for; both take turns.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+from learner import schema_of
+from measure import Report, Result, Spread, arguments, in_turns, results
+from peers.tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task
+
+import memoire
+from memoire.errors import NotEnoughSamples
+from wire import TCP, Child
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMER = "080c453e"
+"""The baseline's commit."""
+TIMEOUT = 60.0
+ENTRIES = {"W1": 500_000, "W2": 40_000}
+"""That all actors together hold: about ten seconds of steps."""
+PER_INSERT = 8
+WARM = 0.7
+"""Seconds of each turn before batches are counted."""
+LIMIT = 1.0
+"""Seconds within which TD errors are to arrive; so long a turn goes on after the last one was given."""
+LOOK_INTERVAL = 0.01
+OUTCOMES = ("applied", "superseded", "gone", "stale", "lost", "waiting")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cluster to measure."""
+
+    task: str
+    actors: int
+    place: str
+    """Where the server is: "near", in the learner's process, or "far"."""
+    storage: Literal["caches", "episodes"] = "caches"
+    servers: int = 1
+
+    def __str__(self) -> str:
+        servers = [f"{self.servers} servers"] * (self.servers > 1)
+        return ", ".join([self.place, self.task, f"{self.actors} actors", *servers, self.storage])
+
+
+def cells() -> Iterator[Cell]:
+    """Those that matter."""
+    for task in ENTRIES:
+        for place in ("near", "far"):
+            for actors in (1, 4):
+                yield Cell(task, actors, place)
+        yield Cell(task, 4, "far", "episodes")
+        yield Cell(task, 4, "far", servers=2)
+
+
+# The processes of a cluster. None over its pipe ends each.
+
+
+def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
+    """An actor: steps, one at a time, while a turn lasts. Its memory is full before the first."""
+    task, ring = Task(cell.task, ENTRIES[cell.task]), ENTRIES[cell.task] // cell.actors
+    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
+    place, info = 0, {}  # type: int, dict[str, Any]
+    with memoire.connect(endpoint, seed=rank, capacity=ring, when_full="block", timeout=TIMEOUT) as client:
+        writer = client.writer(check=False)
+
+        def record(steps: int) -> None:
+            nonlocal place
+            for _ in range(steps):
+                obs, action, reward, following = rows[place]
+                place = (place + 1) % EPISODE
+                writer.step(obs, action, reward, place == 0, False, following, info)
+
+        record(ring)
+        pipe.send("ready")
+        while pipe.recv() is not None:
+            while not pipe.poll():
+                record(64)
+            pipe.recv()
+            pipe.send(None)
+
+
+def serve(pipe: Connection, cell: Cell) -> None:
+    """A server alone: it answers what `Watch` is asked."""
+    with server_of(cell) as server:
+        pipe.send(server.endpoint)
+        watch = Watch(server)
+        while (asked := pipe.recv()) is not None:
+            pipe.send(watch.ask(asked))
+
+
+def learn(pipe: Connection, endpoints: list[str], cell: Cell) -> None:
+    """A learner with a reader; or with a server in its process, which actors connect to, if there are no endpoints."""
+    if endpoints:
+        with memoire.Reader(endpoints, timeout=TIMEOUT) as reader:
+            pipe.send("ready")
+            draw_in_turns(pipe, reader.get_batch, lambda what: None)
+    else:
+        with server_of(cell) as server:
+            pipe.send(server.endpoint)
+            draw_in_turns(pipe, server.get_batch, Watch(server).ask)
+
+
+def server_of(cell: Cell) -> memoire.Server:
+    task = Task(cell.task, ENTRIES[cell.task])
+    return memoire.Server(
+        TCP, schema_of(task), storage=cell.storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
+        multi_step=task.multi_step, frame_stack=task.stack, samples_per_insert=PER_INSERT, seed=0,
+        capacity=task.entries if cell.storage == "episodes" else 0,
+    )  # fmt: skip
+
+
+def draw_in_turns(pipe: Connection, draw: Callable[..., Any], ask: Callable[[str], Any]) -> None:
+    """In each turn draw batches and give TD errors for them, then draw on without giving any, until told to end it.
+
+    Answers with the number of batches and their seconds, the number of all TD errors that were given, and, where they
+    are to be looked at, the ids of each batch and when it was drawn.
+    """
+    while (turn := pipe.recv()) is not None:
+        seconds, is_looked_at = turn
+        before, (batches, given), drawn = ask("sums"), (0, 0), []
+        if is_looked_at:
+            ask("look")
+        began = now = time.monotonic()
+        while now < began + WARM + seconds:
+            batch = draw(BATCH, timeout=TIMEOUT)
+            at, now = now, time.monotonic()
+            if is_looked_at:
+                drawn.append((now, batch.ids))
+            batch.update_priorities(ERRORS[given % len(ERRORS)])
+            given, batches = given + 1, batches + (at >= began + WARM)
+        spent, over = now - began - WARM, now + LIMIT
+        while now < over:
+            draw(BATCH, timeout=TIMEOUT)
+            now = time.monotonic()
+        pipe.send((batches, spent, given * BATCH, before, ask("sums"), drawn, ask("seen") if is_looked_at else None))
+        while not pipe.poll():  # actors may wait for room
+            with suppress(NotEnoughSamples):
+                draw(BATCH, timeout=0.1)
+        pipe.recv()
+        pipe.send(None)
+
+
+class Watch:
+    """Says what became of TD errors at a server."""
+
+    def __init__(self, server: memoire.Server) -> None:
+        self._server, self._is_over = server, threading.Event()
+        self._seen: list[tuple[float, dict[str, int]]] = []
+        """Moments, and how many TD errors of each client were settled then."""
+
+    def ask(self, what: str) -> Any:
+        """Sums; or begin to look, which takes time; or what was seen since."""
+        if what == "sums":
+            return sums_of(self._server.stats())
+        if what == "look":
+            self._thread = threading.Thread(target=self._look, daemon=True)
+            self._thread.start()
+            return None
+        self._is_over.set()
+        self._thread.join()
+        return self._seen
+
+    def _look(self) -> None:
+        while not self._is_over.wait(LOOK_INTERVAL):
+            told = {each.client: each.feedback.given - each.feedback.waiting for each in self._server.clients()}
+            self._seen.append((time.monotonic(), told))
+
+
+def sums_of(stats: Any) -> dict[str, int]:
+    """What a server says of TD errors. `in_time`: those that were acknowledged within `LIMIT`, or applied at once."""
+    if not hasattr(stats, "feedback"):  # the baseline's
+        tables = stats.tables.values()
+        sums = {name: sum(getattr(table, name) for table in tables) for name in ("applied", "stale")}
+        return sums | {"given": stats.feedback_given, "lost": stats.feedback_lost}
+    own, delay = stats.feedback_owners["server"], stats.feedback_delay
+    timely = sum(count for bound, count in zip(delay.bounds, delay.counts, strict=False) if bound <= LIMIT)
+    return asdict(stats.feedback) | {"in_time": own.applied + own.gone + timely}
+
+
+class Cluster:
+    """Actors, and a learner that is near its server or far from it."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.servers: list[Child] = []
+        if cell.place == "far":
+            self.servers = [Child(serve, cell) for _ in range(cell.servers)]
+        endpoints = [str(server.first_answer) for server in self.servers]
+        self.learner = Child(learn, endpoints, cell)
+        fronts = endpoints or [self.learner.first_answer]
+        self.actors = [Child(act, fronts[rank % len(fronts)], cell, rank) for rank in range(cell.actors)]
+
+    def take(self, seconds: float, *, is_looked_at: bool = False) -> dict[str, float]:
+        """Have a turn; returns its rate in batches a second, and what became of TD errors."""
+        before = self._ask_servers("sums")
+        if is_looked_at:
+            self._ask_servers("look")
+        for actor in self.actors:
+            actor.tell(1)
+        self.learner.pipe.send((seconds, is_looked_at))
+        batches, spent, given, mine, now, drawn, progress = self.learner.answer()
+        after = self._ask_servers("sums")
+        for actor in self.actors:
+            actor.tell(0)
+        for actor in self.actors:
+            actor.answer()
+        self.learner.tell(0)
+        self.learner.answer()
+        found: Counter[str] = Counter()
+        for sums, sign in ((before, -1), (after, 1), ([mine] if mine else [], -1), ([now] if now else [], 1)):
+            for each in sums:
+                found.update({name: sign * value for name, value in each.items()})
+        found["lost"] += given - found["given"]  # no server knew these owners
+        found["given"] = given
+        figures = {**found, "rate": batches / spent}
+        if is_looked_at:
+            seen = [progress] if progress else self._ask_servers("seen")
+            figures |= {"drawn": len(drawn) * BATCH, "drawn_waiting": drawn_while_waiting(drawn, seen)}
+        return figures
+
+    def _ask_servers(self, what: str) -> list[Any]:
+        for server in self.servers:
+            server.pipe.send(what)
+        return [server.answer() for server in self.servers]
+
+    def close(self) -> None:
+        for child in (*self.actors, self.learner, *self.servers):
+            child.close()
+
+
+def drawn_while_waiting(drawn: list[tuple[float, Any]], seen: list[list[tuple[float, dict[str, int]]]]) -> int:
+    """Draws of an entry that was drawn before, while the TD error that was given then had not reached it.
+
+    Args:
+        drawn: Moments and ids of batches, in order; TD errors were given for all of them.
+        seen: Of each server moments, and how many TD errors of each client were settled then, which are so in order.
+    """
+    moments = np.concatenate([np.full(len(ids), at) for at, ids in drawn])
+    ids = np.concatenate([ids for _, ids in drawn])
+    count = 0
+    for client in np.unique(ids["client"], axis=0):
+        name = client.astype("<u8").tobytes().hex()
+        mine = np.flatnonzero((ids["client"] == client).all(axis=1))
+        numbers, at = ids["number"][mine], moments[mine]
+        told = [(moment, settled[name]) for each in seen for moment, settled in each if name in settled]
+        if not told:
+            continue
+        when, settled = map(np.array, zip(*told, strict=True))
+        begin = np.searchsorted(when, at[0], "right") - 1
+        place = np.searchsorted(settled, settled[max(begin, 0)] + 1 + np.arange(len(mine)))
+        ends = np.append(when, np.inf)[place]  # when each was settled
+        order = np.lexsort([at, numbers])
+        again = numbers[order[1:]] == numbers[order[:-1]]
+        count += int((again & (at[order[1:]] < ends[order[:-1]])).sum())
+    return count
+
+
+# Each side is a process whose `memoire` is of one commit: it is asked and answers in lines of JSON.
+
+
+class Side:
+    """Clusters of a checkout."""
+
+    def __init__(self, checkout: Path) -> None:
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        command, pipe = [sys.executable, __file__, "--side"], subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+
+    def ask(self, *question: Any) -> Any:
+        """What it answers."""
+        self.tell(*question)
+        return self.answer()
+
+    def tell(self, *question: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def be_a_side() -> None:
+    """Answer what `Side` asks."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    cluster: Cluster | None = None
+    for line in sys.stdin:
+        match json.loads(line):
+            case ["where"]:
+                answer: Any = str(Path(memoire.__file__).parent.parent)
+            case ["make", facts]:
+                cluster, answer = Cluster(Cell(*facts)), None
+            case ["take", seconds, is_looked_at] if cluster is not None:
+                answer = cluster.take(seconds, is_looked_at=is_looked_at)
+            case ["close"] if cluster is not None:
+                cluster.close()
+                answer = None
+            case other:
+                raise ValueError(other)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+@contextmanager
+def former_checkout(given: str | None) -> Iterator[Path]:
+    """The baseline's checkout, built: the one that is given, or a new one."""
+    if given:
+        yield Path(given).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), folder]
+        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(clone, check=True)
+        subprocess.run(["git", "checkout", "--quiet", FORMER], cwd=folder, check=True)
+        subprocess.run(build, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": folder}, capture_output=True)
+        yield Path(folder)
+
+
+# Comparisons
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of the TD errors of a cell, over all of its turns."""
+
+    usable: float
+    """Applied or superseded, of those whose entry was held when they were given."""
+    timely: float
+    """Acknowledged within `LIMIT`, of all."""
+    lost: float
+
+    @classmethod
+    def of(cls, turns: list[dict[str, float]]) -> "Shares":
+        sums = sums_over(turns)
+        held = sums["given"] - sums["gone"]
+        return cls(
+            (sums["applied"] + sums["superseded"]) / held, sums["in_time"] / sums["given"], sums["lost"] / sums["given"]
+        )
+
+
+def sums_over(turns: list[dict[str, float]]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for turn in turns:
+        sums.update(turn)
+    return sums
+
+
+HEAD = f"""What became of TD errors, in percent of those that were given: what a learner gives, a server settles or
+keeps. *held*: applied or superseded, of those whose entry was held when they were given. *in time*: of all that were
+given, those that were acknowledged within {LIMIT:g} s of their arrival; superseded, lost and waiting ones are not.
+*again*: of all draws, those of an entry whose TD error was waiting. The baseline counts its TD errors otherwise, and
+some of them twice.
+
+| cluster | side | given | {" | ".join(OUTCOMES)} | held | in time | again |
+| --- | --- | ---: {"| ---: " * (len(OUTCOMES) + 3)}|"""
+
+
+def account(cell: Cell, side: str, turns: list[dict[str, float]], look: dict[str, float] | None) -> str:
+    """A row of that table."""
+    sums = sums_over(turns)
+    parts = [f"{sums[name] / sums['given']:.2%}" if name in turns[0] else "" for name in OUTCOMES]
+    if look is None:
+        parts += ["", "", ""]
+    else:
+        shares = Shares.of(turns)
+        parts += [f"{shares.usable:.2%}", f"{shares.timely:.2%}", f"{look['drawn_waiting'] / look['drawn']:.2%}"]
+    row = f"| {cell} | {side} | {sums['given']:,} | {' | '.join(parts)} |"
+    print(row, flush=True)
+    return row
+
+
+def compare(
+    report: Report, sides: dict[str, Side], cell: Cell, seconds: float, rounds: int
+) -> tuple[Shares, list[str]]:
+    """A cell's row; returns what became of its TD errors, and the rows of that table."""
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+
+    def turn(name: str) -> float:
+        turns[name].append(sides[name].ask("take", seconds, False))
+        return turns[name][-1]["rate"]
+
+    for side in sides.values():
+        side.tell("make", astuple(cell))
+    for side in sides.values():
+        side.answer()
+    try:
+        for side in sides.values():
+            side.ask("take", 0.3, False)
+        rates = in_turns([partial(turn, name) for name in sides], rounds)
+        report.add(*results(f"{cell}: batches", rates, list(sides)[1:], unit="/s"))
+        ours = next(iter(sides))
+        looks = {ours: sides[ours].ask("take", seconds, True)}
+        return Shares.of(turns[ours]), [account(cell, name, each, looks.get(name)) for name, each in turns.items()]
+    finally:
+        for side in sides.values():
+            side.ask("close")
+
+
+def worst(report: Report, shares: list[Shares]) -> None:
+    """The rows of the clusters that are worst."""
+    slowest = min(report.results, key=lambda each: each.ratio.middle)
+    report.add(replace(slowest, what=f"the worst of these clusters, {slowest.what}", aim="feedback-rate"))
+    for key, what, values, pick in (
+        ("feedback-usable", "held when given: applied or superseded", [each.usable for each in shares], min),
+        ("feedback-timely", f"acknowledged within {LIMIT:g} s", [each.timely for each in shares], min),
+        ("feedback-lost", "lost", [max(1e-6, each.lost) for each in shares], max),
+    ):
+        one, share = Spread.of([1.0]), Spread.of([pick(values)])
+        report.add(Result(f"the worst of these clusters, {what}", "", share, one, share, "all TD errors", None, key))
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--side"]:
+        be_a_side()
+        return
+    chosen = arguments(__doc__, former=True)
+    report = Report(__doc__)
+    report.heading()
+    seconds, rounds = (0.5, 1) if chosen.quick else (2.5, 4)
+    shares, rows = [], []
+    with former_checkout(chosen.former) as former:
+        sides = {"memoire": Side(ROOT), FORMER: Side(former)}
+        for name, side in sides.items():
+            print(f"{name}: {side.ask('where')}", file=sys.stderr)
+        for cell in cells():
+            if chosen.only in str(cell):
+                found, more = compare(report, sides, cell, seconds, rounds)
+                shares.append(found)
+                rows += more
+        for side in sides.values():
+            side.close()
+    worst(report, shares)
+    report.facts += [Task(name, entries).described for name, entries in ENTRIES.items()]
+    report.facts.append("\n".join([HEAD, *rows]))
+    report.finish(chosen.write, "feedback")
+
+
+if __name__ == "__main__":
+    main()
