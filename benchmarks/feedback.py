@@ -442,7 +442,7 @@ def main() -> None:
     chosen = arguments(__doc__, former=True)
     report = Report(__doc__)
     report.heading()
-    seconds, rounds = (0.5, 1) if chosen.quick else (2.5, 4)
+    seconds, rounds = (0.5, 1) if chosen.quick else (2.0, 3)
     shares, rows = [], []
     with former_checkout(chosen.former) as former:
         sides = {"memoire": Side(ROOT), FORMER: Side(former)}
