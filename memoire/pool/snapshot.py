@@ -85,7 +85,8 @@ class CacheWalk:
     def _next_client(self) -> KeptClient | None:
         client = next(self._clients, None)
         self.is_over = client is None
-        if client is None or not (client.caches or client.positives):
+        has_left = client is None or self._queues.clients.get(client.id) is not client
+        if client is None or has_left or not (client.caches or client.positives):
             return None
         if client.caches:
             self._client, self._left, self._place = client, client.caches, client.pushed - client.caches

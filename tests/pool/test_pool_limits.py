@@ -154,7 +154,7 @@ def test_counts_agree_with_a_slow_model(walk: Any, age: Any, lag: Any, times: in
     newest = first = 0
     for sequence, (what, who, count, extra) in enumerate(walk, 1):
         if what == "add":
-            ages, models = np.arange(count) * extra / 2, newest - np.arange(count) % 2
+            ages, models = np.arange(count) * extra / 2, np.maximum(newest - np.arange(count) % 2, 0)
             pool.add(name(who), sequence, held(ages, models, parameters, first=first))
             samples |= {first + i: [who, clock.now - ages[i], models[i], 0] for i in range(count)}
             first += count

@@ -33,12 +33,13 @@ def words(kept: list[KeptClient | KeptCache]) -> list[bytes | float]:
     return [each.id if isinstance(each, KeptClient) else each.age for each in kept]
 
 
-def test_each_client_that_holds_something_comes_before_its_caches_the_oldest_first() -> None:
+def test_each_client_that_has_entries_comes_before_its_caches_the_oldest_first() -> None:
     queues = queues_of(2, 0, 1)
     kept = rest_of(CacheWalk(queues))
-    assert words(kept) == [name(0), 10.0, 9.0, name(2), 10.0]
+    assert words(kept) == [name(0), 10.0, 9.0, name(1), name(2), 10.0]
     assert kept[0] == KeptClient(name(0), 3, 10.0, 50.0, 0.5, 0.0)
     assert kept[1] == KeptCache(4, 0, 10.0, queues.clients[name(0)].queued()[0].payload)
+    assert kept[3] == KeptClient(name(1), 1, 10.0, 50.0, 0.5, 0.0, has_caches=False)
     assert rest_of(CacheWalk(queues_of())) == []
 
 
