@@ -1,6 +1,8 @@
 # A clean clone, python3 (3.11 or newer), a C compiler and make: every target sets up the rest by itself, in ./.venv.
 
 PYTHON ?= python3
+# Tried if python3 does not run, as a shim of pyenv whose version is not installed.
+PYTHONS := python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=
 RELEASE ?=
@@ -69,11 +71,11 @@ help:
 	@echo "make clean         remove what the targets above made"
 
 setup setup-dev setup-checked setup-torch setup-ppo:
-	@command -v $(PYTHON) >/dev/null 2>&1 || { \
-	  echo "memoire cannot be set up: there is no '$(PYTHON)' here. Install Python 3.11 or newer" >&2; \
+	@for python in $(PYTHON) $(if $(filter file,$(origin PYTHON)),$(PYTHONS)); do \
+	  $$python -c "" 2>/dev/null && exec $$python tools/setup_venv.py $(if $(filter setup,$@),run,$(@:setup-%=%)); done; \
+	  echo "memoire cannot be set up: '$(PYTHON)' does not run here. Install Python 3.11 or newer" >&2; \
 	  echo "(Debian, Ubuntu: sudo apt-get install python3 python3-venv python3-dev), or: make PYTHON=/path/to/python3" >&2; \
-	  exit 1; }
-	@$(PYTHON) tools/setup_venv.py $(if $(filter setup,$@),run,$(@:setup-%=%))
+	  exit 1
 
 demo: setup
 	@$(BIN)/memoire demo $(DEMO_ARGS)

@@ -64,7 +64,7 @@ def check_python(oldest=OLDEST, names=NAMES):
         return
     for name in names:
         path = shutil.which(name)
-        if path:
+        if path and _runs(path):
             os.execv(path, [path] + sys.argv)
     give_up(
         "python3 is %s, and %d.%d or newer is needed." % ((platform.python_version(),) + oldest),
@@ -73,6 +73,11 @@ def check_python(oldest=OLDEST, names=NAMES):
             "python3.11 python3.11-venv python3.11-dev", "python3.12-devel", "python3-dev", "brew install python"
         ),
     )
+
+
+def _runs(path):
+    """Whether it is a Python: a shim of pyenv is there for versions that are not chosen, too."""
+    return subprocess.call([path, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
 
 
 def check_venv():

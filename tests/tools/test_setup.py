@@ -42,6 +42,40 @@ def test_a_newer_python_of_another_name_is_used(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"it is run with {newer}")
 
 
+SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
+
+
+def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
+    for name, content in {"python3.99": SHIM, "python3.98": "#!/bin/sh\necho it is run with $0\n"}.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), ['python3.99', 'python3.98'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPT)],
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"it is run with {tmp_path / 'python3.98'}"), done.stderr
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["the default", "chosen by the user"])
+def test_make_passes_over_a_python3_that_does_not_run_unless_it_was_chosen(is_chosen: bool, tmp_path: Path) -> None:
+    for name, content in {"python3": SHIM, "python3.13": "#!/bin/sh\n[ $1 = -c ] || echo set up with $0\n"}.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    makefile = SCRIPT.parents[1] / "Makefile"
+    chosen = [f"PYTHON={tmp_path / 'python3'}"] if is_chosen else []
+    done = subprocess.run(
+        ["make", "-s", "-f", str(makefile), "setup", *chosen],
+        cwd=tmp_path, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {"MAKEFLAGS": ""},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    if is_chosen:
+        assert done.returncode and f"'{tmp_path / 'python3'}' does not run here" in done.stderr
+    else:
+        assert done.stdout.startswith("set up with") and not done.returncode
+
+
 def test_a_missing_venv_module_names_the_package(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ensurepip", None)
     with pytest.raises(SystemExit, match=r"no venv module[^$]*python3-venv|no venv module[^$]*Install it"):
