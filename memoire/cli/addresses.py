@@ -20,7 +20,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memoire.errors import EndpointError, MemoireError, ParameterError
+from memoire.errors import AuthError, EndpointError, MemoireError, ParameterError
 
 ASK_TIMEOUT = 5.0
 """Seconds that a node has to answer."""
@@ -35,22 +35,24 @@ def note(line: str) -> None:
     print(f"memoire: {line}", file=sys.stderr, flush=True)
 
 
-def pages_of(addresses: Sequence[str], *, say: Say = note) -> list[str]:
+def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = note) -> list[str]:
     """Where the pages of nodes are: each address as it is, or what the node at an address for requests says of itself,
-    and of all servers behind it. The page of a proxy that is given alone is asked for its servers, too. Keys are those
-    of $MEMOIRE_KEYS.
+    and of all servers behind it. The page of a proxy that is given alone is asked for its servers, too.
+
+    Args:
+        keys: This process' keys folder; None is that of $MEMOIRE_KEYS, if it is set.
 
     Raises:
         EndpointError: nobody answers there, or no node there shows pages.
     """
-    if len(addresses) == 1 and (behind := _behind(addresses[0], say)):
+    if len(addresses) == 1 and (behind := _behind(addresses[0], keys, say)):
         return behind
     found: dict[str, None] = {}
     for address in addresses:
         if not address.startswith(REQUESTS):
             found[address] = None
             continue
-        pages = _asked(address)
+        pages = _asked(address, keys)
         say(f"asked {address} for pages: {', '.join(pages)}")
         found |= dict.fromkeys(pages)
     return list(found)
@@ -69,7 +71,7 @@ def endpoint_of(address: str, *, say: Say = note) -> str:
     return endpoint
 
 
-def _behind(page: str, say: Say) -> list[str]:
+def _behind(page: str, keys: str | None, say: Say) -> list[str]:
     """Pages of a proxy and of its servers; [] where a page is of another node, or does not answer."""
     place = urllib.parse.urlsplit(page if "://" in page else f"http://{page}")
     if place.scheme != "http" or page.startswith("dns:"):
@@ -81,7 +83,7 @@ def _behind(page: str, say: Say) -> list[str]:
     if facts.get("role") not in ("proxy", "relay"):
         return []
     try:
-        pages = _asked(_requests(place.geturl(), facts))
+        pages = _asked(_requests(place.geturl(), facts), keys)
     except EndpointError as error:
         say(f"only {page} is looked at, and no server behind it: {error}")
         return []
@@ -89,20 +91,22 @@ def _behind(page: str, say: Say) -> list[str]:
     return pages
 
 
-def _asked(address: str) -> list[str]:
+def _asked(address: str, keys: str | None) -> list[str]:
     from memoire.net.addresses import page_seen_from
     from memoire.security.keyfolder import Keys
     from memoire.wire import messages
 
     from . import doctor
 
-    keys = Keys.of(None, "learner")
+    own = Keys.of(keys, "learner")
     hello = messages.Hello(role="doctor", host=socket.gethostname()[:256], pid=os.getpid())
     try:
-        with doctor.asking(address, ASK_TIMEOUT, keys) as asker:
+        with doctor.asking(address, ASK_TIMEOUT, own) as asker:
             answer = asker.ask(hello)[0].body
     except doctor.StepFailed as sick:
-        raise EndpointError(address, "ask", sick.found, f"an address that answers: {sick.advice}") from sick
+        if isinstance(sick.__cause__, AuthError):
+            raise sick.__cause__ from None
+        raise EndpointError(address, "ask", sick.found, f"an address that answers. {sick.advice.rstrip('.')}") from sick
     pages = answer.pages if isinstance(answer, messages.Welcome) else []
     if not pages:
         instead = "the address of its pages (--http), or start it with --http 127.0.0.1:8080"

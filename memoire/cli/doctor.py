@@ -308,7 +308,7 @@ class _RequestSocket:
         self._doors = Poller()
         self._socket = sockets.request_client(shared_context(), Limits().reply_bytes)
         self._doors.add(self._socket)
-        self._link = link.dial(self._doors, self._socket, endpoint, keys=keys)
+        self._link = link.dial(self._doors, self._socket, endpoint, watch=True, keys=keys)
 
     def close(self) -> None:
         self._doors.close()
@@ -318,22 +318,23 @@ class _RequestSocket:
         self._sequence += 1
         request = encode(body, client=self._client, sequence=self._sequence, **self.facts)
         deadline = time.monotonic() + self.timeout
-        while (now := time.monotonic()) < deadline:
+        while (now := time.monotonic()) < deadline and self._link.denied is None:
             sent = sockets.send(self._socket, [b"", *request])
             until = min(deadline, now + (1.0 if sent else 0.05))
-            while time.monotonic() < until:
+            while time.monotonic() < until and self._link.denied is None:
                 self._doors.wait(until)
                 frames = sockets.receive(self._socket)
                 if frames is not None:
                     return self._read(frames), time.monotonic() - now
         if self._link.denied is not None:
-            raise StepFailed(
-                REFUSED, f"this process is not let in: {self._link.denied.reason}", self._link.denied.advice
-            )
+            denied = self._link.denied
+            raise StepFailed(REFUSED, f"this process is not let in: {denied.reason}", denied.advice) from denied
         name = type(body).__name__.upper()
         advice = (
             "A proxy answers only when a server behind it does: look at its servers. Else the process hangs, or it is "
             "a ZeroMQ ROUTER of some other program."
+            if self._link.is_connected
+            else self._link.explain()
         )
         raise StepFailed(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
 

@@ -39,6 +39,7 @@ def add_dashboard(commands: Commands) -> None:
     board.add_argument(
         "--node-token-file", metavar="FILE", help="a file with the token that the nodes ask for; the same"
     )
+    add_keys(board)
     add_probes(board, "--listen")
     board.add_argument(
         "--allow-host",
@@ -83,7 +84,7 @@ def _dashboard(given: argparse.Namespace) -> int:
 
     return serve(
         Settings(
-            nodes=tuple(pages_of(given.nodes)),
+            nodes=tuple(pages_of(given.nodes, given.keys)),
             listen=given.listen,
             history=given.history,
             probes=given.probes,
@@ -116,6 +117,7 @@ def add_top(commands: Commands) -> None:
         "status: 0 every node answered; 1 nobody did; 3 with --once, some did not; 130 Ctrl-C.",
     )
     add_nodes(top)
+    add_keys(top)
     top.add_argument("--once", action="store_true", help="look once, print lines, and end")
     top.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="(default: %(default)s)")
     top.add_argument("--actors", type=int, default=5, metavar="N", help="actors that are named (default: %(default)s)")
@@ -133,6 +135,7 @@ def add_report(commands: Commands) -> None:
         "memoire.loggers. Exit status: 0 every node answered; 1 nobody did; 3 some did not; 130 Ctrl-C.",
     )
     add_nodes(report)
+    add_keys(report)
     report.add_argument("--to", required=True, choices=("tensorboard", "trackio"), help="who gets them")
     report.add_argument("--folder", default="runs", metavar="FOLDER", help="TensorBoard: where (default: %(default)s)")
     report.add_argument("--project", default="memoire", metavar="NAME", help="of Trackio (default: %(default)s)")
@@ -160,7 +163,7 @@ def _report(given: argparse.Namespace) -> int:
         return Trackio(given.project, run)
 
     return report(
-        pages_of(given.nodes),
+        pages_of(given.nodes, given.keys),
         open_logger,
         node_token=tokens(given.token_file),
         every=given.every,
@@ -179,6 +182,7 @@ def add_logs(commands: Commands) -> None:
         "server did; 3 some node did not, and its lines may be missing; 130 Ctrl-C.",
     )
     add_nodes(logs)
+    add_keys(logs)
     logs.add_argument("--text", default="", help="lines with this in them; A to Z in either case")
     logs.add_argument("--client", metavar="ID", help="lines of this actor, by its id in hex")
     logs.add_argument("--label", metavar="HEX", help="lines with this label, as it stands in them")
@@ -197,7 +201,7 @@ def _top(given: argparse.Namespace) -> int:
     from memoire.dashboard.terminal.top import top
 
     return top(
-        pages_of(given.nodes),
+        pages_of(given.nodes, given.keys),
         node_token=tokens(given.token_file),
         every=given.every,
         once=given.once,
@@ -218,7 +222,7 @@ def _logs(given: argparse.Namespace) -> int:
         raise ParameterError("--until", given.until, "left out with --follow, which has no end")
     names = ("text", "client", "label", "since", "until", "run")
     return tail(
-        pages_of(given.nodes),
+        pages_of(given.nodes, given.keys),
         wanted_lines(**{name: getattr(given, name) for name in names}),
         token=tokens(given.token_file),
         follow=given.follow,

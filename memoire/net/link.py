@@ -197,7 +197,7 @@ class Link:
             self._failed()
         elif self.has_given_up:
             # A peer of a kind that does not fit may be first to notice. What was said of a handshake says more.
-            self._refusal = self._refusal or f"hangs up at once. {_OTHER_PORT}"
+            self._refusal = self._refusal or f"hangs up at once. {_OTHER_SERVICE}"
         elif event == zmq.EVENT_DISCONNECTED:
             self.is_connected, self.lost_at = False, self.stirred_at
             if self._host:
@@ -287,6 +287,9 @@ class Link:
 
 
 _OTHER_PORT = "Is it the port for caches or notices? Requests go to the port below, or two below."
+_OTHER_SERVICE = (
+    "Is it another service, or the port for caches or notices? Requests go to the port below, or two below."
+)
 
 
 def _refusal(event: int, value: int) -> str:
@@ -295,6 +298,8 @@ def _refusal(event: int, value: int) -> str:
         return "says nothing: it hangs, or is another service."
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_KIND:
         return f"takes no requests. {_OTHER_PORT}"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # a socket of another kind does so, too, if it is first to notice
+        return f"hangs up at once. {_OTHER_SERVICE}"
     return "does not speak ZeroMQ. Is it memoire's address?"
 
 

@@ -360,6 +360,7 @@ def connect(made: Socket, endpoint: str) -> str:
     return _attach(made, endpoint, "connect to", attach)
 
 
+USED = "a free address, or close what listens there, such as the server of a notebook's cell that ran before"
 _CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 
 
@@ -379,7 +380,8 @@ def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], ob
                 reason = "the path is longer than the 107 bytes of a Unix socket's address"
         else:
             reason = str(error)
-        raise EndpointError(str(endpoint), action, reason) from error
+        instead = USED if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+        raise EndpointError(str(endpoint), action, reason, instead) from error
 
 
 def _plain(endpoint: str) -> str:

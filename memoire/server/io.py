@@ -115,9 +115,11 @@ class ServerThreads:
         if endpoint is not None:
             near = beside(endpoint)
             push, pub = push or near[0], pub or near[1]
-        published = "" if pub is None else self._open_pub(pub)
+        requested = (
+            "" if endpoint is None else self.add_request_worker(endpoint, True)
+        )  # first: it is the one in errors
         pushed = "" if push is None else self.intake.add(push, True)
-        requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
+        published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
         if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):

@@ -130,3 +130,45 @@ def test_pages_that_ask_for_a_token_or_are_of_no_node_are_told_so():
 )
 def test_pages_of_a_whole_machine_are_at_the_host_that_was_dialled(dialled, page, seen):
     assert page_seen_from(dialled, page) == seen
+
+
+LOOKS = {
+    "top": ["top", "--once"],
+    "logs": ["logs"],
+    "report": ["report", "--to", "tensorboard", "--once", "--folder"],
+    "dashboard": ["dashboard", "--listen", "127.0.0.1:0"],
+}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    """A server with keys and pages, and the folder of all keys."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    assert main.main(["keys", "new", str(keys)]) == 0
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, keys=str(keys)) as server,
+        NodePages("127.0.0.1:0", server) as pages,
+    ):
+        yield server, pages.url, str(keys)
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_command_without_a_key_says_that_the_address_asks_for_one(command, locked, tmp_path, capsys):
+    given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
+    assert main.main([*given, locked[0].endpoint]) == 1
+    assert "it asks for a key, and this process has none. Give this process a keys folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["top", "logs", "report"])
+def test_a_command_with_a_key_finds_the_pages_of_the_address(command, locked, tmp_path, capsys):
+    given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
+    assert main.main([*given, locked[0].endpoint, "--keys", locked[2]]) == 0
+    assert f"asked {locked[0].endpoint} for pages: {locked[1]}" in capsys.readouterr().err
+
+
+def test_where_nothing_listens_the_advice_says_so(times):
+    times(page_asked=0.3)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(EndpointError, match="nothing listens at"):
+            addresses.pages_of([f"tcp://127.0.0.1:{unused.getsockname()[1]}"], say=str)

@@ -271,7 +271,7 @@ ALONE = [*CONSTRUCTORS, *STEPS, *BATCHES, *ADDRESSES, *COMMANDS]
 NOBODY = "The machine is there, but nothing listens at DEAD: start memoire's server or proxy there. Try `memoire doctor DEAD`."
 OTHER_PORT = re.compile(
     "no welcome from PUSH within 1.0 s. Something accepts connections at PUSH, but (hangs up at once|takes no requests). "
-    "Is it the port for caches or notices. Requests go to the port below, or two below. Try `memoire doctor PUSH`."
+    "Is it (another service, or )?the port for caches or notices. Requests go to the port below, or two below. Try `memoire doctor PUSH`."
 )
 
 TOGETHER = [
@@ -305,7 +305,9 @@ TOGETHER = [
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
      "ids must be the ids of a batch, got float64[3]. Nothing was changed."),
     ("a server's taken address", lambda w: memoire.Server(w.server.endpoint, FLOATS, context=w.cluster.context),
-     errors.EndpointError, re.compile("cannot bind .*: Address already in use. Give a free address, such as .*")),
+     errors.EndpointError,
+     "cannot bind 'SERVER': Address already in use. Give a free address, or close what listens there, such as the "
+     "server of a notebook's cell that ran before."),
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Make a new one to go on."),
     ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
