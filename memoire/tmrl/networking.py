@@ -8,6 +8,7 @@ Nothing is pickled, nothing is downloaded, and nothing is made at import. See do
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
 from memoire.errors import DataError, ParameterError
-from memoire.rl.agent_state import SETTINGS, form_of
+from memoire.rl.agent_state import SETTINGS, form_of, readable, restore, state_of, warn_of_told
 from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT: Final = 600.0
 """Seconds that workers and trainers wait for their server, with a line each ten seconds."""
+LOADED: Final = "the loaded training"
+"""What errors call what the user's own function has loaded."""
 MEMORY_SIZE: Final = 1_000_000
 """Samples of a memory that does not say its size."""
 TOPIC: Final = "actor"
@@ -324,7 +327,8 @@ class Trainer(NativeTrainer):
         security, password: See `Server`.
 
     Raises:
-        ParameterError: the server is elsewhere and there are no keys.
+        ParameterError: the server is elsewhere and there are no keys; or a setting differs from that of the checkpoint
+            or loaded training, and training has changed it.
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
     """
@@ -474,22 +478,45 @@ def _take_told(training: Any, training_cls: Any) -> None:
     """Give a training that was loaded the settings that the caller's partials name, and log what differs.
 
     Raises:
-        ParameterError: the agent has another value, which training may have changed.
+        ParameterError: the memory has another value, or the agent has one that training may have changed.
+        DataError: the agent has other networks.
     """
     told = dict(getattr(training_cls, "keywords", {}))
-    agent_cls = told.pop("training_agent_cls", None)
-    rows = [(training, told, {name: getattr(training, name, None) for name in told})]
-    if hasattr(training, "agent"):
-        rows.append((training.agent, getattr(agent_cls, "keywords", {}), getattr(training, "made_as", {})))
-    for owner, given, made in rows:
-        for name, value in given.items():
-            if type(value) not in SETTINGS or not hasattr(owner, name) or (found := getattr(owner, name)) == value:
-                continue
-            if name not in made or made[name] != found:
-                raise ParameterError(name, value, f"{found!r}, as the loaded training has it; updater_fn can change it")
-            _log.warning("going on with %s = %r, as this trainer was told; the loaded training has %r",
-                         name, value, found)  # fmt: skip
-            setattr(owner, name, value)
+    memory_cls, agent_cls = told.pop("memory_cls", None), told.pop("training_agent_cls", None)
+    _refuse_others(getattr(training, "memory", None), memory_cls)
+    if isinstance(agent_cls, functools.partial) and hasattr(training, "agent"):
+        _tell_agent(training, agent_cls)
+    known = {name: value for name, value in told.items() if hasattr(training, name)}
+    plain = {name: value for name, value in known.items() if type(value) in SETTINGS}
+    warn_of_told(plain, {name: getattr(training, name) for name in plain}, "trainer")
+    for name, value in known.items():
+        if name in plain or name == "agent_scheduler":
+            setattr(training, name, value)
+
+
+def _tell_agent(training: Any, agent_cls: Any) -> None:
+    """Merge what an agent is told into one that was loaded, as a checkpoint is: by an agent that is made of it."""
+    agent = training.agent
+    if getattr(training, "made_as", None) is None:
+        _refuse_others(agent, agent_cls)
+        return
+    loaded = state_of(agent)  # first: it has the generators of the process, from which a new agent draws
+    new = agent_cls(
+        observation_space=agent.observation_space, action_space=agent.action_space, device=agent.device
+    )  # fmt: skip
+    made = form_of(new)
+    with readable(LOADED, "does not fit this agent"):
+        restore(new, *loaded, training.made_as, LOADED)
+        restore(agent, *state_of(new), form_of(agent), LOADED)
+    training.made_as = made
+
+
+def _refuse_others(owner: Any, cls: Any) -> None:
+    """Refuse what a partial names if what was loaded has another value. Raises ParameterError."""
+    for name, value in getattr(cls, "keywords", {}).items():
+        found = getattr(owner, name, value)
+        if type(value) in SETTINGS and found != value:
+            raise ParameterError(name, value, f"{found!r}, as the loaded training has it; updater_fn can change it")
 
 
 def _keep_nothing(buffer: Any) -> None:

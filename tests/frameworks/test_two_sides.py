@@ -5,7 +5,7 @@ import inspect
 import logging
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_ppo import net_of, rollouts_of
 
-from memoire import Buffer, Schema, Server, Table, connect
+from memoire import Buffer, Schema, Server, Table, Uniform, connect
 from memoire.errors import DataError, ParameterError
 from memoire.pool.tables import TABLE_NAMES
 from memoire.rl import (
@@ -41,6 +41,11 @@ from memoire.rl import (
 from memoire.rl.agent_state import form_of, load_agent, save_agent
 from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
 from memoire.rl.sac import TwinCritic
+from memoire.tmrl.memory import GenericMemory
+from memoire.tmrl.networking import RolloutWorker as PipelineWorker
+from memoire.tmrl.networking import Server as SampleServer
+from memoire.tmrl.networking import Trainer as PipelineTrainer
+from memoire.tmrl.training_offline import TrainingOffline
 from netkit import until
 
 pytestmark = pytest.mark.torch
@@ -446,3 +451,126 @@ def test_a_learner_whose_algorithm_is_not_kept_any_more_says_so(tmp_path: Path, 
                 learner.keep(PPO(learner.net))
             learner.publish()
     assert any("this one has none: call keep" in line for line in caplog.messages)
+
+
+# ------------------------------------------------------------------------------------- a run that is stopped and resumed
+
+
+class Numbers(gymnasium.Env[Any, Any]):
+    """Each observation is another one; episodes of five steps."""
+
+    observation_space, action_space = OBS, ACT
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.default_action = np.zeros(1, np.float32)
+
+    def _obs(self) -> Any:
+        self.made += 1
+        return np.array([self.made / 1000.0, 0.5], np.float32)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._obs(), 0.1 * self.count, self.count == 5, False, {}
+
+
+class Still:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.full(1, 0.25, np.float32)
+
+
+class Tells(SAC):
+    """SAC that notes each batch and a number of each generator, one of which it makes when it is first trained."""
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
+        super().__init__(observation_space, action_space, device, hidden=(8,), gamma=0.9, seed=0)
+        self.rows: list[Any] = []
+        self.own: Any = None
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        self.own = np.random.default_rng(5) if self.own is None else self.own
+        obs = batch[0] if isinstance(batch, tuple) else batch.obs
+        drawn = random.random(), np.random.random(), float(torch.rand(1)), self.own.random()  # noqa: NPY002
+        self.rows.append([np.ravel(obs).tolist(), *drawn])
+        if not isinstance(batch, tuple):  # sums of torch depend on where arrays begin
+            names = ("obs", "action", "reward", "discount", "next_obs", "importance", "steps")
+            batch = SimpleNamespace(**{name: getattr(batch, name).clone() for name in names})
+        return super().train(batch)
+
+
+EPOCHS = 4
+PLAN: dict[str, Any] = {"rounds": 2, "steps": 3, "max_training_steps_per_env_step": 1e6}
+
+
+@contextlib.contextmanager
+def own_memory() -> Iterator[Callable[[int, Path], Any]]:
+    """A trainer with a memory of its own, whose 40 transitions came before its first step."""
+    cls = partial(
+        TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=Tells, start_training=40, device="cpu",
+        memory_cls=partial(GenericMemory, batch_size=4), **PLAN,
+    )  # fmt: skip
+    with SampleServer(port=0) as server, PipelineWorker(Numbers, Still, port=server.port, model_path=None) as worker:
+        worker.run(0, 8)
+
+        def made(epochs: int, folder: Path) -> Any:
+            return PipelineTrainer(
+                partial(cls, epochs=epochs), port=server.port, model_path=None, checkpoint_path=folder, flush_every=0.1
+            )
+
+        yield made
+
+
+@contextlib.contextmanager
+def drawing_servers() -> Iterator[Callable[[int, Path], Any]]:
+    """A trainer whose server draws: all entries are equal, so that the order of draws says nothing."""
+    with served(sampler=Uniform()) as server, connect(server.endpoint) as client, client.writer() as writer:
+        for step in range(40):
+            writer.step(
+                np.zeros(2, np.float32), np.zeros(1, np.float32), 1.0, False, step == 39, np.zeros(2, np.float32)
+            )
+
+        def made(epochs: int, folder: Path) -> Any:
+            plan = Training(epochs=epochs, start_training=40, batch_size=4, **PLAN)
+            return Trainer(Tells(OBS, ACT), server.endpoint, plan, checkpoint_path=folder)
+
+        yield made
+
+
+def trained(make: Any, folder: Path, lives: Sequence[int]) -> Any:
+    """The agent after lives of a trainer, each ended when so many epochs are over; each a process with other numbers."""
+    with make() as made:
+        for number, epochs in enumerate(lives):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(number)
+            with made(epochs, folder) as trainer:
+                if not number:
+                    for seed in (random.seed, np.random.seed, torch.manual_seed):
+                        seed(7)
+                    if hasattr(trainer, "training"):
+                        trainer.training.memory.rings.random = np.random.default_rng(7)
+                trainer.run()
+                assert trainer.loop.state.epoch == epochs
+    return trainer
+
+
+@pytest.mark.parametrize("make", [own_memory, drawing_servers])
+def test_a_trainer_that_is_stopped_after_an_epoch_goes_on_as_if_it_had_not_been(make: Any, tmp_path: Path) -> None:
+    straight = trained(make, tmp_path / "straight", [EPOCHS])
+    for stops in ([1, EPOCHS], [2, 3, EPOCHS]):
+        resumed = trained(make, tmp_path / f"{stops}", stops)
+        assert len(resumed.agent.rows) == len(straight.agent.rows) == EPOCHS * 6
+        steps = zip(resumed.agent.rows, straight.agent.rows, strict=True)
+        assert not [step for step, (one, other) in enumerate(steps) if one != other], f"other draws after {stops}"
+        for name in ("policy", "critic", "target"):
+            pairs = zip(
+                getattr(resumed.agent, name).parameters(), getattr(straight.agent, name).parameters(), strict=True
+            )
+            assert all(torch.equal(*pair) for pair in pairs), name
+        assert resumed.loop.state.updates == straight.loop.state.updates

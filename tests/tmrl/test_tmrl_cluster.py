@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import logging
+import re
 import sys
 import threading
 import urllib.request
@@ -350,6 +352,101 @@ def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) ->
 
         with trainer(server.port, **options, training_cls=training(epochs=7), updater_fn=updated) as third:
             assert (third.loop.plan.epochs, third.agent.count) == (7, first.agent.count)
+
+
+class Tuned(Counter):
+    """An agent that has its settings under other names, in a dict and in a list; training changes epsilon."""
+
+    def __init__(
+        self, *spaces: Any, rate: float = 0.5, layers: Any = (4, 4), epsilon: float = 1.0, **named: Any
+    ) -> None:
+        super().__init__(*spaces, **named)
+        self.options, self.widths, self.epsilon = {"step": rate}, list(layers), epsilon
+        self.generator, self.kept = np.random.default_rng(), object()
+        self.weights = np.zeros(2)
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        self.epsilon, self.weights = 0.1, self.weights + 1.0
+        return super().train(batch)
+
+
+class Small(GenericMemory):
+    """Batches of four, as arrays of NumPy: no torch is needed."""
+
+    def __init__(self, nb_steps: int, device: Any, **options: Any) -> None:
+        super().__init__(None, nb_steps, batch_size=4, **options)
+
+
+def loading(tmp_path: Path, saved: dict[str, Any]) -> dict[str, Any]:
+    """Functions of the user, which keep all of a training."""
+
+    def dump(made: Any, path: str) -> None:
+        saved[path] = made
+        Path(path).write_text("here")
+
+    load = lambda path: saved[str(path)]  # noqa: E731
+    return {"checkpoint_path": str(tmp_path / "a"), "dump_run_instance_fn": dump, "load_run_instance_fn": load}
+
+
+def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
+    agent_cls = partial(Tuned, **(agent or {}))
+    memory_cls = partial(Small, **(memory or {}))
+    return training(training_agent_cls=agent_cls, memory_cls=memory_cls, **plan)
+
+
+@pytest.mark.parametrize(
+    ("agent", "found", "said"),
+    [
+        ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as this agent .* has 0\.5"),
+        ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as this agent was made with; .* has 4"),
+        ({"layers": (9,)}, {"widths": [9]}, r"widths = list\(9\), as this agent .* has list\(4, 4\)"),
+    ],
+)
+def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
+    agent: dict[str, Any], found: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved: dict[str, Any] = {}
+    options = loading(tmp_path, saved)
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options, training_cls=told()) as first:
+            first.run()
+        kept, state = first.agent.kept, first.agent.generator.bit_generator.state
+        for is_new in (True, False):
+            caplog.clear()
+            with (
+                caplog.at_level(logging.WARNING),
+                trainer(server.port, **options, training_cls=told(agent=agent)) as next_one,
+            ):
+                now = next_one.agent
+                assert now is first.agent and {name: getattr(now, name) for name in found} == found
+                assert (now.epsilon, now.count, now.weights.tolist()) == (0.1, 40, [40.0, 40.0])
+                assert now.kept is kept and now.generator.bit_generator.state == state
+            lines = [line for line in caplog.messages if line.startswith("going on with")]
+            assert len(lines) == is_new and all(re.search(said, line) for line in lines)
+        with (
+            caplog.at_level(logging.WARNING),
+            trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third,
+        ):
+            assert (third.loop.plan.epochs, third.loop.plan.steps) == (3, 7)
+        assert "going on with steps = 7, as this trainer was told; the checkpoint has 20" in caplog.messages
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_training_has_changed_cannot_be_told_beside_functions_of_the_user(is_marked: bool, tmp_path: Path) -> None:
+    saved: dict[str, Any] = {}
+    options = loading(tmp_path, saved)
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options, training_cls=told()) as first:
+            first.run()
+        if not is_marked:  # a training of a user's own, which does not say how it was made
+            del first.training.made_as
+        with pytest.raises(ParameterError, match=r"^epsilon must be .*0\.1.*, got 0\.7"):
+            trainer(server.port, **options, training_cls=told(agent={"epsilon": 0.7}, steps=7))
+        assert first.training.steps == 20 and first.agent.epsilon == 0.1, "nothing was changed"
+        with pytest.raises(
+            ParameterError, match="^memory_size must be 1000000, as the loaded training has it.*, got 9"
+        ):
+            trainer(server.port, **options, training_cls=told(memory={"memory_size": 9}))
 
 
 def test_an_address_elsewhere_needs_keys_and_the_error_has_the_line_to_write() -> None:
