@@ -1263,15 +1263,21 @@ cdef class EntryStore:
             self.episodes[episode.newer].older = episode.older
         else:
             self.newest = episode.older
-        if episode.final >= 0:
-            if self.has_ragged:
-                self._drop_values(-(episode.final + 2))
-            self.free_finals[self.free_final_count] = episode.final
-            self.free_final_count += 1
+        self._drop_final(episode)
         episode.state = FREE
         episode.older = self.free_episode
         self.free_episode = index
         self.closed -= 1
+
+    cdef void _drop_final(self, Episode* episode) noexcept nogil:
+        """Give the row of an episode's final state back, if it has one."""
+        if episode.final < 0:
+            return
+        if self.has_ragged:
+            self._drop_values(-(episode.final + 2))
+        self.free_finals[self.free_final_count] = episode.final
+        self.free_final_count += 1
+        episode.final = -1
 
     cdef void _clear_rows(self, Episode* episode) noexcept nogil:
         cdef int64_t row = episode.first_row, left = episode.length
@@ -1411,35 +1417,7 @@ cdef class EntryStore:
         cdef Lane* lane = &self.lanes[inside(index, self.lane_count)]
         cdef int32_t slot = lane.episode
         cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
-        cdef cnp.ndarray boot = bootstrap, array
-        cdef Column* column
-        cdef int c, at = 0
-        assert cnp.PyArray_NBYTES(boot) == 4 * self.dimensions
-        memcpy(self.bootstraps + slot * self.dimensions, cnp.PyArray_DATA(boot), 4 * self.dimensions)
-        episode.final = -1
-        if final_states is not None:
-            if self.free_final_count == 0:
-                self._grow_finals()
-            self.free_final_count -= 1
-            episode.final = self.free_finals[self.free_final_count]
-            memcpy(self.final_values + episode.final * self.dimensions, cnp.PyArray_DATA(boot), 4 * self.dimensions)
-            for c in range(self.column_count):
-                column = &self.columns[c]
-                if column.role == STATE and column.is_ragged:
-                    array = final_states[at]
-                    assert _is_exact(column, array, 0)
-                    if not heap_put(&column.heap, <const char*>cnp.PyArray_DATA(array), cnp.PyArray_DIM(array, 0), &column.made):
-                        self._drop_values(-(episode.final + 2))
-                        self.free_final_count += 1  # where it stands it still is in the list
-                        episode.final = -1
-                        raise MemoryError()
-                    self._own_value(column, -(episode.final + 2), column.made)
-                    at += 1
-                elif column.role == STATE:
-                    array = final_states[at]
-                    assert cnp.PyArray_NBYTES(array) == column.size
-                    memcpy(column.finals + episode.final * column.size, cnp.PyArray_DATA(array), column.size)
-                    at += 1
+        self._keep_end(slot, final_states, bootstrap)
         with nogil:
             episode.multiplier = multiplier
             episode.update_value = update_value
@@ -1468,6 +1446,67 @@ cdef class EntryStore:
             while self.closed > 1 and 0 < self.ragged_limit < self._ragged_live():  # a final state came
                 self._evict(self.oldest)
             tree_settle(&self.tree)
+
+    cdef _keep_end(self, int32_t slot, final_states, cnp.ndarray boot):
+        """Keep the final state of an open episode, as `_close` is given it, and its value."""
+        cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
+        cdef cnp.ndarray array
+        cdef Column* column
+        cdef int c, at = 0
+        assert cnp.PyArray_NBYTES(boot) == 4 * self.dimensions
+        memcpy(self.bootstraps + slot * self.dimensions, cnp.PyArray_DATA(boot), 4 * self.dimensions)
+        episode.final = -1
+        if final_states is not None:
+            if self.free_final_count == 0:
+                self._grow_finals()
+            self.free_final_count -= 1
+            episode.final = self.free_finals[self.free_final_count]
+            memcpy(self.final_values + episode.final * self.dimensions, cnp.PyArray_DATA(boot), 4 * self.dimensions)
+            for c in range(self.column_count):
+                column = &self.columns[c]
+                if column.role == STATE and column.is_ragged:
+                    array = final_states[at]
+                    assert _is_exact(column, array, 0)
+                    if not heap_put(&column.heap, <const char*>cnp.PyArray_DATA(array), cnp.PyArray_DIM(array, 0), &column.made):
+                        self._drop_values(-(episode.final + 2))
+                        self.free_final_count += 1  # where it stands it still is in the list
+                        episode.final = -1
+                        raise MemoryError()
+                    self._own_value(column, -(episode.final + 2), column.made)
+                    at += 1
+                elif column.role == STATE:
+                    array = final_states[at]
+                    assert cnp.PyArray_NBYTES(array) == column.size
+                    memcpy(column.finals + episode.final * column.size, cnp.PyArray_DATA(array), column.size)
+                    at += 1
+
+    def _end_for_now(self, int64_t index, final_states, bootstrap):
+        """Live: let a lane's open episode count as cut off in this state, until `_end_no_more`, which comes before anything else
+        is done with it: its newest entries can be drawn."""
+        cdef int32_t slot = self.lanes[inside(index, self.lane_count)].episode
+        cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
+        self._keep_end(slot, final_states, bootstrap)
+        episode.ended = True
+        self._weigh_newest(episode)
+
+    def _end_no_more(self, int64_t index):
+        """Let a lane's open episode go on, after `_end_for_now`."""
+        cdef Episode* episode = &self.episodes[inside(self.lanes[inside(index, self.lane_count)].episode, self.episode_slots)]
+        episode.ended = False
+        self._drop_final(episode)
+        self._weigh_newest(episode)
+
+    cdef void _weigh_newest(self, Episode* episode) noexcept nogil:
+        """Weigh the entries of an open episode whose windows reach its end."""
+        cdef int64_t row = episode.last_row, left = min(episode.length, self.multi_step)
+        while left > 0:
+            if not self.meta[row].learned:  # those that go on get theirs once their windows are whole
+                self.meta[row].priority = <float>self.max_priority_ if episode.ended else -1.0
+            self._put(row, self._weight(row))
+            left -= 1
+            if left > 0:
+                row = self._before(row)
+        tree_settle(&self.tree)
 
     cdef void _compute_returns(self, Episode* episode, const float* bootstrap) noexcept nogil:
         """TD(lambda), backwards: q_T = r_T + gamma b; q_t = r_t + gamma (lambda q_{t+1} + (1 - lambda) v_{t+1})."""

@@ -25,7 +25,7 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Prioritized, Sampler, Uniform
 from memoire.replay.schema import Schema
 
-from .errors import EmptyMemory, EpisodeTorn, NotCopied, NotInstalled, ParameterError
+from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
 from .suggestions import checked_names
 
 with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
@@ -209,7 +209,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # Environments hand out arrays that they may write to again; what is stored of obs is a copy in any case.
         after = _copied(next_obs)
         action = np.asarray(action).reshape(self._action_shape)
-        if _is_same(obs, self._last):
+        if self._last is None:
+            self._writer.reset(obs)  # what steps lead to are arrays of their own from the first one on
+        elif _is_same(obs, self._last):
             obs = self._last  # the same array: then nobody compares them again, which takes longer than all else
         try:
             self._writer.step(obs, action, reward, terminated, truncated, after)
@@ -239,13 +241,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.memory is None:
             self.batch = self.source.get_batch(batch_size, self._timeout)
             return self._samples(self.batch, env)
-        with self.memory.memory.held():  # rewards of the batch are read after it is drawn
-            try:
-                self.batch = self.memory.sample(batch_size)
-            except EmptyMemory:
-                if not self._writer.cut():  # else the newest steps can be drawn before their successors are there
-                    raise
-                self.batch = self.memory.sample(batch_size)
+        # The newest steps can be drawn before their successors are there. Rewards are read after the batch is drawn.
+        with self.memory.memory.cut_for_now(self._writer.left()):
+            self.batch = self.memory.sample(batch_size)
             return self._samples(self.batch, env)
 
     def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples:

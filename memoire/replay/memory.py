@@ -6,7 +6,8 @@ Storage and loops are `_core.EntryStore`'s. `entry_values` converts what is give
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,25 @@ class Memory(_core.EntryStore, StrictAttributes):
     def cut(self, lane: int, *, final_state: Any, bootstrap_value: ArrayLike | None = None) -> None:
         """`close` an episode that goes on: it is stored as truncated in this state, [*F]."""
         self.close(lane, final_state=final_state, terminated=False, bootstrap_value=bootstrap_value)
+
+    @contextmanager
+    def cut_for_now(self, states: Mapping[int, Any]) -> Iterator[None]:
+        """Let open episodes count as cut off in these states while they are drawn from: their newest entries can be
+        drawn, too, by windows that are shorter. Others wait meanwhile; the caller adds nothing.
+
+        Args:
+            states: For each lane whose episode has entries the state that follows them, as `close` takes it.
+
+        Raises:
+            EntryError: a state does not fit.
+        """
+        ends = {lane: ending(self.schema, 1.0, state, False, None) for lane, state in states.items()}
+        with self.held(), ExitStack() as going_on:
+            for lane, (_, bootstrap, final) in ends.items():
+                if self.live and self.open_length(lane) > 0 and final is not None:
+                    self._end_for_now(lane, final, bootstrap)
+                    going_on.callback(self._end_no_more, lane)
+            yield
 
     def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
         """Take other parameters, and weigh and cut everything stored by them.

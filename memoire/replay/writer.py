@@ -262,6 +262,14 @@ class Writer:
                 raise Closed(self._closed)
             return self._cut_here(1)
 
+    def left(self) -> dict[int, State]:
+        """Where the last step left each episode that has entries, by its lane; those of which that is unknown are not
+        there. For `Memory.cut_for_now`.
+        """
+        with self._alone("left"):
+            going = np.flatnonzero(self._opened < self._clock).tolist()
+            return {int(self.lanes[i]): state for i in going if (state := self._left(i)) is not None}
+
     def close(self) -> None:
         """Store open episodes as `reset` does, and take no more steps. A second call does nothing."""
         with self._alone("close"):

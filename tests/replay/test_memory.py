@@ -846,3 +846,52 @@ def test_chances_are_exact_shares():
     memory = memory_of(length=9, parameters=Parameters(priority_exponent=0.0))
     share = Fraction(memory.weights([0])[0]) / Fraction(memory.total_weight)
     assert share == Fraction(1, 8) and memory.num_positive == 8 and memory.min_weight == 1.0
+
+
+@pytest.mark.parametrize("prioritization", ["proportional", "rank", "greedy"])
+@pytest.mark.parametrize("multi_step", [1, 3])
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goes_on(
+    prioritization, multi_step, frame_stack
+):
+    schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32})
+    parameters = Parameters(
+        prioritization=prioritization, multi_step=multi_step, frame_stack=frame_stack, start="repeat"
+    )
+
+    def walked(memory, first, last):
+        for t in range(first, last):
+            memory.add(0, (np.full(2, t, np.float32), t, float(t)))
+            if t % 7 == 6:
+                memory.close(final_state=np.full(2, t + 0.5, np.float32), terminated=t % 2 == 0)
+                memory.open()
+        return memory
+
+    def begun(last):
+        memory = Memory(schema, 16, parameters, live=True, seed=0)
+        memory.open()
+        return walked(memory, 0, last)
+
+    for last in (each for each in range(1, 40) if each % 7):
+        for_now, cut, plain = (begun(last) for _ in range(3))
+        end = np.full(2, 100.0, np.float32)
+        with for_now.cut_for_now({0: end}):
+            found = for_now.sample(32)
+            for_now.update_priorities(found.gathered.ids, np.ones(32))
+        cut.cut(0, final_state=end)
+        wanted = cut.sample(32)
+        for name in ("ids", "steps", "reward", "discount", "weight"):
+            np.testing.assert_array_equal(getattr(found.gathered, name), getattr(wanted.gathered, name))
+        np.testing.assert_array_equal(found.gathered.next["obs"], wanted.gathered.next["obs"])
+        assert last - 1 in for_now.contents()["meta"]["number"][found.gathered.ids % 16]
+        for_now.check_invariants()
+        plain.update_priorities(found.gathered.ids, np.ones(32))
+        for more in (0, 9):
+            for each in (for_now, plain):
+                walked(each, last, last + more)
+                each.check_invariants()
+            np.testing.assert_array_equal(for_now.contents()["weights"], plain.contents()["weights"])
+            assert for_now.info() == plain.info()
+            inside = for_now.contents(), plain.contents()
+            used = [each["final_rows"] - each["free_final_count"] for each in inside]
+            assert used[0] == used[1], "no final state is kept"
