@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import EntryError, MemoireError
+from memoire.arguments import model_version
+from memoire.errors import EntryError, MemoireError, ParameterError
 
 from .memory import Memory
 from .ragged import Ragged
@@ -134,9 +135,11 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
 
     Raises:
         EntryError: a column does not fit.
+        ParameterError: a version, priority or time cannot be.
         EpisodeTooLong: it is longer than the memory. Nothing was added.
     """
     schema = memory.schema
+    _check_facts(episode)
     columns = ", ".join(schema.names)
     for name in [name for name in schema.entry_names if name not in episode.columns]:
         raise EntryError(name, f"a value for each of the columns {columns}", "none")
@@ -165,6 +168,16 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
         facts = (priority, episode.learned.view(np.uint8), born, drawn)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))
     return numbers
+
+
+def _check_facts(episode: Episode) -> None:
+    """Refuse versions, priorities and times that no entry can have. Raises ParameterError."""
+    for version in (episode.model_version.min(initial=0), episode.model_version.max(initial=0)):
+        model_version(int(version), "model_version")
+    if episode.priority is not None and np.isinf(episode.priority).any():
+        raise ParameterError("priority", episode.priority, "finite, or NaN where it follows from closing the episode")
+    if episode.born is not None and not np.isfinite(episode.born).all():
+        raise ParameterError("born", episode.born, "finite Unix seconds, or None")
 
 
 def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

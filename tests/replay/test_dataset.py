@@ -148,6 +148,22 @@ def test_a_quick_look_with_numpy_needs_nothing_of_ours(tmp_path):
         assert set(file["action"]) <= {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("fact", "wrong"),
+    [
+        ("model_version", -1), ("model_version", 1 << 53), ("priority", np.inf), ("born", np.nan), ("init_w", -1.0),
+    ],
+)  # fmt: skip
+def test_facts_that_no_entry_can_have_are_refused_when_an_episode_is_put(fact, wrong):
+    memory = cartpole().memory
+    episode, before = next(iter(dataset.episodes(memory))), memory.info()
+    given = np.array(getattr(episode, fact))
+    given[-1] = wrong
+    with pytest.raises(ParameterError, match=fact):
+        dataset.put(memory, dataclasses.replace(episode, **{fact: given}), lane=7)
+    assert memory.info() == before
+
+
 OWN_NAMES = [
     *dataset.FACTS, "about", "bootstrap", "columns", "engine", "episodes", "final.obs", "group", "mask", "memory", "next",
     "number", "obs_length", "owner", "prev", "slots",
