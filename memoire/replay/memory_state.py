@@ -257,7 +257,7 @@ class TakingOver:
     def put(self, place: int, rows: Mapping[str, Any], final: Mapping[str, Any] | None) -> bool:
         """Put the entries of the saved episode at this place: columns [T, ...], and facts [T] under `OWN`.
 
-        Returns whether numbers and weights can be so.
+        Returns whether numbers, weights and limits can be so.
         """
         where = self._layout.rows[place]
         number, weight = rows[OWN + "number"], rows[OWN + "weight"]
@@ -266,8 +266,10 @@ class TakingOver:
             return False
         if not ((weight >= 0.0) & (weight <= _HEAVIEST)).all():
             return False
-        most = self._memory.parameters.max_times_sampled
-        if most and (rows[OWN + "drawn"][weight > 0.0] >= most).any():
+        limits = self._memory.parameters
+        if limits.max_times_sampled and (rows[OWN + "drawn"][weight > 0.0] >= limits.max_times_sampled).any():
+            return False
+        if 0 < limits.max_episode < self._memory.num_episodes:
             return False
         meta = self._meta
         for name in ("number", "born", "model_version", "init_w", "priority", "learned", "drawn"):
