@@ -372,3 +372,19 @@ def test_a_second_thread_is_refused_all_the_same_after_a_save():
     thread.join()
     copy.copy(buffer)
     one_step(writer, 1)
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_the_first_step_after_a_restart_keeps_where_it_ended_whatever_the_environment_writes_over(is_in_place):
+    buffer = plain(sampler=memoire.Uniform())
+    kept = steps_of(buffer, 5)
+    other = copy.copy(buffer)
+    resumed, after = other.writer(resume=True), np.full(3, 6, np.float32)
+    resumed.step(np.full(3, 5, np.float32), 5, 0.0, False, False, after)
+    one_step(kept, 5)
+    if is_in_place:
+        after[:] = 777.0
+    resumed.reset()
+    kept.reset()
+    assert other.memory.num_positive == buffer.memory.num_positive == 6
+    assert other.sample(200).next_obs.max() == buffer.sample(200).next_obs.max() == 6.0
