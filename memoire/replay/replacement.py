@@ -25,7 +25,7 @@ from memoire.errors import ForkedError, ParameterError
 Fault = Callable[[str], None]
 """Called with the name of each step before it: "write", "sync", "replace" and "sync folder". What it raises is as if
 the disk had raised it."""
-_DRAFT_END: Final = re.compile(r"\.[0-9a-f]{32}\.draft")
+_DRAFT_END: Final = re.compile(r"\.[0-9a-f]{32}\.draft$")
 _STEM_BYTES: Final = 200  # a name has at most 255
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -100,6 +100,14 @@ def remove_abandoned(target: Path) -> None:
     for name in drafts:
         if _DRAFT_END.fullmatch(name, len(stem)):
             _remove_unlocked(target.parent / name)
+
+
+def remove_abandoned_in(folder: Path, suffix: str) -> None:
+    """Remove drafts of all files of a folder whose names end so, as `remove_abandoned` does."""
+    for name in [name for name in os.listdir(folder) if _DRAFT_END.search(name)]:
+        target = _DRAFT_END.sub("", name)[1:]
+        if target.endswith(suffix):
+            remove_abandoned(folder / target)
 
 
 def _remove_unlocked(draft: Path) -> None:

@@ -12,6 +12,7 @@ from memoire.accounting.runs import StateStore
 from memoire.errors import DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
+from memoire.replay.replacement import remove_abandoned_in
 from memoire.storage import snapshot
 from memoire.storage.restore import RestoreCounts, restore
 
@@ -121,8 +122,9 @@ class Restorer:
         """
         assert self._store is not None
         folder, dispatcher = self._store.folder, self._dispatcher
-        for half in [*folder.glob("*.snapshot.new"), *(folder / ORDERED).glob("*.snapshot.new")]:
-            half.unlink(missing_ok=True)  # of a life that was killed while it wrote
+        for place in (folder, folder / ORDERED):
+            if place.is_dir():
+                remove_abandoned_in(place, ".snapshot")  # of a life that was killed while it wrote
         path = folder / MEMORY
         if not path.exists():
             return

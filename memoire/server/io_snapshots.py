@@ -133,7 +133,7 @@ class Archive:
         path = self._folder / MEMORY
         try:
             made = self._take(path, deadline)
-        except (OSError, Refused) as error:
+        except (OSError, MemoireError) as error:
             _log.warning("%s: what is held was not saved: %s", path, error)
             return
         if not made.complete:
@@ -155,7 +155,7 @@ class Archive:
                 self.trouble = ""
             except Closed:
                 return
-            except (OSError, Refused) as error:
+            except (OSError, MemoireError) as error:
                 self.trouble = f"no snapshot could be written: {error}"
                 _log.warning("%s: %s; the former one stays", self._dispatcher.name, self.trouble)
             except Exception:

@@ -193,6 +193,19 @@ class RecordReader:
         self.chain, self.place = chain, HEAD_BYTES
         return bytes(identity), int(predecessor)
 
+    def rewind(self) -> None:
+        """Have `scan` begin again with the first record. Raises DataError: the file was changed."""
+        if self._read_head(self.layout)[0] != self.id:
+            raise self._wrong("was changed while it was read")
+
+    def last(self, size: int) -> bytes | None:
+        """The last payload of a whole file, if it has so many bytes; None if that is damaged. `rewind` is next."""
+        place = self.size - 2 * RECORD_BYTES - size
+        self._file.seek(max(0, place))
+        facts, _, payload = self._file.read(_RECORD.size), self._file.read(_SUM.size), self._file.read(size)
+        is_whole = place >= HEAD_BYTES and _RECORD.unpack(facts)[2:] == (size, _payload_sum(memoryview(payload)))
+        return payload if is_whole else None
+
     def scan(self, *, keep: bool, damage: list[DataError] | None = None) -> Iterator[Record]:
         """The records that follow. With `damage` nothing is raised: it gets the error of each record that is damaged,
         which has no payload here; after one whose size is damaged, no record is found.
@@ -271,8 +284,7 @@ class CheckedFile(RecordReader):
         Raises:
             DataError: the file was changed since it was opened.
         """
-        if self._read_head(WHOLE)[0] != self.id:
-            raise self._wrong("was changed while it was read")
+        self.rewind()
         yield from self.scan(keep=True)
 
 

@@ -26,7 +26,7 @@ from memoire.replay.replacement import (
     Fault,
     OwnedFile,
     no_fault,
-    remove_abandoned,
+    remove_abandoned_in,
     replace_file,
     replacing,
     sync_folder,
@@ -327,10 +327,8 @@ class RecordLog:
 
     def _go_on(self, abandoned: list[Path]) -> None:
         """Put in order what a process has left that ended in the middle: everything was checked."""
-        for draft in self.folder.glob(".*.draft"):
-            name = draft.name[1 : -len(".draft") - 33]
-            if name == _COUNTER_NAME or name.endswith(self._suffix):
-                remove_abandoned(self.folder / name)
+        for name in (_COUNTER_NAME, self._suffix):
+            remove_abandoned_in(self.folder, name)
         if abandoned:
             self._remove(abandoned)
         if not self.files:

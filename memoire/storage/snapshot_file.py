@@ -1,47 +1,34 @@
 """The file of a snapshot: what a server holds, record after record, so that neither end ever has more than one of them
 in memory.
 
-    head      magic, form, 16 random bytes that name this snapshot, checksum of these
-    record    kind, table, sizes, two checksums │ body, msgpack │ payload         ABOUT first, then CLIENT, CACHE, ...
-    ...
-    END       how many of what there are
-    tail      where END begins, checksum of that
-
-A record has a checksum for what says how long it is and one for its payload: where only a payload is damaged, the next
-record is still found. Written beside the former file and renamed, so that there is always a whole one.
+A `checked_file`, whose tags are kind and table. ABOUT is first, then come TABLE, CLIENT, CACHE, ..., and END says how
+many of what there are. Bodies are msgpack. A cache, an episode, a prompt and accounts have their payload in a record
+behind them: if only that is damaged, the next one is still found.
 """
 
 from __future__ import annotations
 
 import enum
-import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from memoire.errors import DataError
-from memoire.limits import MiB
 from memoire.prompts.snapshot import TableOrder
+from memoire.replay.replacement import Fault, no_fault
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes
 
-from . import private_files
-from .file_system import sync
+from . import checked_file, private_files
+from .checked_file import WHOLE, DamagedRecord, FileKind, RecordReader
 
-FORM: Final = 4
-_MAGIC: Final = b"memosnap"
-_HEAD: Final = struct.Struct("<8sI16s")
-_RECORD: Final = struct.Struct("<IIQQQ")  # kind, table, bytes of body and payload, checksum of the payload
-_SUM: Final = struct.Struct("<Q")
-_TAIL: Final = struct.Struct("<Q")
-_MAX_BODY: Final = 16 * MiB
-_FLUSH_BYTES: Final = 64 * MiB
+KIND: Final = FileKind(b"memosnap", 5, "a snapshot of a server")
+_PAYLOAD: Final = 255
+_KINDS: Final = 256  # tags are kind + _KINDS * table
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -73,6 +60,7 @@ class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
     kind: ClassVar[RecordKind]
+    has_payload: ClassVar[bool] = False
 
 
 class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,6 +133,7 @@ class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: ClassVar = RecordKind.TABLE
+    has_payload: ClassVar = True
     batches: Count = 0
     """That were drawn on this course of beta."""
     course: tuple[Weight, Weight | None, Count] | None = None
@@ -177,6 +166,7 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A cache of the client before; the payload is as it came."""
 
     kind: ClassVar = RecordKind.CACHE
+    has_payload: ClassVar = True
     samples: Count
     used: Count = 0
     """Samples of it that can be drawn no more."""
@@ -197,6 +187,7 @@ class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """An episode; the payload is its arrays, one after the other (see `snapshot`)."""
 
     kind: ClassVar = RecordKind.EPISODE
+    has_payload: ClassVar = True
     owner: Identity
     number: Number
     """Of its first entry under that owner: the two name it."""
@@ -217,6 +208,7 @@ class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
 
     kind: ClassVar = RecordKind.PROMPT
+    has_payload: ClassVar = True
     name: Annotated[bytes, Meta(max_length=2048)]
     """What decides to which of several servers it belongs."""
     row: bytes
@@ -229,11 +221,12 @@ class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What its clients had done in a run; the payload is rows of `rows.ACCOUNT`."""
 
     kind: ClassVar = RecordKind.ACCOUNTS
+    has_payload: ClassVar = True
     run: str
     finished: bool = False
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a file has of one table."""
 
     clients: int = 0
@@ -250,8 +243,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether entries of episodes lay, while they were saved, as the file says."""
 
 
+_COUNTED: Final = Counts.__struct_fields__[:-1]
+
+
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """What the file has; the last record."""
+    """What the file has; the last record. Its size follows from the number of tables: it is found from the end."""
 
     kind: ClassVar = RecordKind.END
     tables: list[Counts]
@@ -260,16 +256,38 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     complete: bool = True
     """Whether all that was held is in it: a server that has to end may not have had the time."""
 
+    def pack(self) -> bytes:
+        """All of it, in 64 bits each."""
+        numbers = [number for counts in self.tables for number in msgspec.structs.astuple(counts)]
+        return struct.pack(f"<{len(numbers) + 2}Q", *numbers, self.accounts, self.complete)
+
+    @staticmethod
+    def size(tables: int) -> int:
+        """Bytes of `pack` for so many tables."""
+        return 8 * (len(Counts.__struct_fields__) * tables + 2)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> EndRecord:
+        """Raises ValueError, struct.error."""
+        width = len(Counts.__struct_fields__)
+        *numbers, accounts, complete = struct.unpack(f"<{len(body) // 8}Q", body)
+        rows = [numbers[place : place + width] for place in range(0, len(numbers), width)]
+        tables = [Counts(**dict(zip(_COUNTED, row, strict=False)), is_still=bool(row[-1])) for row in rows]
+        return cls(tables=tables, accounts=accounts, complete=bool(complete))
+
 
 _BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
     body.kind: body
     for body in (
-        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, EndRecord, PromptRecord, TableRecord,
+        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, PromptRecord, TableRecord,
         TableEndRecord,
     )
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()}
+_DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
+    **{kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()},
+    RecordKind.END: EndRecord.unpack,
+}
 
 
 class Record(NamedTuple):
@@ -286,65 +304,33 @@ def write(
     about: SnapshotHeader,
     records: Iterable[Record],
     *,
-    at: Callable[[str], None] = lambda point: None,
+    at: Fault = no_fault,
     is_complete: Callable[[], bool] = lambda: True,
 ) -> EndRecord:
-    """Save records under this path; returns what was saved. The former file stays until the new one is whole, and the
-    new one is on disk when this returns.
+    """Save records under this path; returns what was saved. The former file stays until the new one is whole and on
+    disk.
 
     Args:
-        at: Called with the name of each point between two steps, so that a test may end the process there.
+        at: Called before each step, so that a test may end the process there: see `replacing`.
         is_complete: Asked at the end whether the records were all that there was.
 
     Raises:
-        OSError: it cannot be written; whatever `records` raises. The former file is as it was.
+        OSError: it cannot be written; and what `records` raises. The former file is as it was.
     """
-    made = path.with_name(path.name + ".new")
-    try:
-        with open(private_files.replace(made), "wb", buffering=1 << 20) as file:
-            tally = _RecordCounts(len(about.tables))
-            head = _HEAD.pack(_MAGIC, FORM, secrets.token_bytes(16))
-            file.write(head + _SUM.pack(_bytes.checksum(head)))
-            _put(file, Record(about))
-            flushed = 0
-            for record in records:
-                tally.count(record)
-                _put(file, record)
-                at("within snapshot")
-                if tally.bytes - flushed > _FLUSH_BYTES:
-                    flushed = tally.bytes
-                    _flush(file)
-            place = _TAIL.pack(file.tell())
-            end = tally.end(is_complete())
-            _put(file, Record(end))
-            file.write(place + _SUM.pack(_bytes.checksum(place)))
-        sync(made)
-        at("before snapshot")
-        made.replace(path)
-    except BaseException:
-        made.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-    at("after snapshot")
-    return end
+    tally = _RecordCounts(len(about.tables))
 
+    def packed() -> Iterator[tuple[int, Buffer]]:
+        yield RecordKind.ABOUT, _ENCODE(about)
+        for record in records:
+            tally.count(record)
+            yield record.body.kind + _KINDS * record.table, _ENCODE(record.body)
+            if record.body.has_payload:
+                yield _PAYLOAD + _KINDS * record.table, record.payload or b""
+        tally.is_complete = is_complete()
+        yield RecordKind.END, tally.end().pack()
 
-def _put(file: BinaryIO, record: Record) -> None:
-    body, payload = _ENCODE(record.body), memoryview(record.payload or b"").cast("B")
-    facts = _RECORD.pack(record.body.kind, record.table, len(body), len(payload), _bytes.checksum(payload))
-    file.write(facts + _SUM.pack(_bytes.checksum(body, _bytes.checksum(facts))) + body)
-    file.write(payload)
-
-
-def _flush(file: BinaryIO) -> None:
-    """Have the disk take it little by little: one sync of it all would hold up whoever else waits for the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-    if hasattr(os, "posix_fadvise"):  # nobody reads it soon: other files have more use for the page cache
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-_COUNTED: Final = [name for name in Counts.__struct_fields__ if name != "is_still"]
+    checked_file.write(path, KIND, packed(), mode=private_files.mode_in(path.parent), at=at)
+    return tally.end()
 
 
 class _RecordCounts:
@@ -354,11 +340,10 @@ class _RecordCounts:
         self._tables: list[dict[str, int]] = [dict.fromkeys(_COUNTED, 0) for _ in range(tables)]
         self._accounts = 0
         self._still: set[int] = set()
-        self.bytes = 0
+        self.is_complete = True
 
     def count(self, record: Record) -> None:
         body, size = record.body, len(record.payload or b"")
-        self.bytes += size
         if isinstance(body, AccountsRecord):
             self._accounts += 1
             return
@@ -380,9 +365,9 @@ class _RecordCounts:
         elif isinstance(body, TableEndRecord):
             self._still.add(record.table)
 
-    def end(self, complete: bool = True) -> EndRecord:
+    def end(self) -> EndRecord:
         tables = [Counts(**counts, is_still=place in self._still) for place, counts in enumerate(self._tables)]
-        return EndRecord(tables=tables, accounts=self._accounts, complete=complete)
+        return EndRecord(tables=tables, accounts=self._accounts, complete=self.is_complete)
 
 
 class SnapshotFile:
@@ -394,19 +379,16 @@ class SnapshotFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._file = RecordReader(path, KIND, WHOLE)
+        self.size, self.id = self._file.size, self._file.id
         try:
-            self._file = self.path.open("rb", buffering=1 << 20)
-        except (OSError, ValueError) as error:  # a zero byte in a path is a ValueError
-            raise self._wrong(f"cannot be read ({error})") from error
-        try:
-            self.size = os.fstat(self._file.fileno()).st_size
-            self.id = self._read_head()
-            about = self._next()
-            if not isinstance(about, Record) or not isinstance(about.body, SnapshotHeader):
-                raise self._wrong(f"does not say what it holds: {about}" if isinstance(about, str) else "is mixed up")
-            self.about = about.body
-            self._begin = self._file.tell()
-            self.end = self._read_end()
+            first = next(self._file.scan(keep=True), None)
+            about = None if first is None else _decoded(first)
+            if not isinstance(about, SnapshotHeader):
+                raise DataError(str(path), f"does not say what it holds: {about or 'it is cut off'}")
+            self.about = about
+            last = self._file.last(EndRecord.size(len(about.tables)))
+            self.end = None if last is None else EndRecord.unpack(last)
             """What it says that it has; None where that is damaged or cut off."""
         except BaseException:
             self._file.close()
@@ -418,83 +400,49 @@ class SnapshotFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _wrong(self, problem: str) -> DataError:
-        return DataError(str(self.path), problem)
-
-    def _read_head(self) -> bytes:
-        head = self._file.read(_HEAD.size)
-        check = self._file.read(_SUM.size)
-        if len(check) < _SUM.size or not head.startswith(_MAGIC):
-            raise self._wrong("is no snapshot of a server")
-        _, form, identity = _HEAD.unpack(head)
-        if form != FORM:  # before the checksum, which another form may compute in another way
-            raise self._wrong(f"has form {form}, this version of memoire reads form {FORM}")
-        if _SUM.pack(_bytes.checksum(head)) != check:
-            raise self._wrong("is damaged at its beginning")
-        return bytes(identity)
-
-    def _read_end(self) -> EndRecord | None:
-        span = _TAIL.size + _SUM.size
-        if self.size < self._begin + span:
-            return None
-        self._file.seek(self.size - span)
-        place, check = self._file.read(_TAIL.size), self._file.read(_SUM.size)
-        if _SUM.pack(_bytes.checksum(place)) != check or not self._begin <= _TAIL.unpack(place)[0] < self.size - span:
-            return None
-        self._file.seek(_TAIL.unpack(place)[0])
-        found = self._next()
-        if not isinstance(found, Record) or not isinstance(found.body, EndRecord):
-            return None
-        return found.body if len(found.body.tables) == len(self.about.tables) else None
-
     def is_empty(self, table: int) -> bool:
         """Whether the file says that it has nothing of what this table held."""
         counts = None if self.end is None else self.end.tables[table]
         return counts is not None and not (counts.caches or counts.episodes or counts.prompts)
-
-    def _next(self) -> Record | str:
-        """The record that begins here; or, where what follows cannot be found, why."""
-        place = self._file.tell()
-        facts, check = self._file.read(_RECORD.size), self._file.read(_SUM.size)
-        if len(check) < _SUM.size:
-            return f"it ends at byte {self.size}, in the middle of a record"
-        number, table, size, payload_size, payload_sum = _RECORD.unpack(facts)
-        if size > _MAX_BODY or place + len(facts) + len(check) + size + payload_size > self.size:
-            return f"the record at byte {place} is damaged, and with it where the next one begins"
-        body = self._file.read(size)
-        if _SUM.pack(_bytes.checksum(body, _bytes.checksum(facts))) != check:
-            return f"the record at byte {place} is damaged, and with it where the next one begins"
-        try:
-            made = _DECODE[number](body)
-        except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-            return f"the record at byte {place} cannot be read: {error}"
-        payload = self._file.read(payload_size)
-        is_whole = len(payload) == payload_size and _bytes.checksum(payload) == payload_sum
-        return Record(made, table, payload if is_whole else None)
 
     def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
         """All records but the first and the last; those with a damaged payload have None there. What is missing is in
         `damage` when the iterator has ended.
         """
         damage = FileDamage() if damage is None else damage
-        tally = _RecordCounts(len(self.about.tables))
-        self._file.seek(self._begin)
-        while True:
-            record = self._next()
-            if isinstance(record, str):
-                damage.why = record
+        tally, problems = _RecordCounts(len(self.about.tables)), list[DataError]()
+        self._file.rewind()
+        stream = self._file.scan(keep=True, damage=problems)
+        next(stream, None)
+        is_ended = False
+        for first in stream:
+            body = _decoded(first)
+            table = first.tag // _KINDS
+            if isinstance(body, EndRecord) and not is_ended:
+                tally.is_complete, is_ended = body.complete, True
+                if body != tally.end():
+                    damage.why = "does not have what it says"
+                continue
+            if isinstance(body, str) or is_ended or table >= len(self.about.tables):
+                damage.why = body if isinstance(body, str) else "is mixed up"
                 break
-            if isinstance(record.body, EndRecord):
-                if record.body != tally.end(record.body.complete):
-                    damage.why = "it does not have what it says"
-                break
-            if not 0 <= record.table < len(self.about.tables):
-                damage.why = "a record belongs to no table"
-                break
+            payload: bytes | None = b""
+            if body.has_payload:
+                second = next(stream, None)
+                if second is None:
+                    break
+                if second.tag != _PAYLOAD + _KINDS * table:
+                    damage.why = "is mixed up"
+                    break
+                payload = None if isinstance(second, DamagedRecord) else second.payload
+            record = Record(body, table, payload)
             tally.count(record)
-            if record.payload is None:
-                damage.records += 1
+            damage.records += payload is None
             yield record
+        if not damage.why and len(problems) > damage.records:
+            damage.why = problems[-1].problem
+        elif not damage.why and not is_ended:
+            damage.why = "has no end"
         if damage.why:
             damage.unread = _difference(self.end, tally.end())
 
@@ -524,8 +472,19 @@ class FileDamage:
         words = [f"{self.records} damaged records"] if self.records else []
         if self.why:
             rest = "nobody knows how many" if self.unread is None else str(self.unread)
-            words.append(f"{rest} caches and episodes that cannot be read, because {self.why}")
+            words.append(f"{rest} caches and episodes that cannot be read, because it {self.why}")
         return " and ".join(words) or "no damage"
+
+
+def _decoded(record: checked_file.Record) -> RecordBody | str:
+    """The body of a record; or why there is none."""
+    kind = record.tag % _KINDS
+    if isinstance(record, DamagedRecord):
+        return f"has a damaged record of kind {kind}"
+    try:
+        return _DECODE[kind](record.payload)
+    except (KeyError, ValueError, struct.error, msgspec.MsgspecError, RecursionError) as error:
+        return f"has a record that cannot be read: {error}"
 
 
 def _difference(said: EndRecord | None, found: EndRecord) -> int | None:

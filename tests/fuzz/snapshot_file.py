@@ -34,8 +34,8 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 LIMITS = Limits(message_bytes=1 << 20)
 _FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-")
 PATH = Path(_FOLDER.name) / "memory.snapshot"
-_HEAD, _SUM = struct.calcsize("<8sI16s"), 8
-_RECORD = struct.Struct("<IIQQQ")
+_HEAD, _SUM = struct.calcsize("<8sII16sQ"), 8
+_RECORD = struct.Struct("<IIQQ")
 
 
 def _table(storage: str) -> OpenTable:
@@ -107,24 +107,21 @@ def repair(data: bytes) -> bytes:
     made = bytearray(data)
     if len(made) < _HEAD + _SUM:
         return data
-    struct.pack_into("<Q", made, _HEAD, _bytes.checksum(made[:_HEAD]))
+    chain = _bytes.checksum(made[:_HEAD])
+    struct.pack_into("<Q", made, _HEAD, chain)
     at = _HEAD + _SUM
     while at + _RECORD.size + _SUM <= len(made):
-        number, table, size, payload_size, _ = _RECORD.unpack_from(made, at)
-        body = at + _RECORD.size + _SUM
-        if body + size + payload_size > len(made):
-            break
-        end = body + size + payload_size
-        facts = _RECORD.pack(number, table, size, payload_size, _bytes.checksum(made[body + size : end]))
-        made[at : at + _RECORD.size] = facts
-        struct.pack_into(
-            "<Q", made, at + _RECORD.size, _bytes.checksum(made[body : body + size], _bytes.checksum(facts))
-        )
-        last, at = at, end
-        if number == snapshot_file.RecordKind.END and len(made) - end >= 16:
-            struct.pack_into("<Q", made, end, last)
-            struct.pack_into("<Q", made, end + 8, _bytes.checksum(made[end : end + 8]))
-            break
+        kind, tag, size, check = _RECORD.unpack_from(made, at)
+        begin = at + _RECORD.size + _SUM
+        is_last = begin == len(made)
+        if not is_last:
+            if begin + size > len(made):
+                break
+            check = _bytes.checksum(made[begin : begin + size])
+        facts = _RECORD.pack(kind, tag, size, check)
+        chain = _bytes.checksum(facts, chain)
+        made[at:begin] = facts + chain.to_bytes(_SUM, "little")
+        at = begin if is_last else begin + size
     return bytes(made)
 
 

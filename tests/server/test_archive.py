@@ -275,8 +275,10 @@ def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_p
         assert [path.name for path in (tmp_path / "s" / "snapshots").iterdir() if path.is_file()] == ["one.snapshot"]
 
 
-def archive_of(folder, at=lambda dispatcher: None):
-    """The snapshots of a server that holds a cache; `at` is called with its dispatcher while one is written."""
+def archive_of(folder, at=lambda dispatcher: None, begun=lambda dispatcher: None):
+    """The snapshots of a server that holds a cache; `at` is called with its dispatcher while one is written, and
+    `begun` before anything is copied.
+    """
     dispatcher = made_dispatcher({"lines": [], "models": []})
     arrive(dispatcher, cache_of())
     return Archive(
@@ -284,7 +286,7 @@ def archive_of(folder, at=lambda dispatcher: None):
         store=MemoryStore(Disk(folder)),
         every=None,
         is_closing=threading.Event(),
-        clock=lambda: 1000.0,
+        clock=lambda: begun(dispatcher) or 1000.0,
         at=lambda point: at(dispatcher),
     )
 
@@ -310,7 +312,7 @@ def test_one_snapshot_is_ordered_at_a_time(tmp_path):
 
 
 def test_a_run_that_begins_meanwhile_is_not_mixed_in(tmp_path):
-    archive = archive_of(tmp_path, lambda dispatcher: dispatcher.begin_run("next"))
+    archive = archive_of(tmp_path, begun=lambda dispatcher: dispatcher.begin_run("next") and None)
     with pytest.raises(Refused, match="another run than 'run' began meanwhile"):
         archive.take(tmp_path / "a")
     assert not list(tmp_path.iterdir())
@@ -318,7 +320,7 @@ def test_a_run_that_begins_meanwhile_is_not_mixed_in(tmp_path):
 
 def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     server = serving(cluster, state_dir=tmp_path, snapshot_every=0.05)
-    file, half = tmp_path / MEMORY, tmp_path / (MEMORY + ".new")
+    file, half = tmp_path / MEMORY, tmp_path / f".{MEMORY}.{'0' * 32}.draft"
     until(lambda: file.exists() and snapshot.facts(file)["tables"][0]["caches"] == 12)
     kept = file.read_bytes()
     server.get_batch(50)

@@ -14,17 +14,25 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from faultkit import FailAt, KillAt, in_child
 from memoire.client import former_clients
 from memoire.errors import DataError, MemoireError, StateLocked
+from memoire.limits import Limits
+from memoire.pool.caches import Pool
+from memoire.pool.tables import OpenTable, Table
+from memoire.replay.columns import Column
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
 from memoire.rl.sample_journal import SampleJournal
-from memoire.storage import checked_file
+from memoire.storage import checked_file, restore, snapshot, snapshot_file
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.record_log import RecordLog
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
+from memoire.wire.rows import ACCOUNT
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
 
@@ -108,11 +116,36 @@ def read_report(folder):
     return content.steps
 
 
+@functools.cache
+def table():
+    schema = Schema({"obs": Column(np.uint8, (2,), "state")})
+    return OpenTable("default", Table(schema), Pool(schema, Parameters(), seed=0, byte_limit=1 << 20))
+
+
+def server_snapshot(folder, number, at):
+    rows = np.zeros(1, ACCOUNT)
+    rows["client"], rows["steps"] = [[1, 2]], number
+    about = snapshot.about([table()], server="home", run="run")
+    records = [snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())]
+    snapshot_file.write(folder / "memory.snapshot", about, records, at=at)
+
+
+def read_snapshot(folder):
+    found = []
+    restore.restore(
+        [folder / "memory.snapshot"], [table()], limits=Limits(), inherit=lambda *facts: found.append(facts)
+    )
+    ((run, _, rows),) = found
+    assert run == "run"
+    return int(rows["steps"][0])
+
+
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
+    "a server's snapshot": File(server_snapshot, read_snapshot),
 }
 VALUES = 4
 """Written before something is damaged."""
