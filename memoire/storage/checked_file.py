@@ -17,6 +17,7 @@ import os
 import secrets
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias
@@ -91,19 +92,45 @@ def write(
     Raises:
         OSError, and what `records` raises: the former file is as it was, and there is no draft.
     """
-    with replacing(path, mode=mode, at=at) as file:
-        chain = write_head(file, kind, WHOLE, predecessor)
-        count = unflushed = 0
+    with writing(path, kind, mode=mode, predecessor=predecessor, at=at) as file:
         for tag, payload in records:
-            chain = write_record(file, tag, payload, chain)
-            count, unflushed = count + 1, unflushed + memoryview(payload).nbytes
-            if unflushed > _FLUSH_BYTES:
-                unflushed = 0
-                _flush(file)
-        facts = _RECORD.pack(_END, 0, count, 0)
-        chain = _bytes.checksum(facts, chain)
-        file.write(facts + _SUM.pack(chain))
-    return chain
+            file.put(tag, payload)
+    return file.checksum
+
+
+@contextmanager
+def writing(
+    path: str | Path, kind: FileKind, *, mode: int | None = None, predecessor: int = 0, at: Fault = no_fault
+) -> Iterator[RecordWriter]:
+    """Open what puts records into a file, which takes the place of the former one when the block ends. See `write`."""
+    with replacing(path, mode=mode, at=at) as file:
+        writer = RecordWriter(file, kind, predecessor)
+        yield writer
+        writer.end()
+
+
+class RecordWriter:
+    """Puts records into a file, one after the other."""
+
+    def __init__(self, file: BinaryIO, kind: FileKind, predecessor: int) -> None:
+        self._file = file
+        self.checksum = write_head(file, kind, WHOLE, predecessor)
+        """Of all that was put; of the whole file when it has ended."""
+        self._count = self._unflushed = 0
+
+    def put(self, tag: int, payload: Payload) -> None:
+        """Write a record."""
+        self.checksum = write_record(self._file, tag, payload, self.checksum)
+        self._count, self._unflushed = self._count + 1, self._unflushed + memoryview(payload).nbytes
+        if self._unflushed > _FLUSH_BYTES:
+            self._unflushed = 0
+            _flush(self._file)
+
+    def end(self) -> None:
+        """Write the end."""
+        facts = _RECORD.pack(_END, 0, self._count, 0)
+        self.checksum = _bytes.checksum(facts, self.checksum)
+        self._file.write(facts + _SUM.pack(self.checksum))
 
 
 def write_head(file: BinaryIO, kind: FileKind, layout: int, predecessor: int) -> int:

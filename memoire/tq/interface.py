@@ -286,7 +286,8 @@ def kv_clear(keys: list[str] | str, partition_id: str) -> None:
 def save_checkpoint(
     checkpoint_dir: str | Path, *, include_storage: bool = True, metadata: dict[str, Any] | None = None
 ) -> None:
-    """Write all rows of all servers below a folder, which is replaced as a whole.
+    """Write all rows of all servers to a folder. The checkpoint that it has stays until the new one is on disk; other
+    files in it stay.
 
     Args:
         include_storage: Ignored: rows are always written with their values.
@@ -294,6 +295,7 @@ def save_checkpoint(
 
     Raises:
         RuntimeError: `init` was not called.
+        StateLocked: another process saves to this folder.
         OSError: a file could not be written.
     """
     client = _initialized()
@@ -306,7 +308,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
     Raises:
         RuntimeError: `init` was not called.
         FileNotFoundError: there is no checkpoint, or a file of it is missing.
-        ProtocolError: it is damaged.
+        DataError: it is damaged, or of a former form. Servers hold what they held.
     """
     client = _initialized()
     client.wait(checkpoint.load(client, Path(checkpoint_dir)))

