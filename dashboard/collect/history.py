@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from memoire.errors import HistoryError
+from memoire.replay.file_lock import FileLock
 from memoire.storage import private_files
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
@@ -122,8 +123,23 @@ def _make_private(path: Path) -> None:
         os.close(private_files.create(path))
 
 
+def _locked(path: str) -> FileLock:
+    """Two dashboards with one file would count everything twice."""
+    try:
+        return FileLock(
+            Path(f"{path}.lock"),
+            held=lambda holder: HistoryError(path, f"it is in use by {holder}"),
+            foreign=lambda what: HistoryError(path, f"{path}.lock is {what}, not its lock"),
+            opening=private_files.append,
+        )
+    except HistoryError:
+        raise
+    except OSError as error:
+        raise HistoryError(path, str(error)) from error
+
+
 class History:
-    """The file. Thread-safe; `add` costs no disk, `flush` writes.
+    """The file, which one process at a time has. Thread-safe; `add` costs no disk, `flush` writes.
 
     Raises:
         HistoryError: it cannot be opened, or is something else.
@@ -137,6 +153,7 @@ class History:
         self._pending: dict[tuple[int, int, int], HistoryPoint] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._counts: dict[str, int] = {}
+        self._file_lock = _locked(path) if path else None
         try:
             if path:
                 _make_private(Path(path))
@@ -149,6 +166,7 @@ class History:
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {FORMAT}")
         except (sqlite3.Error, OSError) as error:
+            self._unlock()
             raise HistoryError(self.path, str(error)) from error
         for number, run, name in self._db.execute("SELECT id, run, name FROM series"):
             self._ids[run, name] = number
@@ -215,6 +233,11 @@ class History:
                 self.flush()
             finally:
                 self._db.close()
+                self._unlock()
+
+    def _unlock(self) -> None:
+        if self._file_lock is not None:
+            self._file_lock.release()
 
     def __enter__(self) -> Self:
         return self

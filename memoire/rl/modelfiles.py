@@ -17,6 +17,7 @@ from typing import Any, Final
 from memoire.arguments import whole
 from memoire.errors import DataError, ParameterError, PathHeld
 from memoire.replay.file_lock import FileLock
+from memoire.replay.replacement import remove_abandoned_in
 
 from . import weights
 
@@ -53,6 +54,8 @@ class ModelFiles:
         self._history, self._now = history, now
         self._since = 0  # models since the last one that was kept in the history
         self._lock = None if self.path is None else _locked(self.path, role)
+        if self._every and (folder := Path(f"{history}x").parent).is_dir():
+            remove_abandoned_in(folder, ".pth")
 
     def read(self) -> bytes | None:
         """The model in the file; None if there is none.

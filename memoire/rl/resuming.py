@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from memoire.errors import ParameterError
+from memoire.replay.file_lock import FileLock
+from memoire.storage.folder_lock import lock_folder
 from memoire.suggestions import one_of
 
 RESUMES: Final = ("all", "memory", "weights", "none")
@@ -24,13 +26,32 @@ def put_aside(path: str | Path) -> Path | None:
     """Give a file or folder another name beside it, so that a run begins anew; the name, or None if there is nothing.
 
     Nothing is deleted: the name is the former one with ".former-1", or the next number that is free.
+
+    Raises:
+        StateLocked: a trainer that runs has the folder.
     """
     place, number = Path(path), 1
     if not place.exists():
         return None
     while (other := place.with_name(f"{place.name}.former-{number}")).exists():
         number += 1
-    return place.rename(other)
+    lock = lock_checkpoint(place) if place.is_dir() else None
+    try:
+        return place.rename(other)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def lock_checkpoint(folder: Path) -> FileLock:
+    """Lock the folder of a checkpoint, which is made if it is not there: one trainer at a time has it.
+
+    Raises:
+        StateError: another one has it, or it cannot be locked.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return lock_folder(folder, "the checkpoint folder", "trainer")
 
 
 def begin_fresh(paths: Iterable[str | Path], *, is_sure: bool = False, ask: Callable[[str], str] = input) -> None:

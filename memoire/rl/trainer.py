@@ -21,6 +21,7 @@ import numpy as np
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
 from memoire.reader.reader import Reader
+from memoire.replay.file_lock import FileLock
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Given
 
@@ -29,6 +30,7 @@ from .agent import TrainingAgent, check_gamma
 from .agent_state import form_of, load_agent, save_agent, unsaved, warn_of_told
 from .collector import TOPIC
 from .modelfiles import ModelFiles
+from .resuming import lock_checkpoint
 from .standing import TrainerStanding
 from .training import REASONS, Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
 from .worker import connected
@@ -150,7 +152,8 @@ class Trainer:
         topic: Of the models.
         keys, name: As of `Reader`.
         model_path: File of the newest model, written after each epoch; None is none.
-        checkpoint_path: Folder of the state; one that is there is gone on from. None saves nothing.
+        checkpoint_path: Folder of the state; one that is there is gone on from. It is locked until `close`. None saves
+            nothing.
         logger: Gets the figures of each epoch.
         profile_folder: Where profiles go, if `training.profiling`.
         timeout: Seconds to wait for the server; a line each ten seconds says so meanwhile.
@@ -158,6 +161,7 @@ class Trainer:
     Raises:
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
+        StateLocked: another trainer has the checkpoint.
         ParameterError: the agent has another discount than the table; or versions of another topic's models limit what
             is drawn. `run` raises it, too, if the table is configured so.
     """
@@ -183,16 +187,19 @@ class Trainer:
         urls = [url] if isinstance(url, str) else list(url)
         self._stopped = threading.Event()
         self._files = ModelFiles(model_path, role="trainer")
+        self._lock: FileLock | None = None
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
         self._made_as: Any = None  # form of the agent before it was trained; None where nothing is saved
         self._said: set[str] = set()  # attributes that the log has named
         self._profiles = Path(profile_folder or ".")
         try:
+            self._lock = self._lock_checkpoint()
             self.reader = connected(
                 lambda patience: Reader(urls, table=table, keys=keys, name=name, timeout=patience), urls[0], timeout
             )
         except BaseException:
             self._files.close()
+            self._unlock()
             raise
         try:
             self.experience = self._make_experience(plan)
@@ -389,6 +396,14 @@ class Trainer:
         """Write the model's file."""
         self._files.keep(body_of(self.agent.get_actor()))
 
+    def _lock_checkpoint(self) -> FileLock | None:
+        """The lock of the checkpoint's folder, if there is one."""
+        return None if self._checkpoint_path is None else lock_checkpoint(self._checkpoint_path)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     def _resume(self) -> None:
         """Go on from the checkpoint, if there is one; samples that came before are owed no steps."""
         facts = None
@@ -426,6 +441,7 @@ class Trainer:
             close()
         self.reader.close()
         self._files.close()
+        self._unlock()
 
     def __enter__(self) -> Self:
         return self

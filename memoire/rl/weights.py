@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +18,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.models import tensors
+from memoire.replay.replacement import Fault, no_fault, replace_file
 from memoire.wire._bytes import checksum
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -57,10 +55,15 @@ def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
     return {name: _array(name, each, what) for name, each in tensors.unpack(body, what).items()}
 
 
-def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def save(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, at: Fault = no_fault) -> None:
     """Write arrays [*F] to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
 
     The file has a checksum, in a place that tools of safetensors pass over.
+
+    Args:
+        path: Of the file.
+        arrays: [*F], by name.
+        at: Called before each step, so that a test may let it fail: see `replacing`.
 
     Raises:
         OSError: it cannot be written.
@@ -68,17 +71,7 @@ def save(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """
     body, place = with_checksum(pack(arrays)), Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("xb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(place)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    _flush_folder(place.parent)
+    replace_file(place, body, at=at)
 
 
 def load(path: str | Path) -> dict[str, NDArray[Any]]:
@@ -118,16 +111,6 @@ def checked(body: bytes) -> bytes:
         if f"{checksum(body[8 + size :], checksum(original)):016x}".encode() != header[begin : begin + 16]:
             raise WrongModel("the file", "is damaged: its checksum is wrong", "Take a copy of it.")
     return body
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have the new name on disk, too, on file systems that can do so."""
-    with contextlib.suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
 
 
 def _row(name: str, array: NDArray[Any]) -> tensors.Array:

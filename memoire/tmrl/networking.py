@@ -389,6 +389,9 @@ class Trainer(NativeTrainer):
         keep = _keep_nothing if self._journal is None else self._journal.keep
         return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, keep)
 
+    def _lock_checkpoint(self) -> Any:
+        return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # else it is a file
+
     def _rebuild(self, memory: Any) -> None:
         """Give a memory the samples that a former trainer had, and open the journal of those that come."""
         if self._checkpoint_path is None or self._dump is not None or self._loaded:

@@ -545,3 +545,12 @@ def test_a_node_that_was_asked_and_is_silent_is_not_called_one_that_was_not_aske
     cluster.waits_for("http://a:1", 2.5)
     rows = {row.url: row.reasons for row in cluster.look(1.0)[0].nodes}
     assert rows == {"http://a:1": ["http://a:1 has not answered for 2.5 s"], "http://b:1": ["not asked yet"]}
+
+
+def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):
+    path = str(tmp_path / "kept.db")
+    history = History(path)
+    with pytest.raises(HistoryError, match="it is in use by this process"):
+        History(path)
+    history.close()
+    History(path).close()

@@ -2,8 +2,19 @@
 
 import pytest
 
-from memoire.errors import ParameterError
-from memoire.rl.resuming import RESUMES, begin_fresh, checked_resume, put_aside
+from memoire.errors import ParameterError, StateLocked
+from memoire.rl.resuming import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
+
+
+def test_a_folder_that_a_trainer_has_is_not_put_aside(tmp_path):
+    folder = tmp_path / "run.cpt"
+    lock = lock_checkpoint(folder)
+    for act in (lambda: put_aside(folder), lambda: lock_checkpoint(folder)):
+        with pytest.raises(StateLocked, match=r"the checkpoint folder .* only one trainer may write it"):
+            act()
+    assert folder.is_dir() and [each.name for each in tmp_path.iterdir()] == ["run.cpt"]
+    lock.release()
+    assert put_aside(folder) == tmp_path / "run.cpt.former-1"
 
 
 def test_a_folder_is_put_aside_under_the_next_free_name(tmp_path):

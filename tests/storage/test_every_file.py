@@ -28,6 +28,7 @@ from memoire.pool.tables import OpenTable, Table
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.rl import weights
 from memoire.rl.sample_journal import SampleJournal
 from memoire.storage import checked_file, restore, snapshot, snapshot_file
 from memoire.storage.checked_file import CheckedFile, FileKind
@@ -50,6 +51,8 @@ class File:
     """read(folder): the number of the newest value; checks that all before it are there."""
     hold: Callable[..., Any] | None = None
     """hold(folder): what has the folder until it is closed; None if several may write, and the last one stays."""
+    is_checked_all: bool = True
+    """Whether each changed bit is refused; else one that leaves the value right may be taken."""
 
 
 def whole_file(folder, number, at):
@@ -117,6 +120,20 @@ def read_report(folder):
     ((_, content),) = files
     assert update_of(content.parts[0].update).steps == content.steps
     return content.steps
+
+
+def model_file(folder, number, at):
+    weights.save(folder / "policy.pth", {"layer": np.full((2, 3), number, np.float32), "b": np.zeros(1)}, at=at)
+
+
+def read_model_file(folder):
+    try:
+        arrays = weights.load(folder / "policy.pth")
+    except FileNotFoundError as error:
+        raise DataError(str(folder), str(error)) from error
+    assert arrays.keys() == {"layer", "b"}
+    assert (arrays["layer"] == arrays["layer"][0, 0]).all() and arrays["layer"].shape == (2, 3)
+    return int(arrays["layer"][0, 0])
 
 
 @functools.cache
@@ -198,6 +215,7 @@ FILES = {
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
     "a server's snapshot": File(server_snapshot, read_snapshot),
+    "a model's file": File(model_file, read_model_file, is_checked_all=False),
     "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),
 }
 VALUES = 4
@@ -239,9 +257,12 @@ def put(folder, files):
 def assert_refused(kind, folder, files, why):
     """The files are refused by name, and stay as they are."""
     put(folder, files)
-    with pytest.raises(DataError) as caught:
-        pytest.fail(f"{why}: taken in silence as {kind.read(folder)}")
-    assert str(folder) in str(caught.value)
+    try:
+        found = kind.read(folder)
+    except DataError as error:
+        assert str(folder) in str(error)
+    else:
+        assert found == VALUES - 1 and not kind.is_checked_all, f"{why}: taken in silence as {found}"
     assert contents(folder) == files, why
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError, Refused
+from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError, Refused, StateLocked
 from memoire.nodes.http import NodePages
 from memoire.rl import weights
 from memoire.rl.codec import ActionHistory, Codec
@@ -323,6 +323,19 @@ def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_s
             assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
     former = [path.name for path in tmp_path.rglob("*.former-1")]
     assert former == {"all": [], "memory": [], "weights": ["samples.former-1"], "none": ["a_t.cpt.former-1"]}[resume]
+
+
+def test_a_checkpoint_that_a_trainer_has_is_refused_to_others_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a_t.cpt"
+    with Server(port=0) as server:
+        with trainer(server.port, checkpoint_path=str(path)) as first:
+            for resume in ("all", "weights", "none"):
+                with pytest.raises(StateLocked, match=r"the checkpoint folder .* is in use by process"):
+                    trainer(server.port, checkpoint_path=str(path), resume=resume)
+            first.save()
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["a_t.cpt"]
+        trainer(server.port, checkpoint_path=str(path), resume="none").close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a_t.cpt", "a_t.cpt.former-1"]
 
 
 def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
+from memoire.replay.replacement import replace_file
 
 from .actor import POLICY
 from .qlearning import DoubleQ
@@ -132,9 +133,7 @@ def learn(
 def _save(checkpoint: Path, weights: bytes) -> None:
     """Write a file that is there as a whole or as it was."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    new = checkpoint.with_name(checkpoint.name + ".new")
-    new.write_bytes(weights)
-    new.replace(checkpoint)
+    replace_file(checkpoint, weights)
 
 
 def _end(tether: LauncherLine, reader: Reader) -> None:
