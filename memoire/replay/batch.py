@@ -115,10 +115,12 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
 
 def grouped_by_client(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rows [B] of `ID`s sorted by client, those of one as they came, and where in there each client begins [C]."""
-    owner = ids["client"]
-    order = np.lexsort(owner.T[::-1])
-    is_first = np.concatenate([[True], (owner[order[1:]] != owner[order[:-1]]).any(axis=1)])
-    return order, np.flatnonzero(is_first[: len(order)])
+    first, second = ids["client"][:, 0], ids["client"][:, 1]
+    order = np.lexsort((second, first))
+    first, second = first[order], second[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return order, np.flatnonzero(is_first)
 
 
 _FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")

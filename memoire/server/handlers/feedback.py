@@ -11,6 +11,7 @@ have applied it. Of those that were not sent the newest of an entry is enough.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -173,10 +174,11 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
     ids = np.asarray(ids)
     errors = td_errors_for(ids, td_errors)
     order, begins = grouped_by_client(ids)
+    ids, errors = ids[order], errors[order]
+    owners, numbers = ids["client"].astype("<u8"), ids["number"].astype(np.int64)
     return [
-        (ids["client"][rows[0]].astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
-        for rows in np.split(order, begins[1:])
-        if len(rows)
+        (owners[begin].tobytes(), numbers[begin:end], errors[begin:end])
+        for begin, end in itertools.pairwise([*begins.tolist(), len(ids)])
     ]
 
 
