@@ -31,7 +31,7 @@ from memoire.server.server import Server
 
 from .collection import read_collection, read_run_episode
 from .collector import Collector
-from .pipeline import TABLE, Pipeline, read_pipeline
+from .pipeline import TABLE, Pipeline, read_pipeline, seed_process
 from .policies import Policy
 from .remote import RemoteActor
 from .resuming import begin_fresh
@@ -191,10 +191,7 @@ def _seed(pipeline: Pipeline, worker: RolloutWorker, rank: int) -> None:
     if pipeline.seed is not None:
         seed = 1000 * pipeline.seed + rank
         worker.env.reset(seed=seed)
-        np.random.default_rng(seed)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(seed)
+        seed_process(seed)
 
 
 def _stop_with(line: LauncherLine, stop: Any) -> None:
@@ -207,6 +204,7 @@ def _stop_with(line: LauncherLine, stop: Any) -> None:
 def _train(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
         pipeline = read_pipeline(given.file)
+        seed_process(pipeline.seed)  # of first weights
         folder = folder_of(pipeline)
         model, checkpoint = folder / "model.safetensors", folder / "checkpoint"
         if given.fresh:

@@ -12,7 +12,9 @@ import contextlib
 import functools
 import inspect
 import os
+import random
 import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
@@ -201,6 +203,17 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     if isinstance(function, functools.partial) and name in function.keywords:
         return False
     return name in inspect.signature(function).parameters
+
+
+def seed_process(seed: int | None) -> None:
+    """Have Python's, NumPy's and torch's generators begin by this seed; None leaves them as they are."""
+    if seed is None:
+        return
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:

@@ -40,6 +40,7 @@ from memoire.rl import (
 )
 from memoire.rl.agent_state import form_of, load_agent, save_agent
 from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
+from memoire.rl.pipeline import seed_process
 from memoire.rl.sac import TwinCritic
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker
@@ -239,6 +240,14 @@ def test_a_pipeline_paces_its_table_as_training_says() -> None:
     plan = Training(start_training=7, max_training_steps_per_env_step=0.5, batch_size=32)
     parameters = pipeline(SAC, replay(100), training=plan, work=Work(is_paced=True)).make_table().parameters
     assert (parameters.min_size, parameters.samples_per_insert) == (7, 16.0)
+
+
+def test_a_pipelines_seed_is_that_of_all_generators_of_a_process() -> None:
+    drawn = []
+    for seed in (3, 3, None):
+        seed_process(seed)
+        drawn.append((random.random(), np.random.random(), float(torch.rand(1))))  # noqa: NPY002
+    assert drawn[0] == drawn[1] and not set(drawn[1]) & set(drawn[2])
 
 
 @pytest.mark.parametrize("multi_step", [1, 3])
