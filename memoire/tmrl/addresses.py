@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, WrongType
 from memoire.security.exposure import is_loopback
 from memoire.security.keyfolder import Keys
 
 _log = logging.getLogger(__name__)
+
+
+ORDER: Final = "Arguments have the order of TMRL before 0.7: give them by name."
 
 
 def port_of(
@@ -38,9 +42,16 @@ def port_of(
     return server_port if port is None else port
 
 
+def check_paths(**paths: Any) -> None:
+    """Raise WrongType if one of these is no path: TMRL 0.7 has other arguments in their places."""
+    for name, path in paths.items():
+        if not isinstance(path, str | Path | None):
+            raise WrongType(name, "a path, or None", type(path).__name__, ORDER)
+
+
 def urls_of(server_ip: str | Sequence[str] | None, default: str, **options: Any) -> list[str]:
     """The addresses of one server or several; see `url_of`."""
-    given = server_ip if server_ip is not None and not isinstance(server_ip, str) else [server_ip]
+    given = server_ip if isinstance(server_ip, Sequence) and not isinstance(server_ip, str) else [server_ip]
     if not given:
         raise ParameterError("server_ip", given, "an address, or a list of at least one")
     return [url_of(each, default, **options) for each in given]
@@ -58,8 +69,11 @@ def url_of(server_ip: str | None, default: str, *, role: str, keys: Any, port: i
 
     Raises:
         ParameterError: the server is elsewhere, and there are no keys.
+        WrongType: it is no text.
     """
     said = default if server_ip is None else server_ip
+    if not isinstance(said, str):
+        raise WrongType("server_ip", "a name, an address, a URL, or a list of these", type(said).__name__, ORDER)
     if "://" in said:
         url, host = said, said.partition("://")[2].rpartition(":")[0]
     else:

@@ -36,7 +36,7 @@ from memoire.rl.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.worker import RolloutWorker as NativeWorker
 from memoire.security.keyfolder import Keys
 
-from .addresses import port_of, urls_of
+from .addresses import check_paths, port_of, urls_of
 
 _log = logging.getLogger(__name__)
 
@@ -232,6 +232,7 @@ class RolloutWorker(NativeWorker):
         security: str | None = None,
         password: str = "",
     ) -> None:
+        check_paths(model_path=model_path, model_path_history=model_path_history)
         port = port_of(port, server_port, security=security, password=password, keys=keys, role="actor")
         for what, given in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
             if given is None:
@@ -353,6 +354,7 @@ class Trainer(NativeTrainer):
         security: str | None = None,
         password: str = "",
     ) -> None:
+        check_paths(model_path=model_path, checkpoint_path=checkpoint_path)
         port = port_of(port, server_port, security=security, password=password, keys=keys, role="learner")
         where = urls_of(server_ip, cfg.SERVER_IP_FOR_TRAINER, role="learner", keys=keys, port=port, insecure=insecure)
         self.training_cls, self._dump, self._flush_every = training_cls, dump_run_instance_fn, flush_every

@@ -9,7 +9,7 @@ import pytest
 
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, WrongType
 from memoire.tmrl import networking, training
 from memoire.tmrl.__main__ import main as run_main
 from memoire.tmrl.addresses import port_of
@@ -117,6 +117,20 @@ def test_the_names_of_a_newer_script_are_there() -> None:
     assert (cfg.PASSWORD, cfg.DEBUG_MODE) == ("", False)
     training_offline = pytest.importorskip("memoire.tmrl.training_offline")
     assert training_offline.TorchTrainingOffline is training_offline.TrainingOffline
+
+
+def test_arguments_in_the_order_of_tmrl_0_7_are_refused_by_name():
+    worker, trainer = networking.RolloutWorker, networking.Trainer
+    for call, name in (
+        (lambda: worker(dict, dict, None, "cpu", 1000, "w.tmod"), "server_ip"),
+        (lambda: worker(dict, dict, None, "cpu", math.inf), "server_ip"),
+        (lambda: worker(dict, dict, model_path_history=7), "model_path_history"),
+        (lambda: trainer(dict, "127.0.0.1", 6666, "password"), "model_path"),
+        (lambda: trainer(dict, "127.0.0.1", checkpoint_path=1), "checkpoint_path"),
+        (lambda: trainer(dict, [7]), "server_ip"),
+    ):
+        with pytest.raises(WrongType, match=rf"^{name} .*order of TMRL before 0.7"):
+            call()
 
 
 def test_a_script_runs_unchanged_from_any_folder_with_the_modules_beside_it(tmp_path, monkeypatch, capsys):
