@@ -1,5 +1,6 @@
 """The loops of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -149,7 +150,8 @@ class EntryStore:
         init_w: NDArray[np.float32],
         numbers: NDArray[np.int64],
         model_version: int,
-    ) -> tuple[int, int]: ...
+    ) -> None: ...
+    def _add_one(self, lane: int, values: tuple[Any, ...], init_w: float, model_version: int) -> None: ...
     def _extend(
         self,
         lane: int,
@@ -225,11 +227,38 @@ class EntryStore:
 
 def same_place(one: Any, two: Any) -> bool: ...
 
+class NotAdded(Exception): ...
+
+def at_once(calls: Iterable[tuple[Callable[..., object], tuple[Any, ...]]]) -> None: ...
+def while_more(owner: object, name: str, function: Callable[..., Any], *arguments: object) -> Any: ...
+
+@disjoint_base
+class Held:
+    def __new__(cls, lock: Any, *refusal: Any) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
+
 @disjoint_base
 class Moment:
     def __new__(cls, store: EntryStore) -> Self: ...
     def __enter__(self) -> None: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
+
+@disjoint_base
+class StepCounter:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    _inside: Any
+    _last: Any
+    _apart: list[Any] | None
+    _pending: NDArray[np.bool_] | None
+    _answer: str
+    _clock: int
+    _room: int
+    _untold: int
+    _owned: bool
+    def _tell(self, on_entries: Callable[[int], object]) -> None: ...
 
 @disjoint_base
 class UsualSteps:
@@ -244,17 +273,17 @@ class UsualSteps:
     ) -> Self: ...
     def add(
         self,
+        writer: StepCounter,
         obs: Any,
         action: Any,
         reward: Any,
         terminated: Any,
         truncated: Any,
         next_obs: Any,
-        last: Any,
         extras: dict[str, Any],
         init_w: Any,
         model_version: Any,
-    ) -> int: ...
+    ) -> bool: ...
 
 def unique_frames(
     prev_codes: NDArray[np.int64] | None, next_codes: NDArray[np.int64] | None, ordered: bool

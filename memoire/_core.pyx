@@ -1414,6 +1414,14 @@ cdef class EntryStore:
                final_states, bootstrap):
         """Close a lane's open episode, which has entries. final_states: exact arrays of the state columns, or None; bootstrap:
         float32 [dimensions]."""
+        self._hold()
+        try:
+            self._close_held(index, multiplier, update_value, update_weight, ended, terminated, final_states, bootstrap)
+        finally:
+            self._release()
+
+    cdef _close_held(self, int64_t index, double multiplier, bint update_value, bint update_weight, bint ended, bint terminated,
+                     final_states, bootstrap):
         cdef Lane* lane = &self.lanes[inside(index, self.lane_count)]
         cdef int32_t slot = lane.episode
         cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
@@ -1730,7 +1738,7 @@ cdef class EntryStore:
         return column.dimensions == 0 and _number(column.type_num, value, &self.numbers[given])
 
     def _add_many(self, cnp.ndarray lanes, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version):
-        """One entry for each of several different lanes, all or none. Exact arrays [n, ...]. Returns (status, lane)."""
+        """One entry for each of several different lanes, all or none. Exact arrays [n, ...]. Raises NotAdded."""
         cdef int64_t status, bad = -1, count = cnp.PyArray_SIZE(lanes)
         cdef const int64_t* lane = <const int64_t*>cnp.PyArray_DATA(lanes)
         cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
@@ -1739,12 +1747,23 @@ cdef class EntryStore:
         self._hold()
         try:
             status = self._rooms_for(lane, count, &bad)
+            if status == 0:
+                self._find_sources(arrays, count)
+                with nogil:
+                    status = self._place_all(lane, 1, count, weight, number, model_version)
+                bad = lane[0]
             if status < 0:
-                return status, bad
-            self._find_sources(arrays, count)
-            with nogil:
-                status = self._place_all(lane, 1, count, weight, number, model_version)
-            return status, lane[0] if status == TOO_MANY_BYTES else -1
+                raise NotAdded(status, bad, arrays)
+        finally:
+            self._release()
+
+    def _add_one(self, int64_t lane, tuple values, double init_w, int64_t model_version):
+        """The same for one entry: exact arrays [*F]."""
+        self._hold()
+        try:
+            status = self._add_exact(lane, values, init_w, model_version)
+            if status < 0:
+                raise NotAdded(status, lane, values)
         finally:
             self._release()
 
@@ -2728,9 +2747,6 @@ cdef enum:
     EXTRA = 5
 
 cdef enum:
-    UNUSUAL = 0
-    ADDED = 1
-    ADDED_OWNED = 2  # and what the last step returned is an array of its own
     FEW_BYTES = 1 << 16  # copied sooner than the GIL is released and taken again
 
 
@@ -2749,6 +2765,32 @@ cdef bint _is_same_place(object one, object two):
         return False
     base = one.base
     return base is not None and base is two.base
+
+
+@cython.auto_pickle(False)
+cdef class StepCounter:
+    """What each step changes in its writer.
+
+    Attributes:
+        _inside: The lock of the writer's calls.
+        _clock: Steps recorded.
+        _room: Steps until one is looked at closely, as one is that follows an end, an error or an interrupt.
+        _untold: Entries of which no observer was told yet.
+        _last: The observation that the next step should start from, as it was given.
+        _owned: Whether that is an array of its own, which a reset does not write over.
+        _apart: Instead, once members step apart: where each was left.
+        _pending: Whose next step is their reset.
+        _answer: What the observer answered that is not done yet.
+    """
+
+    cdef public object _inside, _last, _apart, _pending, _answer
+    cdef public int64_t _clock, _room, _untold
+    cdef public bint _owned
+
+    def _tell(self, on_entries):
+        """Have an observer told of the untold entries."""
+        count, self._untold = self._untold, 0
+        self._answer = on_entries(count) or ""
 
 
 @cython.auto_pickle(False)
@@ -2790,34 +2832,49 @@ cdef class UsualSteps:
         for c in range(store.column_count):
             self.entry_bytes += store.columns[c].size
 
-    def add(self, obs, action, reward, terminated, truncated, next_obs, last, dict extras not None, init_w, model_version):
-        """Add a step of every environment: arguments as `Writer.step` has them, and the observation that the last step returned.
+    def add(self, StepCounter writer not None, obs, action, reward, terminated, truncated, next_obs, dict extras not None, init_w,
+            model_version):
+        """Record a step of every environment: arguments as `Writer.step` has them.
 
-        Returns 0 where something is unusual: nothing was changed. Else 1, or 2 where `last` is an array of its own.
+        Returns whether it did; False where something is unusual, or another thread is inside of the writer: nothing was changed.
         """
+        if writer._room <= 0 or writer._apart is not None or writer._pending is not None or not writer._inside.acquire(False):
+            return False
+        try:
+            return self._take(writer, (obs, action, reward, terminated, truncated), next_obs, extras, init_w, model_version)
+        finally:
+            writer._inside.release()
+
+    cdef bint _take(self, StepCounter writer, tuple given, next_obs, dict extras, init_w, model_version) except -1:
         cdef int status
         cdef int64_t version
         cdef bint is_large = self.entry_bytes * self.count > FEW_BYTES
+        obs, last, terminated, truncated = given[OBS], writer._last, given[TERMINATED], given[TRUNCATED]
         if _is_same_place(obs, next_obs) or (self.is_checked and last is not None and obs is not last):
-            return UNUSUAL
+            return False
         version = self.store._version_of(model_version)
         if version < 0 or type(init_w) is not float or not is_weight(init_w):
-            return UNUSUAL
+            return False
         if not (self._goes_on(terminated) and self._goes_on(truncated)):
-            return UNUSUAL
+            return False
         # Without the lock, which needs nobody else inside and the GIL, as `EntryStore.add`.
         if is_large:
             self.store._hold()
         elif self.store.busy > 0:
-            return UNUSUAL
+            return False
         try:
-            status = self._add((obs, action, reward, terminated, truncated), extras, init_w, version, is_large)
+            status = self._add(given, extras, init_w, version, is_large)
         finally:
             if is_large:
                 self.store._release()
         if status < 0:
-            return UNUSUAL
-        return ADDED_OWNED if last is not None and not _is_same_place(last, next_obs) else ADDED
+            return False
+        writer._clock += 1
+        writer._room -= 1
+        writer._untold += self.count
+        writer._owned = last is not None and not _is_same_place(last, next_obs)
+        writer._last = next_obs
+        return True
 
     cdef bint _goes_on(self, object ended) except -1:
         """Whether no environment's episode ends here."""
@@ -2911,19 +2968,108 @@ cdef class UsualSteps:
         return True
 
 
+# What no interrupt tears
+#
+# An interrupt (KeyboardInterrupt, or what another handler of a signal raises) comes between two opcodes of Python, or in a function
+# of C that waits. So what is to happen as a whole is made ready first, and then done by one call from here. And a `with` may be left
+# between its last line and its end: then what it holds is let go with the object.
+
+
+class NotAdded(Exception):
+    """Entries were not added: (status, lane, values)."""
+
+
+def at_once(calls not None):
+    """Make these calls, pairs of a function of C and a tuple of its arguments, with nothing of Python in between."""
+    for function, arguments in calls:
+        function(*arguments)
+
+
+def while_more(owner, str name not None, function, *arguments):
+    """Make a call; meanwhile this attribute of the owner is greater by 1."""
+    setattr(owner, name, getattr(owner, name) + 1)
+    try:
+        return function(*arguments)
+    finally:
+        setattr(owner, name, getattr(owner, name) - 1)
+
+
+@cython.auto_pickle(False)
+cdef class Held:
+    """A lock, or a condition of `threading` with its lock, for `with`.
+
+    Args:
+        lock: What is held.
+        refusal: A function and its arguments: called as long as another thread holds the lock, it waits or raises. Without it that is
+            waited for.
+    """
+
+    cdef object lock
+    cdef tuple refusal
+    cdef int depth
+
+    def __cinit__(self, lock, *refusal):
+        self.lock, self.refusal = lock, refusal
+
+    def __dealloc__(self):
+        while self.depth > 0:
+            self.depth -= 1
+            self.lock.release()
+
+    def __enter__(self):
+        if not self.refusal:
+            self.lock.acquire()
+        else:
+            while not self.lock.acquire(False):
+                self.refusal[0](*self.refusal[1:])
+        self.depth += 1
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.depth -= 1
+        self.lock.release()
+
+    def wait(self, timeout=None):
+        """Give the condition up until it is notified, for so many seconds at most; returns whether it was. Under the lock."""
+        cdef bint is_notified = False
+        waiters, waiter = self.lock._waiters, threading.Lock()
+        waiter.acquire()
+        waiters.append(waiter)
+        state = self.lock._release_save()
+        try:
+            is_notified = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
+        finally:
+            self.lock._acquire_restore(state)
+            if not is_notified and waiter in waiters:
+                waiters.remove(waiter)
+        return is_notified
+
+    def notify_all(self):
+        """Wake all that wait. Under the lock."""
+        self.lock.notify_all()
+
+
 @cython.auto_pickle(False)
 cdef class Moment:
     """What `EntryStore.held` returns."""
 
     cdef EntryStore store
+    cdef int depth
 
     def __cinit__(self, EntryStore store not None):
         self.store = store
 
+    def __dealloc__(self):
+        while self.depth > 0:
+            self.depth -= 1
+            self.store._release()
+
     def __enter__(self):
         self.store._hold()
+        self.depth += 1
 
     def __exit__(self, kind, error, trace):
+        self.depth -= 1
         self.store._release()
 
 

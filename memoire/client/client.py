@@ -32,6 +32,7 @@ from memoire.models.model import check_topic
 from memoire.net.addresses import seen_from
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
+from memoire.replay.episode_store import Changes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -429,12 +430,12 @@ class Client(Node):
         counted = shipment.entries if steps is None else whole("steps", steps, 0, shipment.entries)
         if is_cut:
             shipment.facts["cut"] = True
-        if not self._pusher.push_episode(shipment, self._waiting.seconds(timeout)):
-            return False
-        self._pusher.count(counted)
-        if not is_cut:
-            self._pusher.count_episode(counted, shipment.returned)
-        return True
+        returned = None if is_cut else shipment.returned
+
+        def counting(is_pushed: bool) -> Changes:
+            return self._pusher.counting(counted, returned) if is_pushed else []
+
+        return self._pusher.push_episode(shipment, self._waiting.seconds(timeout), counting)
 
     def configure_limits(
         self,

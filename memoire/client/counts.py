@@ -15,6 +15,7 @@ import operator
 from collections import deque
 from dataclasses import dataclass
 
+from memoire.replay.episode_store import Changes, setting
 from memoire.wire import messages
 from memoire.wire.rows import MAX_RETURN
 
@@ -94,21 +95,22 @@ class RunCounts:
         self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes that no home has acknowledged
         self._ended_number = 0
 
-    def record(self, entries: int, entry_bytes: int) -> None:
-        """So many entries were recorded, of `entry_bytes` each."""
-        self.steps += entries
-        self.generated_bytes += entries * entry_bytes
+    def recording(self, entries: int, entry_bytes: int) -> Changes:
+        """The changes by which so many entries were recorded, of `entry_bytes` each."""
+        return setting(self, steps=self.steps + entries, generated_bytes=self.generated_bytes + entries * entry_bytes)
 
-    def close_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> None:
-        """An episode of `length` entries was closed at `now`, in seconds since 1970. One of a test is only told."""
-        self.episodes += kind == messages.TRAIN
-        self._ended_number += 1
-        if abs(returned) <= MAX_RETURN:  # and no NaN
-            self.dropped_returns += len(self._ended) == MAX_ENDED
-            row = messages.Ended(number=self._ended_number, time=now, length=length, returned=returned, kind=kind)
-            self._ended.append(row)
-        else:
-            self.dropped_returns += 1
+    def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
+        """The changes by which an episode of `length` entries was closed at `now`, in seconds since 1970. One of a test
+        is only told.
+        """
+        number, is_told = self._ended_number + 1, abs(returned) <= MAX_RETURN  # and no NaN
+        dropped = self.dropped_returns + (not is_told or len(self._ended) == MAX_ENDED)
+        episodes = self.episodes + (kind == messages.TRAIN)
+        changes = setting(self, episodes=episodes, _ended_number=number, dropped_returns=dropped)
+        if is_told:
+            row = messages.Ended(number=number, time=now, length=length, returned=returned, kind=kind)
+            changes.append((self._ended.append, (row,)))
+        return changes
 
     @property
     def sums(self) -> ClientCounts:

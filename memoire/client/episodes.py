@@ -8,14 +8,17 @@ given back as soon as it is closed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from memoire import _core
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from memoire.replay.entry_conversion import ending, init_weights
+from memoire.replay.episode_store import Changes, putting
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
@@ -46,7 +49,8 @@ class OpenEpisodes(Memory):
     Args:
         pack: Makes a container: called as pack(fill, init_w, age, model_version, lengths, final), see
             `pack.pack_episode`.
-        ship: Called with each closed episode, in the thread that closed it; nothing is held meanwhile.
+        ship: Called with each closed episode, in the thread that closed it, and with the changes by which it has left;
+            nothing is held meanwhile.
         The others: as of `Memory`.
     """
 
@@ -57,10 +61,11 @@ class OpenEpisodes(Memory):
         parameters: Parameters,
         *,
         pack: Callable[..., Payload],
-        ship: Callable[[Shipment], None],
+        ship: Callable[[Shipment, Changes], None],
     ) -> None:
         super().__init__(schema, capacity, parameters)
-        self._pack, self._ship = pack, ship
+        self._pack, self._ship, self._numbers = pack, ship, itertools.count()
+        self.leaving: dict[int, tuple[int, Shipment]] = {}
 
     def close(
         self,
@@ -79,24 +84,47 @@ class OpenEpisodes(Memory):
         shape of a reward. An episode that finds no room in the byte window is skipped, whole, and counted.
         """
         facts, final = self._facts_of(multiplier, update_value, update_weight, final_state, terminated, bootstrap_value)
-        self._hand_over(lane, facts, final)
-
-    def cut(self, lane: int, *, final_state: Any, bootstrap_value: ArrayLike | None = None) -> None:
-        """Send a lane's entries to the server as a part of an episode that goes on: `close` in this state, [*F]."""
-        facts, final = self._facts_of(1.0, True, True, final_state, False, bootstrap_value)
-        self._hand_over(lane, facts | {"cut": True}, final)
-
-    def _hand_over(self, lane: int, facts: dict[str, Any], final: dict[str, NDArray[Any]] | None) -> None:
         with self.held():
             length = self.open_length(lane)
             if length < 0:
                 raise EpisodeClosedError("close the episode", lane)
             if length == 0:
                 raise EmptyEpisodeError(lane)
-            payload = self._packed(lane, final)
-            returned = self.open_return(lane)
-            self.open(lane)  # empty again
-        self._ship(Shipment(payload, facts, length, returned))
+            _core.at_once(self._handing_over(lane, facts, final))
+        self.flush(lane, 1)
+
+    def closing(
+        self,
+        lane: int,
+        *,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: ArrayLike | None = None,
+        is_cut: bool = False,
+    ) -> Changes:
+        """The changes that have a lane's entries leave with the next `flush`, as `close` would send them.
+
+        Args:
+            is_cut: They are a part of an episode that goes on.
+        """
+        facts, final = self._facts_of(1.0, True, True, final_state, terminated, bootstrap_value)
+        return self._handing_over(lane, facts | {"cut": True} if is_cut else facts, final)
+
+    def _handing_over(self, lane: int, facts: dict[str, Any], final: dict[str, NDArray[Any]] | None) -> Changes:
+        with self.held():
+            payload, length, returned = self._packed(lane, final), self.open_length(lane), self.open_return(lane)
+        shipment = Shipment(payload, facts, length, returned)
+        return [*putting((lane, shipment), next(self._numbers), self.leaving), (self._open, (lane,))]
+
+    def flush(self, first_lane: int, lanes: int) -> None:
+        """Push what these lanes have closed, or count it as skipped."""
+        for number, (lane, shipment) in list(self.leaving.items()):
+            if first_lane <= lane < first_lane + lanes:
+                try:
+                    self._ship(shipment, [(self.leaving.pop, (number, None))])
+                except Exception:
+                    self.leaving.pop(number, None)
+                    raise
 
     def _packed(self, lane: int, final: Mapping[str, NDArray[Any]] | None) -> Payload:
         rows, weights, ages, versions = self._open_entries(lane)

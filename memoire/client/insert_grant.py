@@ -9,6 +9,7 @@ inserts as soon as it leaves.
 
 from __future__ import annotations
 
+from memoire.replay.episode_store import Changes, setting
 from memoire.replay.limiter import NO_LIMIT
 
 from .counts import RunCounts
@@ -69,19 +70,19 @@ class InsertGrant:
         """The home has told of what gives room: whoever waits asks it at once."""
         self.pause = 0.0
 
-    def record(self, entries: int) -> None:
-        """A writer recorded so many: passed steps, until it is decided that they are inserts."""
-        self._counts.passed += entries
-        self._undecided += entries
+    def recording(self, entries: int) -> Changes:
+        """The changes by which a writer recorded so many: passed steps, until it is decided that they are inserts."""
+        passed = setting(self._counts, passed=self._counts.passed + entries)
+        return passed + setting(self, _undecided=self._undecided + entries)
 
-    def admit(self, entries: int) -> int:
-        """Make inserts of as many of these recorded entries as the home grants; returns how many."""
-        admitted = max(0, min(entries, self.left))
-        self.settle(admitted, admitted)
-        return admitted
+    def admitted(self, entries: int) -> int:
+        """Of so many recorded entries, how many the home lets be inserts now."""
+        return max(0, min(entries, self.left))
 
-    def settle(self, entries: int, inserted: int) -> None:
-        """It is decided on so many recorded entries: `inserted` of them are inserts, the others stay passed steps."""
+    def settling(self, entries: int, inserted: int) -> Changes:
+        """The changes by which it is decided on so many recorded entries: `inserted` of them are inserts, the others
+        stay passed steps.
+        """
         waited = min(entries, self._undecided)
-        self._undecided -= waited
-        self._counts.passed -= min(waited, inserted)
+        passed = setting(self._counts, passed=self._counts.passed - min(waited, inserted))
+        return passed + setting(self, _undecided=self._undecided - waited)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError
 from memoire.limits import MiB
 from memoire.replay.autoreset import layout
-from memoire.replay.episode_store import Observer
+from memoire.replay.episode_store import Changes, ExactObserver
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
@@ -49,7 +49,7 @@ class LocalMemory:
         live: bool,
         seed: int | None,
         pack: Callable[..., Payload],
-        ship: Callable[[Shipment], None],
+        ship: Callable[[Shipment, Changes], None],
         check_open: Callable[[], None],
     ) -> None:
         self.lock = threading.RLock()
@@ -109,7 +109,7 @@ class LocalMemory:
         envs: Any,
         num_envs: int | None,
         autoreset: str | None,
-        observer: Observer,
+        observer: ExactObserver,
         stamp: Callable[[Any], int],
         **options: Any,
     ) -> Writer:

@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from memoire.replay.episode_store import Changes, setting
+
 MAX_HOMES = 32
 """Accounts that a client remembers of homes it has left, should it come back."""
 
@@ -63,11 +65,11 @@ class PushWindow:
         """Whether it is time to ask the server what arrived."""
         return 2 * self.in_flight >= self.credit
 
-    def pushed(self, byte_count: int, now: float) -> None:
-        """A cache of this size was handed to the socket."""
-        self.pushed_caches += 1
-        self.pushed_bytes += byte_count
-        self._waiting.append((now, (self.pushed_caches, self.pushed_bytes)))
+    def pushing(self, byte_count: int, now: float) -> Changes:
+        """The changes by which a cache of this size was handed to the socket."""
+        caches, pushed = self.pushed_caches + 1, self.pushed_bytes + byte_count
+        waits: Changes = [(self._waiting.append, ((now, (caches, pushed)),))]
+        return setting(self, pushed_caches=caches, pushed_bytes=pushed) + waits
 
     def answered(
         self,

@@ -10,13 +10,15 @@ Calls of any thread come here. Waiting is left to `ClientLock`, which has the lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import AfterStep, PausedWriter
+from memoire.replay.episode_store import AfterStep, Changes, putting, setting
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -87,56 +89,65 @@ class Pusher:
     def count(self, entries: int) -> None:
         """Count entries that were recorded."""
         with self._waiting.changed:
-            self._session.record(entries)
+            _core.at_once(self._session.recording(entries))
 
-    def count_episode(self, length: int, returned: Any, kind: int = messages.TRAIN) -> None:
+    def count_episode(
+        self, length: int, returned: Any, kind: int = messages.TRAIN, with_it: Iterable[Any] = ()
+    ) -> None:
         """Count a closed episode, or tell of a test; `returned` is the sum of its rewards, [*R] or a number."""
-        total = float(np.sum(returned))
         with self._waiting.changed:
-            self._session.close_episode(length, total, self._clock(), kind)
+            _core.at_once([*self._closing_episode(length, returned, kind), *with_it])
 
-    def insert(self, entries: int, patience: float) -> int:
-        """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""
-        inserts, admitted = self._session.inserts, 0
-        deadline = self._waiting.now() + patience
+    def _closing_episode(self, length: int, returned: Any, kind: int = messages.TRAIN) -> Changes:
+        return self._session.closing_episode(length, float(np.sum(returned)), self._clock(), kind)
+
+    def counting(self, entries: int, returned: Any) -> Changes:
+        """The changes that count an episode that was recorded elsewhere; `returned` is None of one that goes on."""
+        changes = self._session.recording(entries)
+        return changes if returned is None else changes + self._closing_episode(entries, returned)
+
+    def record(self, entries: int, with_it: Changes) -> None:
+        """Count entries that a writer recorded: it is decided later whether they are inserts."""
+        with self._waiting.changed:
+            session = self._session
+            _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])
+
+    def record_in_order(self, entries: int, with_it: Callable[[AfterStep], Changes]) -> None:
+        """Count recorded entries of rollouts: inserts if there was room for the first of them, else passed steps.
+
+        Args:
+            with_it: The changes that go with it, for what the writer is to do.
+        """
+        inserts, counts, session = self._session.inserts, self._session.counts, self._session
+        with self._waiting.changed:
+            has_room, is_enough = inserts.left > 0, inserts.left > entries or session.is_finished
+            changes = session.recording(entries) + setting(counts, passed=counts.passed + entries * (not has_room))
+            _core.at_once(changes + with_it("discard" if not has_room else "" if is_enough else "wait"))
+
+    def admit(self, entries: Callable[[], int], with_it: Callable[[int], Changes], patience: float) -> bool:
+        """Make inserts of recorded entries, as soon as they may be; whether of all in time.
+
+        Args:
+            entries: How many there are yet.
+            with_it: The changes that go with so many inserts.
+        """
+        inserts, schedule = self._session.inserts, self._session.schedule
 
         def are_admitted() -> bool:
-            nonlocal admitted
-            admitted += inserts.admit(entries - admitted)
-            self._session.schedule.is_dirty = True
-            return admitted == entries or self._session.is_finished
+            if admitted := inserts.admitted(entries()):
+                changes = inserts.settling(admitted, admitted) + setting(schedule, is_dirty=True)
+                _core.at_once(changes + with_it(admitted))
+            return entries() == 0 or self._session.is_finished
 
         with self._waiting.changed:
-            self._session.record(entries)
-            inserts.record(entries)
-            if self._session.told.storage == "caches":
-                self._hold_until(are_admitted, deadline)
-                inserts.settle(entries - admitted, 0)
-        return admitted
-
-    def insert_in_order(self, entries: int) -> tuple[bool, bool]:
-        """Count recorded entries of rollouts: inserts if there was room for the first of them, else passed steps.
-        Returns whether there was, and whether there is room for another one.
-        """
-        inserts, session = self._session.inserts, self._session
-        with self._waiting.changed:
-            has_room = inserts.left > 0
-            session.record(entries)
-            inserts.record(entries)
-            inserts.settle(entries, entries if has_room else 0)
-            session.schedule.is_dirty = True
-            return has_room, inserts.left > 0 or session.is_finished
+            self._hold_until(are_admitted, self._waiting.now() + patience)
+            return entries() == 0
 
     def await_room(self) -> None:
         """Wait until another entry may be inserted: `block_timeout` seconds at most, so that a call ends."""
         self._waiting.wake()
         if not self._is_granted(self._waiting.now() + self.block_timeout) and not self._session.is_finished:
             self.skip(HELD_BACK)
-
-    def _settle(self, entries: int, inserted: int) -> None:
-        with self._waiting.changed:
-            self._session.inserts.settle(entries, inserted)
-            self._session.schedule.is_dirty = True
 
     def _is_granted(self, deadline: float) -> bool:
         """Wait until at least one entry may be inserted; False at the deadline, or if the run is over."""
@@ -149,13 +160,11 @@ class Pusher:
         """Wait for the home to grant more. Under the lock."""
         if is_done():
             return
-        inserts, began = self._session.inserts, self._waiting.now()
-        inserts.waiting += 1
+        inserts, waiting, began = self._session.inserts, self._waiting, self._waiting.now()
         try:
-            self._waiting.until(is_done, deadline, self._waiting.check_shipping)
+            _core.while_more(inserts, "waiting", waiting.until, is_done, deadline, waiting.check_shipping)
         finally:
-            inserts.waiting -= 1
-            inserts.waited += self._waiting.now() - began
+            inserts.waited += waiting.now() - began
 
     # Caches
 
@@ -166,26 +175,27 @@ class Pusher:
             return self.skip(HELD_BACK)
         return self.push_granted(local, self._waiting.left(deadline))
 
-    def push_granted(self, local: LocalMemory, patience: float) -> bool:
-        """The same for a writer whose entries were granted."""
+    def push_granted(self, local: LocalMemory, patience: float, with_it: Iterable[Any] = ()) -> bool:
+        """The same for a writer whose entries were granted; `with_it` is changed together with what comes of it."""
         instead = "whole episodes: closed ones are pushed, or push_episode pushes one"
         self.check_storage(("caches",), "push_cache", instead)
         deadline, memory = self._waiting.now() + patience, local.memory
         if memory.num_positive == 0:
-            return self.skip(NOTHING_TO_DRAW)
+            return self.skip(NOTHING_TO_DRAW, lambda: list(with_it))
         if not self._has_room(self._last_size or 1, deadline):
-            return self.skip(WINDOW_FULL)
+            return self.skip(WINDOW_FULL, lambda: list(with_it))
         try:
             payload = self._build(memory)
         except EmptyMemory:
-            return self.skip(NOTHING_TO_DRAW)
+            return self.skip(NOTHING_TO_DRAW, lambda: list(with_it))
         if not self._has_room(payload.nbytes, deadline):
-            return self.skip(WINDOW_FULL)
+            return self.skip(WINDOW_FULL, lambda: list(with_it))
         samples = self._session.parameters.cache_size
         self._enqueue(
             payload,
             samples,
             lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),
+            lambda: list(with_it),
         )
         return True
 
@@ -214,19 +224,29 @@ class Pusher:
         self._spend(began)
         return payload
 
-    def ship(self, shipment: Shipment) -> None:
-        """Push an episode that a writer closed, or count it as skipped."""
+    def ship(self, shipment: Shipment, with_it: Changes) -> None:
+        """Push an episode that a writer closed, or count it as skipped; `with_it` is changed together with that."""
         self._waiting.check_process()
         left = self._waiting.closed_by - self._waiting.now()
         is_counted = self._session.told.storage == "rollouts"
-        self.push_episode(shipment, max(0.0, min(self.patience, left)), is_counted=is_counted)
+        patience = max(0.0, min(self.patience, left))
+        self.push_episode(shipment, patience, lambda is_pushed: with_it, is_counted=is_counted)
 
-    def push_episode(self, shipment: Shipment, patience: float, *, is_counted: bool = False) -> bool:
+    def push_episode(
+        self,
+        shipment: Shipment,
+        patience: float,
+        with_it: Callable[[bool], Changes],
+        *,
+        is_counted: bool = False,
+    ) -> bool:
         """Push an episode; False, after so many seconds, if there was no room for it.
 
         Args:
+            with_it: The changes that go with it, under the lock; from whether it was pushed.
             is_counted: Whether its entries were granted when they were recorded.
         """
+        entries, inserts = shipment.entries, self._session.inserts
         self._waiting.check_shipping()
         size, most_bytes = shipment.payload.nbytes, self._session.most_bytes
         if size > most_bytes:
@@ -235,10 +255,10 @@ class Pusher:
         deadline = self._waiting.now() + patience
         is_granted = is_counted or self._is_granted(deadline)
         if not (is_granted and self._has_room(size, deadline)):
-            self._settle(shipment.entries, 0)
-            return self.skip(WINDOW_FULL if is_granted else HELD_BACK)
-        self._settle(shipment.entries, shipment.entries)
-        self._enqueue(shipment.payload, shipment.entries, shipment.message)
+            reason = WINDOW_FULL if is_granted else HELD_BACK
+            return self.skip(reason, lambda: inserts.settling(entries, 0) + with_it(False))
+        more = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
+        self._enqueue(shipment.payload, entries, shipment.message, more)
         return True
 
     # Both
@@ -250,15 +270,18 @@ class Pusher:
             names = " or ".join(map(repr, wanted))
             raise ParameterError("storage", storage, f"{names} for {call}; server {home!r} stores {instead}")
 
-    def skip(self, reason: str) -> bool:
-        """Count that nothing was pushed; returns False."""
+    def skip(self, reason: str, with_it: Callable[[], Changes] = list) -> bool:
+        """Count that nothing was pushed, with the changes that go with it, under the lock; returns False."""
         with self._waiting.changed:
-            why = self._session.inserts.reason or "learners are behind, and the server has not granted more yet"
-            self.reason = f"{reason}: {why}" if reason == HELD_BACK else reason
-            self.not_pushed[reason] = self.not_pushed.get(reason, 0) + 1
-            if reason == HELD_BACK and not self._session.inserts.is_short:
-                self._session.inserts.is_short = True
-                self._waiting.wake()
+            inserts, counts = self._session.inserts, self._session.counts
+            why = inserts.reason or "learners are behind, and the server has not granted more yet"
+            changes = setting(self, reason=f"{reason}: {why}" if reason == HELD_BACK else reason)
+            changes += putting(self.not_pushed.get(reason, 0) + 1, reason, self.not_pushed)
+            changes += setting(counts, skipped=counts.skipped + (reason == WINDOW_FULL))
+            changes += setting(self._session.schedule, is_dirty=True) + with_it()
+            if reason == HELD_BACK and not inserts.is_short:
+                changes += [*setting(inserts, is_short=True), (self._waiting.wake, ())]
+            _core.at_once(changes)
         return False
 
     def codec(self) -> str:
@@ -283,33 +306,34 @@ class Pusher:
         with waiting.changed:
             if has_room():
                 return True
-            began = waiting.now()
-            session.schedule.pressed += 1
+            began, check = waiting.now(), waiting.check_shipping
             try:
-                fits = waiting.until(has_room, deadline, waiting.check_shipping)
-                session.counts.skipped += not fits
+                fits: bool = _core.while_more(session.schedule, "pressed", waiting.until, has_room, deadline, check)
                 if not fits and self._shut_since is None:
                     self._shut_since = waiting.now()
                 return fits
             finally:
-                session.schedule.pressed -= 1
                 kept = waiting.now() - began
                 self.waited += kept
                 self._choice.spend(kept, kept)
 
-    def _enqueue(self, payload: Payload, samples: int, message: Callable[[int, int, int], messages.Body]) -> None:
+    def _enqueue(
+        self,
+        payload: Payload,
+        samples: int,
+        message: Callable[[int, int, int], messages.Body],
+        with_it: Callable[[], Changes],
+    ) -> None:
         # In the caller's thread: the one with the sockets has other things to do.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self._session
         with self._waiting.changed:
-            self._last_size = size
-            now = self._waiting.now()
-            session.window.pushed(size, now)
+            now, window = self._waiting.now(), session.window
             if self._shut_since is not None:
                 self._choice.spend(now - self._shut_since, now - self._shut_since)
                 self._shut_since = None
             self._choice.carried(samples)
             frames = encode(
-                message(session.told.since, session.window.pushed_caches, session.window.pushed_bytes),
+                message(session.told.since, window.pushed_caches + 1, window.pushed_bytes + size),
                 client=session.client,
                 sequence=next(self._numbers),
                 run=session.run,
@@ -319,52 +343,68 @@ class Pusher:
                 payload=payload,
                 payload_checksum=checksum,
             )
-            self.queue.append(frames)
-            session.schedule.is_dirty = True
-        self._waiting.wake()
-        self.reason = ""
+            changes = window.pushing(size, now) + setting(self, _last_size=size, reason="") + with_it()
+            changes += [*setting(session.schedule, is_dirty=True), (self.queue.append, (frames,))]
+            _core.at_once([*changes, (self._waiting.wake, ())])
 
 
 class WriterObserver:
-    """Hears of a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for."""
+    """Takes a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for. What an
+    interrupt leaves to do is done at the next call.
+    """
 
     def __init__(self, session: Session, waiting: ClientLock, pusher: Pusher, local: LocalMemory) -> None:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
         self._owed = 0.0  # samples that are to be pushed
+        self._asked = 0  # entries that wait until they may be inserts
+        self._is_due = False  # whether a cache is to be pushed now
 
-    def on_entries(self, count: int) -> AfterStep:
-        """Entries were recorded. Rollouts wait if there is no room for more: before these are recorded, so that no step
-        is made by a model whose share is there. Entries without room are discarded.
+    @property
+    def is_behind(self) -> bool:
+        """Whether something of entries that it took is not done yet."""
+        return self._is_due or self._asked > 0
+
+    def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
+        """Take what was recorded. Rollouts wait if there is no room for more: before these are recorded, so that no
+        step is made by a model whose share is there. Entries without room are discarded.
         """
         self._waiting.check_process()
-        if self._session.told.storage == "rollouts":
-            had_room, has_room = self._pusher.insert_in_order(count)
-            if not had_room:
-                return "discard"
-            return "" if has_room else "wait"
-        self._insert(count)
-        return ""
+        count, storage = writer._untold, self._session.told.storage
+        if storage == "rollouts":
+            self._pusher.record_in_order(count, lambda answer: setting(writer, _untold=0, _answer=answer))
+            return
+        asked = self._asked + count if storage == "caches" else 0
+        self._pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=asked))
+        if storage == "caches":
+            self._insert(self._pusher.patience if waits else 0.0)
 
-    def pause(self, writer: PausedWriter) -> None:
-        """Ship what is open, so that a learner has it, and wait for room."""
-        writer.cut()
+    def _insert(self, patience: float) -> None:
+        pusher, parameters = self._pusher, self._session.parameters
+
+        def admitting(count: int) -> Changes:
+            owed = self._owed + count * parameters.samples_per_insert
+            return setting(self, _asked=self._asked - count, _owed=owed)
+
+        if not pusher.admit(lambda: self._asked, admitting, patience):
+            inserts = self._session.inserts
+            pusher.skip(HELD_BACK, lambda: inserts.settling(self._asked, 0) + setting(self, _asked=0))
+        if not self._is_due and self._owed >= parameters.cache_size:
+            # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
+            owed = min(self._owed - parameters.cache_size, parameters.cache_size)
+            _core.at_once(setting(self, _owed=owed, _is_due=True))
+        if self._is_due:
+            try:
+                pusher.push_granted(self._local, patience, setting(self, _is_due=False))
+            except Exception:
+                self._is_due = False
+                raise
+
+    def pause(self) -> None:
+        """Wait for room; a learner has what was open."""
         self._pusher.await_room()
 
-    def _insert(self, count: int) -> None:
-        patience = self._pusher.patience
-        inserted = self._pusher.insert(count, patience)
-        if self._session.told.storage != "caches":
-            return
-        if inserted < count:
-            self._pusher.skip(HELD_BACK)
-        parameters = self._session.parameters
-        self._owed += inserted * parameters.samples_per_insert
-        if self._owed >= parameters.cache_size:
-            # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
-            self._owed = min(self._owed - parameters.cache_size, parameters.cache_size)
-            self._pusher.push_granted(self._local, patience)
-
-    def on_episode(self, lane: int, length: int, returned: Any) -> None:
-        """An episode was closed."""
+    def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
+        """Count the first of these episodes, which were closed."""
         self._waiting.check_process()
-        self._pusher.count_episode(length, returned)
+        _, length, returned = told[0]
+        self._pusher.count_episode(length, returned, with_it=[(told.popleft, ())])

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from memoire.errors import Refused, SchemaMismatch
 from memoire.limits import Limits
+from memoire.replay.episode_store import Changes, setting
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
@@ -168,15 +169,13 @@ class Session:
 
     # What is counted
 
-    def record(self, entries: int) -> None:
-        """So many entries were recorded."""
-        self.counts.record(entries, self.schema.entry_bytes)
-        self.schedule.is_dirty = True
+    def recording(self, entries: int) -> Changes:
+        """The changes by which so many entries were recorded."""
+        return self.counts.recording(entries, self.schema.entry_bytes) + setting(self.schedule, is_dirty=True)
 
-    def close_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> None:
-        """An episode was closed at `now`, in seconds since 1970."""
-        self.counts.close_episode(length, returned, now, kind)
-        self.schedule.is_dirty = True
+    def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
+        """The changes by which an episode was closed at `now`, in seconds since 1970."""
+        return self.counts.closing_episode(length, returned, now, kind) + setting(self.schedule, is_dirty=True)
 
     def end(self) -> None:
         """The client cannot go on, for good: no home is told anything more."""

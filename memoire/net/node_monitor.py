@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from memoire import _core
 from memoire.errors import Closed, MemoireError
 
 WAIT_INTERVAL = 0.1
@@ -20,8 +21,7 @@ class NodeLock:
     """
 
     def __init__(self, called: str) -> None:
-        self.changed = threading.Condition()
-        """The lock; notified at each answer, when something fails, and at close."""
+        self._changed = threading.Condition()
         self.wake: Callable[[], None] = lambda: None
         """Has the thread take a turn; the thread may set it."""
         self.is_closing = False
@@ -29,6 +29,11 @@ class NodeLock:
         self.failed: MemoireError | None = None
         """Why the node cannot be used at all; for good."""
         self._called = called
+
+    @property
+    def changed(self) -> _core.Held:
+        """The lock; notified at each answer, when something fails, and at close."""
+        return _core.Held(self._changed)
 
     def now(self) -> float:
         """The clock of all times of the node, in seconds."""

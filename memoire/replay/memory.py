@@ -6,9 +6,9 @@ Storage and loops are `_core.EntryStore`'s. `entry_values` converts what is give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,7 @@ from .entry_conversion import (
     refuse,
     version_of,
 )
+from .episode_store import Changes
 from .forks import seed_here
 from .gathering import BatchGatherer, Sample
 from .parameters import Parameters, reward_size
@@ -209,16 +210,35 @@ class Memory(_core.EntryStore, StrictAttributes):
 
         Raises: as `add`, naming the lane.
         """
-        where, version = np.ascontiguousarray(lanes, np.int64), self.checked_version(model_version)
+        where = np.ascontiguousarray(lanes, np.int64)
         if where.ndim != 1:
             raise ParameterError("lanes", where.shape, "of one dimension")
-        numbers, arrays = np.empty(len(where), np.int64), exact_columns(self.schema, values, (len(where),))
-        status, lane = self._add_many(where, arrays, init_weights(init_w, len(where)), numbers, version)
-        if status == _core.REPEATED:
-            raise ParameterError("lanes", lane, "each at most once in a call")
-        if status < 0:
-            refuse(self, self.schema, lane, status, arrays, self._ragged_limit)
+        ((add, given),) = self.adding(where, values, init_w, model_version)
+        try:
+            add(*given)
+        except _core.NotAdded as refused:
+            self.explain(refused)
+        numbers: Int64s = given[3]
         return numbers
+
+    def adding(self, lanes: Int64s, values: Sequence[Any], init_w: ArrayLike, model_version: int) -> Changes:
+        """The changes, for `_core.at_once`, that do what `add_many` does."""
+        count, version = len(lanes), self.checked_version(model_version)
+        arrays = exact_columns(self.schema, values, (count,))
+        given = (lanes, arrays, init_weights(init_w, count), np.empty(count, np.int64), version)
+        return [(self._add_many, given)]
+
+    def adding_one(self, lane: int, values: tuple[Any, ...], init_w: Any, model_version: int) -> Changes:
+        """The changes that add one entry of exact values [*F]."""
+        version, weight = self.checked_version(model_version), float(init_weights(init_w, 1)[0])
+        return [(self._add_one, (lane, values, weight, version))]
+
+    def explain(self, refused: _core.NotAdded) -> NoReturn:
+        """Raise in words why entries were not added."""
+        status, lane, values = refused.args
+        if status == _core.REPEATED:
+            raise ParameterError("lanes", lane, "each at most once in a call") from None
+        refuse(self, self.schema, lane, status, values, self._ragged_limit)
 
     def extend(self, lane: int, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0) -> Int64s:
         """Add T consecutive entries to a lane's open episode, all or none, and return their numbers.
@@ -321,9 +341,30 @@ class Memory(_core.EntryStore, StrictAttributes):
                 raise EmptyEpisodeError(lane)
             self._close(lane, multiplier, update_value, update_weight, ended, bool(terminated), states, bootstrap)
 
-    def cut(self, lane: int, *, final_state: Any, bootstrap_value: ArrayLike | None = None) -> None:
-        """`close` an episode that goes on: it is stored as truncated in this state, [*F]."""
-        self.close(lane, final_state=final_state, terminated=False, bootstrap_value=bootstrap_value)
+    def closing(
+        self,
+        lane: int,
+        *,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: ArrayLike | None = None,
+        is_cut: bool = False,
+    ) -> Changes:
+        """The changes, for `_core.at_once`, that close an open episode with entries as `close` does, and open the next.
+
+        Args:
+            is_cut: It goes on: it is stored as truncated.
+        """
+        multiplier, bootstrap, states = ending(self.schema, 1.0, final_state, terminated, bootstrap_value)
+        ended = states is not None or bool(terminated)
+        close = (lane, multiplier, True, True, ended, bool(terminated), states, bootstrap)
+        return [(self._close, close), (self._open, (lane,))]
+
+    leaving: Sized = ()
+    """Closed episodes that have to be sent elsewhere."""
+
+    def flush(self, first_lane: int, lanes: int) -> None:
+        """Send them. There are none here."""
 
     @contextmanager
     def cut_for_now(self, states: Mapping[int, Any]) -> Iterator[None]:

@@ -13,12 +13,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import EpisodeOver
+
+from .episode_store import Changes, putting
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class ResetCheck:
         self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
         self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
         self._firsts: set[int] = set()
+        self._new: list[int] = []  # firsts that are no part of that set yet
         self._goes_on = False  # whether an episode that began where one terminated was longer than a step
 
     def state(self) -> dict[str, Any]:
@@ -85,15 +90,13 @@ class ResetCheck:
         """Environments whose episode has ended, so that their next step begins another one."""
         return tuple(self._ended)
 
-    def ended(self, environment: int, final: int, length: int, *, terminated: bool = False) -> None:
-        """An episode of `length` steps ended in the observation `final`."""
-        self._ended[environment] = _LastEnd(final, length, terminated)
+    def ended(self, environment: int, final: int, length: int, *, terminated: bool = False) -> Changes:
+        """The changes by which an episode of `length` steps ended in the observation `final`."""
+        return putting(_LastEnd(final, length, terminated), environment, self._ended)
 
-    def reset(self, environment: int) -> None:
-        """Somebody says that this environment was reset: its next start is not looked at."""
-        self._ended.pop(environment, None)
-        self._rows.pop(environment, None)
-        self._doubts.pop(environment, None)
+    def reset(self, environment: int) -> Changes:
+        """The changes that follow if this environment was reset, as somebody says: its next start is not looked at."""
+        return [(each.pop, (environment, None)) for each in (self._ended, self._rows, self._doubts)]
 
     def check(
         self, environments: Collection[int], state_of: Callable[[int], State], ending: Collection[int]
@@ -113,17 +116,22 @@ class ResetCheck:
                 raise EpisodeOver(environment, self._ended[environment].length)
         return begins
 
-    def note(self, begins: dict[int, int], ending: Collection[int] = ()) -> None:
-        """Episodes have begun in these environments, by digest, and their first steps are stored. Warns once."""
+    def noted(self, begins: dict[int, int], ending: Collection[int] = ()) -> tuple[ResetCheck, Changes]:
+        """What takes this one's place once episodes have begun in these environments, by digest, with the changes that
+        complete it. Warns once.
+        """
+        made = copy(self)
+        made._ended, made._rows, made._doubts, made._new = dict(self._ended), dict(self._rows), dict(self._doubts), []
         for environment, first in begins.items():
-            if self.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
-                self.is_warned = True
+            if made.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
+                self.is_warned = made.is_warned = True
                 _log.warning(
                     "episodes of environment %d begin in the observations in which the ones before ended. If "
                     "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
                     "there, all is well. This is said once for each writer.",
                     environment,
                 )
+        return made, [(self._firsts.update, (made._new,))]
 
     def is_forgotten(self, environment: int, first: int, ends: bool) -> bool:
         """Whether a start is the last of so many suspicious ones that the environment was surely not reset.
@@ -146,9 +154,9 @@ class ResetCheck:
         ended the episode before.
         """
         if not self._is_repeated(environment, first):
-            self.reset(environment)
+            _core.at_once(self.reset(environment))
             if len(self._firsts) < MAX_FIRST_OBSERVATIONS:
-                self._firsts.add(first)
+                self._new.append(first)
             return 0
         self._rows[environment] = self._row(environment, first, ends)
         self._goes_on |= self._ended[environment].is_terminal and not ends
@@ -167,5 +175,6 @@ class ResetCheck:
         row = self._rows.get(environment, 0)
         if self._ended[environment].is_terminal and (self._goes_on or not ends):
             return 0
-        is_suspicious = first not in self._firsts and (row > 0 or self._ended[environment].length > 1)
+        is_known = first in self._firsts or first in self._new
+        is_suspicious = not is_known and (row > 0 or self._ended[environment].length > 1)
         return row + 1 if is_suspicious else 0

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .episode_store import putting, setting
 from .writer import Writer
 
 
@@ -18,18 +19,17 @@ class RolloutWriter(Writer):
     __slots__ = ()
     _cuts_at_once: ClassVar[bool] = True
 
-    def _between(self, waits: object) -> None:
-        """Cut what is long enough, or drop what there was no room for; and have the observer wait if it is to."""
-        if waits == "discard":
-            self._discard()
-        elif self._room == 0:
-            self._cut_here(self._longest)
-        if waits and self._observer is not None:
-            self._observer.pause(self)
+    def _between(self, is_after: bool, waits: bool) -> None:
+        """Cut what is long enough, or all so that a learner has it while the observer waits, if it is to."""
+        if is_after or self._owned:  # else the environment may have written over where the step ended
+            self._cut_here(1 if self._answer else self._longest)
+        if self._answer and waits and self._observer is not None:
+            self._observer.pause()
+            self._answer = ""
 
     def _discard(self) -> None:
-        """Drop the entries of open episodes, and go on in these."""
+        """Drop the entries of open episodes, and go on in these; then wait."""
+        changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
         for i in np.flatnonzero(self._opened < self._clock).tolist():
-            self._memory.open(int(self.lanes[i]))
-        self._opened[:] = self._clock
-        self._room = 0
+            changes.append((self._memory.open, (int(self.lanes[i]),)))
+        self._commit(changes)

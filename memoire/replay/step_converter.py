@@ -174,7 +174,9 @@ class StepConverter:
     def exact_entry(self, values: list[Any]) -> tuple[Any, ...]:
         """The values of one entry in the form of their columns, such as a reward [1] for a scalar column."""
         return tuple(
-            _convert(name, column, value, shape, ())
+            value
+            if type(value) is np.ndarray and value.dtype == column.dtype and value.shape == shape and shape
+            else _convert(name, column, value, shape, ())
             for value, (name, column, shape) in zip(values, self._columns, strict=True)
         )
 

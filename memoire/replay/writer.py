@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,23 @@ from memoire.errors import (
 )
 
 from .autoreset import autoreset_mode
-from .episode_store import EpisodeStore, Observer
+from .episode_store import (
+    AfterStep,
+    Changes,
+    EpisodeStore,
+    ExactObserver,
+    Observer,
+    ToldObserver,
+    putting,
+    setting,
+)
 from .reset_check import ResetCheck, State, digest
 from .step_converter import StepConverter
 from .strict_attributes import never_copied
 from .writer_state import WriterState
 
 
-class Writer:
+class Writer(_core.StepCounter):
     """Records the steps of an environment, or of all members of a vector environment, one open episode each.
 
         obs, info = envs.reset()
@@ -45,7 +55,8 @@ class Writer:
             writer.step(obs, action, reward, terminated, truncated, next_obs, info)
             obs = next_obs          # of a single environment, and in mode disabled: reset first where an episode ended
 
-    A writer belongs to one thread at a time; several writers may share a memory, with lanes of their own.
+    A writer belongs to one thread at a time; several writers may share a memory, with lanes of their own. A call that
+    is interrupted (Ctrl+C) has happened or it has not; the next one finishes what follows from it.
 
     Args:
         memory: Where episodes go.
@@ -73,14 +84,12 @@ class Writer:
     _cuts_at_once: ClassVar[bool] = False
     lanes: NDArray[np.int64]
     """[num_envs] the memory's lanes that this writer fills."""
-    _room: int
 
     # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
     __slots__ = (
-        "__weakref__", "_apart", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_id", "_inside",
-        "_last", "_leave", "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_resumed",
-        "_returns", "_room", "_saving", "_schema", "_single", "_some", "_stamp", "_starts", "_usual", "autoreset",
-        "lanes", "num_envs",
+        "__weakref__", "_began", "_check", "_closed", "_ends", "_extras", "_given", "_id", "_leave", "_longest",
+        "_memory", "_observer", "_opened", "_refused", "_resumed", "_returns", "_saving", "_schema", "_single", "_some",
+        "_stamp", "_starts", "_told", "_usual", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
     __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
@@ -89,7 +98,7 @@ class Writer:
         memory: EpisodeStore,
         num_envs: int | None = None,
         autoreset: Any = "disabled",
-        observer: Observer | None = None,
+        observer: Observer | ExactObserver | None = None,
         *,
         first_lane: int = 0,
         longest: int | None = None,
@@ -102,21 +111,23 @@ class Writer:
         self.autoreset = autoreset_mode(autoreset)
         self.longest = max(1, memory.capacity // (2 * count)) if longest is None else longest
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
-        self._memory, self._observer, self._check, self._stamp = memory, observer, check, stamp
+        self._memory, self._check, self._stamp = memory, check, stamp
+        self._observer: ExactObserver | None = None
+        if observer is not None:
+            is_exact = hasattr(observer, "take_entries")
+            self._observer = cast(ExactObserver, observer) if is_exact else ToldObserver(cast(Observer, observer))
         self._schema = schema = memory.schema
         self._given = StepConverter(schema, None if self._single else count)
         self._extras = self._given.extras  # here, since each step looks at it
         # Lengths are differences of a clock, so that a step costs the same for any number of environments.
-        self._clock = 0  # steps recorded
         self._began = np.zeros(count, np.int64)  # clock at the start of each environment's episode
         self._opened = np.zeros(count, np.int64)  # and of the memory's: later where the part before was cut off
         self._returns = np.zeros((count, *schema.reward_shape))
-        self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
-        self._last: Any = None  # the observation that the next step should start from, as it was given
-        self._apart: list[Any] | None = None  # instead, once members step apart: where each was left, None unknown
         self._id: Any = None  # `env_id` of a single environment
         self._some: dict[int, StepConverter] = {}  # by how many members step at once
-        self._owned = False  # whether that is an array of its own, which a reset does not write over
+        self._ends: deque[_End] = deque()  # of the last step, still to be stored
+        self._told: deque[tuple[int, int, NDArray[np.float64]]] = deque()  # the observer is to be told of these
+        self._answer: AfterStep = ""
         self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
         self._refused = (-1, "")  # clock when a step was refused, and why
         self._closed = ""  # what is closed, once no more steps are taken
@@ -186,8 +197,6 @@ class Writer:
             Closed: after `close`.
             TwoThreads: another thread is inside of this writer.
         """
-        if not self._inside.acquire(False):
-            self._enter("step")
         try:
             if self._closed:
                 raise Closed(self._closed)
@@ -197,36 +206,38 @@ class Writer:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
             if self._stamp is not None:
                 model_version = self._stamp(model_version)
-            who = None
-            if members is not None or self._apart is not None:
-                who = self._members(members)
-            if members is None and info and "env_id" in info:
-                self._check_ids(info["env_id"])
-            usual = self._usual if who is None else None
-            if usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
+            usual = self._usual if members is None and bootstrap_value is None else None
+            if usual is not None and not (info and "env_id" in info):
                 step = (obs, action, reward, terminated, truncated, next_obs)
-                if known := usual.add(*step, self._last, extras, init_w, model_version):
-                    self._clock += 1
-                    self._room -= 1
-                    self._last, self._owned = next_obs, known == 2
-                    waits = self._observer is not None and self._observer.on_entries(self.num_envs)
-                    if waits or (self._room == 0 and self._cuts_at_once):
-                        self._between(waits)
+                if usual.add(self, *step, extras, init_w, model_version):
+                    if self._observer is not None or (self._room == 0 and self._cuts_at_once):
+                        with self._alone("step"):
+                            self._settle(is_after=True, waits=True)
                     return
-            given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-            try:
-                self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version, who)
-            except EntryError as error:
-                if advice := self._converter(who).advice(obs, reward, terminated, truncated, next_obs):
-                    raise EntryError(error.column, error.expected, error.received, advice) from None
-                raise
+            with self._alone("step"):
+                self._settle(waits=True)
+                if self._closed:
+                    raise Closed(self._closed)
+                who = None
+                if members is not None or self._apart is not None:
+                    who = self._members(members)
+                if members is None and info and "env_id" in info:
+                    self._check_ids(info["env_id"])
+                given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
+                try:
+                    self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version, who)
+                except EntryError as error:
+                    if advice := self._converter(who).advice(obs, reward, terminated, truncated, next_obs):
+                        raise EntryError(error.column, error.expected, error.received, advice) from None
+                    raise
+                self._settle(is_after=True, waits=True)
+        except TwoThreads:
+            raise
         except Exception as error:
             if not isinstance(error, EpisodeTorn):  # which follows from an earlier one
                 self._refused = (self._clock, str(error))
             self._room = 0  # whatever comes next is looked at closely
             raise
-        finally:
-            self._inside.release()
 
     def reset(self, obs: Any = None, info: Any = None, *, mask: Any = None, bootstrap_value: Any = None) -> None:
         """Say that environments were reset in the middle of an episode: call it right after `env.reset()`.
@@ -242,22 +253,26 @@ class Writer:
             bootstrap_value: [N, *R] the critic's estimates of the states in which the episodes stopped.
         """
         with self._alone("reset"):
+            self._settle()
             if self._closed:
                 raise Closed(self._closed)
             everyone = np.ones(self.num_envs, np.bool_)
             chosen = everyone if mask is None else np.asarray(mask, np.bool_) & everyone
-            self._abandon(chosen, bootstrap_value)
+            changes = self._abandoning(chosen, bootstrap_value)
             if self._apart is not None and not chosen.all():
-                self._apart = [None if reset else left for reset, left in zip(chosen, self._apart, strict=True)]
+                lefts = [None if reset else left for reset, left in zip(chosen, self._apart, strict=True)]
+                changes += setting(self, _apart=lefts)
             else:
-                self._owned = self._apart is None and self._owned and obs is self._last
-                self._apart, self._last = None, obs
+                is_owned = self._apart is None and self._owned and obs is self._last
+                changes += setting(self, _owned=is_owned, _apart=None, _last=obs)
+            self._commit(changes)
 
     def cut(self) -> int:
         """Store what is open, ended by the next_obs of the last step, and go on in the same episodes: of rollouts it
         leaves as fragments. Returns the entries. Call it before the environment's next step.
         """
         with self._alone("cut"):
+            self._settle()
             if self._closed:
                 raise Closed(self._closed)
             return self._cut_here(1)
@@ -273,11 +288,11 @@ class Writer:
     def close(self) -> None:
         """Store open episodes as `reset` does, and take no more steps. A second call does nothing."""
         with self._alone("close"):
+            self._settle()
             if not self._closed:
-                self._abandon(np.ones(self.num_envs, np.bool_), None)
-                self._closed, self._last = "the writer", None
-                if self._leave is not None:
-                    self._leave()
+                changes = self._abandoning(np.ones(self.num_envs, np.bool_), None)
+                changes += setting(self, _closed="the writer", _room=0, _last=None)
+                self._commit(changes if self._leave is None else [*changes, (self._leave, ())])
 
     def end(self, closed: str, patience: float) -> int:
         """`close` from another thread, because `closed` is: a step that is being taken has `patience` seconds.
@@ -294,34 +309,29 @@ class Writer:
                 return 0
             return int((self._clock - self._opened).sum())
         finally:
-            self._closed = closed
+            self._closed, self._room = closed, 0
             if is_alone:
                 self._inside.release()
 
-    @contextmanager
-    def _alone(self, call: str) -> Iterator[None]:
+    def _alone(self, call: str) -> _core.Held:
         """Be the only thread inside of this writer, or refuse the call."""
-        if not self._inside.acquire(False):
-            self._enter(call)
-        try:
-            yield
-        finally:
-            self._inside.release()
+        return _core.Held(self._inside, self._await_save, call)
 
-    def _enter(self, call: str) -> None:
+    def _await_save(self, call: str) -> None:
         """Wait for a thread that saves the memory; refuse the call if another one is inside."""
-        while self._saving.locked():
-            with self._saving:
-                pass
-            if self._inside.acquire(False):
+        if self._saving.locked():
+            with _core.Held(self._saving):
                 return
         if not self._inside.acquire(False):
             raise TwoThreads("this writer", call)
+        self._inside.release()
 
     @contextmanager
     def still(self) -> Iterator[None]:
         """Within it no step is being taken: one that is ends first, others wait."""
-        with self._saving, self._inside:
+        with _core.Held(self._saving), _core.Held(self._inside):
+            if self._ends or self._told:
+                self._settle()  # an interrupt has left it
             yield
 
     def state(self, *, is_shared: bool) -> WriterState | None:
@@ -368,8 +378,9 @@ class Writer:
 
     @longest.setter
     def longest(self, entries: int) -> None:
-        self._longest = _at_least_one("longest", entries)
+        longest = _at_least_one("longest", entries)
         self._room = 0  # steps until an episode may be too long: counted anew at the next step
+        self._longest = longest
 
     def __enter__(self) -> Self:
         return self
@@ -410,68 +421,97 @@ class Writer:
             if who is not None:
                 ends = [end._replace(environment=int(who[end.environment])) for end in ends]
         begins = self._begins(obs, ends, who)
-        if self._room <= 0:
-            self._cut(given, self._longest, who)
-        self._room -= 1
+        asked = np.arange(self.num_envs) if who is None else who
+        rows = np.arange(count) if self._pending is None else np.flatnonzero(~self._pending[asked])
+        changes: Changes = []
+        if rows.size == self.num_envs and who is None:
+            changes += self._adding(self.lanes, values, init_w, model_version)
+            changes.append((self._returns.__iadd__, (rewards,)))
+        elif rows.size:
+            stepped = asked[rows]
+            weights = np.asarray(init_w)[rows] if np.ndim(init_w) else init_w
+            changes += self._adding(self.lanes[stepped], [value[rows] for value in values], weights, model_version)
+            still = np.ones(self.num_envs, np.bool_)
+            still[stepped] = False
+            changes += putting(self._began[still] + 1, still, self._began)
+            changes.append((self._opened.__iadd__, (still,)))
+            changes += putting(self._returns[stepped] + rewards[rows], stepped, self._returns)
+        changes += setting(self, _pending=self._resetting(asked, ends), _ends=deque(ends))
+        if left is None:
+            first, last = converter.first, next_obs
+            is_owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
+            if self._resumed and is_owned:  # whether the environment writes over what it returned is not known yet
+                last = self._given.together(self._given.parts(next_obs))
+            changes += setting(self, _owned=is_owned)
+        else:
+            last = None
+            changes += setting(self, _apart=left, _owned=True)
+        if begins and self._starts is not None:
+            starts, rest = self._starts.noted(begins, {end.environment for end in ends})
+            changes += [*setting(self, _starts=starts), *rest]
+        counts = {"_clock": self._clock + bool(rows.size), "_untold": self._untold + rows.size}
+        changes += setting(self, **counts, _last=last, _resumed=False)
+        cuts, room = self._cutting(given, self._longest, who) if self._room <= 0 else ([], self._room)
         try:
-            added = self._add(values, rewards, init_w, model_version, who)
+            self._commit([*cuts, *changes, *setting(self, _room=room - 1)])
         except EpisodeTooLong as error:
             if not error.ragged_limit:
                 raise
-            self._cut(given, 1, who)  # values of ragged columns leave with what is closed
-            added = self._add(values, rewards, init_w, model_version, who)
-        if left is None:
-            first = converter.first
-            self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
-            self._last = next_obs
-            if self._resumed and self._owned:  # whether the environment writes over what it returned is not known yet
-                self._last = self._given.together(self._given.parts(next_obs))
-        else:
-            self._apart, self._last, self._owned = left, None, True
-        self._resumed = False
-        if begins and self._starts is not None:
-            self._starts.note(begins, {end.environment for end in ends})
-        waits = added and self._observer is not None and self._observer.on_entries(added)
-        if waits == "discard":  # before an episode that ends here is stored
-            self._between(waits)
-            waits = ""
-        if ends:
-            self._finish(ends)
-        if waits or (self._room == 0 and self._cuts_at_once):
-            self._between(waits)
+            cuts, room = self._cutting(given, 1, who)  # values of ragged columns leave with what is closed
+            self._commit([*cuts, *changes, *setting(self, _room=room - 1)])
 
-    def _between(self, waits: object) -> None:
-        """What is due when a step is recorded: its observer may wait."""
+    def _adding(self, lanes: NDArray[np.int64], values: list[Any], init_w: Any, model_version: int) -> Changes:
+        """The changes that add an entry for each environment that made a step. Others were being reset."""
+        if self._single:
+            return self._memory.adding_one(int(lanes[0]), self._given.exact_entry(values), init_w, model_version)
+        return self._memory.adding(lanes, tuple(values), init_w, model_version)
 
-    def _add(
-        self, values: list[Any], rewards: Any, init_w: Any, model_version: int, who: NDArray[np.int64] | None
-    ) -> int:
-        """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
-        resetting = self._pending
-        if resetting is None and who is None:
-            if self._single:
-                _add_one(self._memory, int(self.lanes[0]), self._given, values, init_w, model_version)
+    def _resetting(self, asked: NDArray[np.int64], ends: list[_End]) -> NDArray[np.bool_] | None:
+        """Whose next step is their reset, after one of these members in which some episodes ended."""
+        if self._pending is None and not (ends and self.autoreset == "next_step"):
+            return None
+        pending = np.zeros(self.num_envs, np.bool_) if self._pending is None else self._pending.copy()
+        pending[asked] = False
+        if self.autoreset == "next_step":
+            pending[[end.environment for end in ends]] = True
+        return pending if pending.any() else None
+
+    def _commit(self, changes: Changes) -> None:
+        """Make changes that an interrupt leaves undone, or done, all together; then send what leaves with them."""
+        try:
+            _core.at_once(changes)
+        except _core.NotAdded as refused:
+            self._memory.explain(refused)
+        if self._memory.leaving:
+            self._memory.flush(int(self.lanes[0]), self.num_envs)
+
+    def _settle(self, *, is_after: bool = False, waits: bool = False) -> None:
+        """Finish what follows from a step, also from one that was interrupted: each part of it happens once.
+
+        Args:
+            is_after: Whether the step is still being made.
+            waits: Whether the observer may wait.
+        """
+        observer = self._observer
+        if observer is not None and (self._untold or observer.is_behind):
+            observer.take_entries(self, waits)
+        if self._answer == "discard":
+            self._discard()  # before an episode that ends here is stored
+        if self._memory.leaving:
+            self._memory.flush(int(self.lanes[0]), self.num_envs)
+        while self._ends or self._told:
+            if self._told and observer is not None:
+                observer.take_episode(self._told)
             else:
-                self._memory.add_many(self.lanes, tuple(values), init_w, model_version)
-            self._clock += 1
-            self._returns += rewards
-            return self.num_envs
-        asked = np.arange(self.num_envs) if who is None else who
-        rows = np.arange(len(asked)) if resetting is None else np.flatnonzero(~resetting[asked])
-        stepped = asked[rows]
-        if stepped.size:
-            weights = np.asarray(init_w)[rows] if np.ndim(init_w) else init_w
-            self._memory.add_many(self.lanes[stepped], tuple([value[rows] for value in values]), weights, model_version)
-            self._clock += 1
-            still = np.ones(self.num_envs, np.bool_)
-            still[stepped] = False
-            self._began[still] += 1
-            self._opened[still] += 1
-            self._returns[stepped] += rewards[rows]
-        if resetting is not None:
-            resetting[asked] = False
-            self._pending = resetting if resetting.any() else None
-        return stepped.size
+                self._finish(self._ends[0])
+        if self._cuts_at_once and (self._answer or self._room == 0):
+            self._between(is_after, waits)
+
+    def _between(self, is_after: bool, waits: bool) -> None:
+        """What is due between two steps."""
+
+    def _discard(self) -> None:
+        """Drop what there was no room for."""
 
     def _begins(self, obs: Any, ends: list[_End], who: NDArray[np.int64] | None) -> dict[int, int]:
         """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
@@ -484,73 +524,69 @@ class Writer:
         rows = {member: row for row, member in enumerate(who.tolist()) if self._began[member] == self._clock}
         return self._starts.check(rows, lambda member: self._given.member_state(obs, rows[member]), ending)
 
-    def _finish(self, ends: list[_End]) -> None:
-        """Close the episodes that a step ended, and open the next ones."""
-        if self.autoreset == "next_step":
-            if self._pending is None:
-                self._pending = np.zeros(self.num_envs, np.bool_)
-            self._pending[[end.environment for end in ends]] = True
-        for i, is_terminal, final, bootstrap in ends:
-            lane = int(self.lanes[i])
-            if self._opened[i] < self._clock:  # not if its entries were dropped
-                self._memory.close(lane, final_state=final, terminated=is_terminal, bootstrap_value=bootstrap)
-                self._memory.open(lane)
-            length, return_ = self._clock - int(self._began[i]), np.array(self._returns[i])
-            self._began[i] = self._opened[i] = self._clock
-            self._returns[i] = 0.0
-            if self._starts is not None:
-                self._starts.ended(i, digest(final), length, terminated=is_terminal)
-                self._room = 0  # the step that begins the next episode is looked at closely
-            if self._observer is not None:
-                self._observer.on_episode(lane, length, return_)
+    def _finish(self, end: _End) -> None:
+        """Close an episode that a step ended, and open the next one."""
+        i, is_terminal, final, bootstrap = end
+        lane, length = int(self.lanes[i]), self._clock - int(self._began[i])
+        changes: Changes = []
+        if self._opened[i] < self._clock:  # not if its entries were dropped
+            facts = {"final_state": final, "terminated": is_terminal, "bootstrap_value": bootstrap}
+            changes += self._memory.closing(lane, **facts)
+        changes += putting(self._clock, i, self._began, self._opened)
+        if self._starts is not None:  # the step that begins the next episode is looked at closely
+            changes += self._starts.ended(i, digest(final), length, terminated=is_terminal) + setting(self, _room=0)
+        if self._observer is not None:
+            changes.append((self._told.append, ((lane, length, np.array(self._returns[i])),)))
+        self._commit([*changes, *putting(0.0, i, self._returns), (self._ends.popleft, ())])
 
-    def _cut(self, given: Mapping[str, Any], least: int, who: NDArray[np.int64] | None) -> None:
-        """Store open episodes of at least so many entries as cut, ended by the observation that comes now, or by what
-        was left where none comes.
+    def _cutting(self, given: Mapping[str, Any], least: int, who: NDArray[np.int64] | None) -> tuple[Changes, int]:
+        """The changes that store open episodes of at least so many entries as cut, ended by the observation that comes
+        now, or by what was left where none comes; and how many steps there is room for then.
         """
         rows = range(self.num_envs) if who is None else {member: row for row, member in enumerate(who.tolist())}
-        for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
+        lengths = self._clock - self._opened
+        changes: Changes = []
+        for i in np.flatnonzero(lengths >= least).tolist():
+            lengths[i] = 0
             if i not in rows:
-                self._store(i, self._left(i), None, is_cut=True)
+                changes += self._storing(i, self._left(i), None, is_cut=True)
                 continue
             value = given[self._schema.value] if self._schema.value is not None else None
             final = self._given.member_state(given[self._given.root], rows[i])
-            self._store(i, final, self._converter(who).bootstrap(value)[rows[i]], is_cut=True)
-        self._room = self._longest - (self._clock - int(self._opened.min()))
+            changes += self._storing(i, final, self._converter(who).bootstrap(value)[rows[i]], is_cut=True)
+        return changes, self._longest - int(lengths.max())
 
     def _cut_here(self, least: int) -> int:
         """Store open episodes of at least so many entries, ended by what the last step returned; the entries."""
-        lengths, self._room = self._clock - self._opened, 0
+        lengths, changes = self._clock - self._opened, setting(self, _room=0)
         lengths[lengths < least] = 0
         for i in np.flatnonzero(lengths).tolist():
-            self._store(i, self._left(i), None, is_cut=True)
+            changes += self._storing(i, self._left(i), None, is_cut=True)
+        self._commit(changes)
         return int(lengths.sum())
 
-    def _store(self, environment: int, final: State | None, bootstrap: Any, *, is_cut: bool) -> None:
-        """Close an environment's open episode in this state, and begin another one."""
-        lane = int(self.lanes[environment])
-        if final is None:
-            self._memory.close(lane)
-        elif is_cut:
-            self._memory.cut(lane, final_state=final, bootstrap_value=bootstrap)
-        else:
-            self._memory.close(lane, final_state=final, terminated=False, bootstrap_value=bootstrap)
-        self._memory.open(lane)
-        self._opened[environment] = self._clock
+    def _storing(self, environment: int, final: State | None, bootstrap: Any, *, is_cut: bool) -> Changes:
+        """The changes that close an environment's open episode in this state, and begin another one."""
+        facts: dict[str, Any] = {}
+        if final is not None:
+            facts = {"final_state": final, "terminated": False, "bootstrap_value": bootstrap, "is_cut": is_cut}
+        changes = self._memory.closing(int(self.lanes[environment]), **facts)
+        return changes + putting(self._clock, environment, self._opened)
 
-    def _abandon(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> None:
-        """Close the open episodes under `mask` where the last step left them."""
+    def _abandoning(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> Changes:
+        """The changes that close the open episodes under `mask` where the last step left them."""
         bootstrap = self._given.bootstrap(bootstrap_value)
+        changes: Changes = []
         for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
-            self._store(i, self._left(i) if self._owned else None, bootstrap[i], is_cut=False)
-        self._began[mask] = self._opened[mask] = self._clock
-        self._returns[mask] = 0.0
+            changes += self._storing(i, self._left(i) if self._owned else None, bootstrap[i], is_cut=False)
+        changes += putting(self._clock, mask, self._began, self._opened) + putting(0.0, mask, self._returns)
         if self._pending is not None:
-            self._pending &= ~mask
+            changes += setting(self, _pending=self._pending & ~mask)
         if self._starts is not None:
             for i in self._starts.awaited:
                 if mask[i]:
-                    self._starts.reset(i)
+                    changes += self._starts.reset(i)
+        return changes
 
     def _check_order(self, obs: Any, next_obs: Any, who: NDArray[np.int64] | None) -> None:
         """Refuse an observation that was overwritten, or that is not where its episode was left."""
@@ -655,14 +691,6 @@ class _End(NamedTuple):
     is_terminal: bool
     final: State
     bootstrap: Any
-
-
-def _add_one(memory: EpisodeStore, lane: int, given: StepConverter, values: list[Any], *facts: Any) -> None:
-    """Add an entry, exactly converted where its values do not fit as they are."""
-    try:
-        memory.add(lane, tuple(values), *facts)
-    except EntryError:
-        memory.add(lane, given.exact_entry(values), *facts)
 
 
 def _ends(

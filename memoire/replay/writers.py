@@ -14,7 +14,7 @@ from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
 from .autoreset import autoreset_mode
-from .episode_store import EpisodeStore, Observer
+from .episode_store import EpisodeStore, ExactObserver, Observer
 from .parameters import Parameters
 from .rollout_writer import RolloutWriter
 from .writer import Writer
@@ -50,7 +50,7 @@ class WriterRegistry:
         self,
         num_envs: int | None,
         autoreset: Any,
-        observer: Observer | None,
+        observer: Observer | ExactObserver | None,
         *,
         longest: int | None = None,
         check: bool = True,
@@ -241,6 +241,7 @@ class WriterRegistry:
         for lane in range(first, first + lanes):
             with suppress(EpisodeError):  # none is open, or without entries
                 self.memory.close(lane)
+        self.memory.flush(first, lanes)
 
     def _lane_for(self, lanes: int) -> int:
         """The first of so many consecutive lanes that no living writer has."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memoire._core import at_once
 from memoire.client.counts import MAX_ENDED, ClientCounts, RunCounts
 from memoire.wire.rows import MAX_RETURN
 
@@ -24,7 +25,7 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
     told, later = Counter(), 0  # by run; and what was recorded beyond the boundary
     for what, number in history:
         if what == "record":
-            counts.record(number, 8)
+            at_once(counts.recording(number, 8))
             counts.passed += number // 2
             told[run] += 0 if is_over else number
             later += number if is_over else 0
@@ -44,9 +45,9 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
 def test_a_boundary_stays_where_it_was_made_first():
     counts = RunCounts()
     counts.enter_run(1)
-    counts.record(10, 1)
+    at_once(counts.recording(10, 1))
     boundary = counts.end_run(line=3, asked=2)
-    counts.record(5, 1)
+    at_once(counts.recording(5, 1))
     assert counts.end_run(line=9, asked=9) is boundary
     assert (boundary.counts.steps, boundary.line, boundary.asked, counts.reach.steps) == (10, 3, 2, 10)
     counts.enter_run(1)  # it was the same run after all
@@ -55,7 +56,7 @@ def test_a_boundary_stays_where_it_was_made_first():
 
 def test_what_is_counted_before_the_first_run_belongs_to_it():
     counts = RunCounts()
-    counts.record(7, 1)
+    at_once(counts.recording(7, 1))
     counts.enter_run(4)
     assert counts.told.steps == 7
 
@@ -63,9 +64,9 @@ def test_what_is_counted_before_the_first_run_belongs_to_it():
 def test_a_client_that_ends_between_two_runs_leaves_the_rest_to_whichever_comes():
     counts = RunCounts()
     counts.enter_run(1)
-    counts.record(10, 1)
+    at_once(counts.recording(10, 1))
     counts.end_run(0, 0)
-    counts.record(3, 1)
+    at_once(counts.recording(3, 1))
     assert counts.told.steps == 10
     counts.enter_unknown_run()
     assert (counts.told.steps, counts.boundary) == (3, None)
@@ -75,9 +76,9 @@ def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
     counts = RunCounts()
     counts.enter_run(1)
     for _ in range(3):
-        counts.close_episode(5, 1.0, now=0.0)
+        at_once(counts.closing_episode(5, 1.0, now=0.0))
     boundary = counts.end_run(line=4, asked=0)
-    counts.close_episode(5, 1.0, now=0.0)
+    at_once(counts.closing_episode(5, 1.0, now=0.0))
     assert [ended.number for ended in counts.oldest_episodes(10)] == [1, 2, 3]
     assert [ended.number for ended in counts.oldest_episodes(2)] == [1, 2]
     for episodes, oldest_line, is_told in ((2, 5, False), (3, 4, False), (3, 5, True)):
@@ -95,8 +96,8 @@ def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
 @pytest.mark.parametrize("returned", [math.nan, math.inf, -math.inf, 1.01 * MAX_RETURN])
 def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     counts = RunCounts()
-    counts.close_episode(5, returned, now=1.0)
-    counts.close_episode(6, -MAX_RETURN, now=2.0)
+    at_once(counts.closing_episode(5, returned, now=1.0))
+    at_once(counts.closing_episode(6, -MAX_RETURN, now=2.0))
     assert (counts.episodes, counts.dropped_returns) == (2, 1)
     (ended,) = counts.oldest_episodes(10)
     assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
@@ -105,14 +106,14 @@ def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
 def test_the_oldest_returns_are_given_up_when_too_many_wait():
     counts = RunCounts()
     for _ in range(MAX_ENDED + 3):
-        counts.close_episode(1, 0.0, now=0.0)
+        at_once(counts.closing_episode(1, 0.0, now=0.0))
     assert (counts.dropped_returns, counts.waiting_episodes) == (3, MAX_ENDED)
     assert counts.oldest_episodes(1)[0].number == 4
 
 
 def test_what_no_home_has_acknowledged_is_missing():
     counts = RunCounts()
-    counts.record(10, 1)
+    at_once(counts.recording(10, 1))
     counts.acknowledged = counts.reach
-    counts.record(5, 1)
+    at_once(counts.recording(5, 1))
     assert counts.missing == ClientCounts(steps=5, generated_bytes=5)

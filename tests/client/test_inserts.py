@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memoire._core import at_once
 from memoire.client.counts import RunCounts
 from memoire.client.insert_grant import MIN_PAUSE, InsertGrant
 from memoire.client.line_outbox import LineOutbox
@@ -17,8 +18,14 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 
 def recorded(inserts, counts, entries):
-    counts.record(entries, 1)
-    inserts.record(entries)
+    at_once(counts.recording(entries, 1))
+    at_once(inserts.recording(entries))
+
+
+def admit(inserts, entries):
+    admitted = inserts.admitted(entries)
+    at_once(inserts.settling(admitted, admitted))
+    return admitted
 
 
 def slow_client():
@@ -39,11 +46,11 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
         total += entries
         granted += more
         inserts.grant(granted, "")
-        admitted = inserts.admit(entries)
+        admitted = admit(inserts, entries)
         assert admitted == min(entries, granted - inserted)
         inserted += admitted
         if is_settled:
-            inserts.settle(entries - admitted, 0)
+            at_once(inserts.settling(entries - admitted, 0))
         assert (counts.inserted, counts.passed) == (inserted, total - inserted)
         assert inserts.left == granted - inserted >= 0
 
@@ -52,12 +59,12 @@ def test_nothing_is_held_back_until_a_home_says_so():
     counts = RunCounts()
     inserts = InsertGrant(counts, 1.0)
     recorded(inserts, counts, 1000)
-    assert inserts.admit(1000) == 1000 and counts.passed == 0
+    assert admit(inserts, 1000) == 1000 and counts.passed == 0
     assert (inserts.left, inserts.held_back, inserts.is_half_used) == (NO_LIMIT, "", False)
     inserts.grant(900, "learners are behind")
     assert (inserts.left, inserts.held_back) == (-100, "learners are behind")
     recorded(inserts, counts, 5)
-    assert inserts.admit(5) == 0 and counts.passed == 5
+    assert admit(inserts, 5) == 0 and counts.passed == 5
 
 
 def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
@@ -67,7 +74,7 @@ def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
     inserts.grant(100, "")
     for entries, is_half_used in ((50, False), (1, True), (48, True), (1, False)):  # nothing left: whoever waits asks
         recorded(inserts, counts, entries)
-        assert inserts.admit(entries) == entries
+        assert admit(inserts, entries) == entries
         assert inserts.is_half_used is is_half_used
 
 
@@ -75,7 +82,7 @@ def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
     counts = RunCounts()
     inserts = InsertGrant(counts, 5 * MIN_PAUSE)
     recorded(inserts, counts, 10)
-    inserts.settle(10, 10)
+    at_once(inserts.settling(10, 10))
     pauses = []
     for granted, waiting, is_short in (
         (10, 0, True), (10, 1, False), (10, 0, True), (10, 1, True), (10, 0, False), (10, 1, False), (9, 0, True),
@@ -115,11 +122,11 @@ def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
     counts = RunCounts()
     inserts = InsertGrant(counts, 1.0)
     recorded(inserts, counts, 10)
-    inserts.settle(10, 10)
-    inserts.settle(10, 10)  # push_episode's entries were never undecided
+    at_once(inserts.settling(10, 10))
+    at_once(inserts.settling(10, 10))  # push_episode's entries were never undecided
     assert counts.passed == 0
     recorded(inserts, counts, 10)
-    inserts.settle(10, 0)
+    at_once(inserts.settling(10, 0))
     assert counts.passed == 10 and counts.inserted == 10
 
 
@@ -131,4 +138,4 @@ def test_a_first_grant_after_none_was_needed_is_half_used_by_its_own_size():
     inserts.grant(100, "")
     assert not inserts.is_half_used
     recorded(inserts, counts, 51)
-    assert inserts.admit(51) == 51 and inserts.is_half_used
+    assert admit(inserts, 51) == 51 and inserts.is_half_used

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from clientkit import CLIENT, reply
+from memoire._core import at_once
 from memoire.client.home_watch import AWAY_TIMEOUT
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
 from memoire.client.schedule import HEARTBEAT_INTERVAL, PRESSED_INTERVAL
@@ -93,7 +94,7 @@ def test_a_welcome_says_where_the_client_belongs(session, home):
     assert (session.run, session.home, session.table, session.fingerprint) == (RUN, ONE, 3, 5)
     assert (session.schema, session.window.credit, session.inserts.left) == (SCHEMA, 777, 40)
     assert (session.most_bytes, session.is_finished, session.schedule.is_dirty) == (12345, True, True)
-    session.record(10)
+    at_once(session.recording(10))
     assert session.counts.generated_bytes == 10 * SCHEMA.entry_bytes
     assert session.hello("host", 1).inserted == 10
 
@@ -149,7 +150,7 @@ def test_a_home_that_begins_again_may_have_forgotten_what_was_published(
 
 def test_another_home_is_another_window_and_may_be_left_at_once(session, home):
     join(session, home)
-    session.window.pushed(100, now=0.0)
+    at_once(session.window.pushing(100, now=0.0))
     _, step = tell(session, home, 1.0, leaving=True)
     assert step == "move"
     entered = join(session, Home("two"), now=2.0)
@@ -169,11 +170,11 @@ def test_a_home_that_answers_after_long_silence_is_back(session, home):
 
 def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home):
     join(session, home)
-    session.record(30)
-    session.inserts.record(10)
-    session.close_episode(30, 4.5, now=99.0)
+    at_once(session.recording(30))
+    at_once(session.inserts.recording(10))
+    at_once(session.closing_episode(30, 4.5, now=99.0))
     session.outbox.add("a line", 9, 99.0)
-    session.window.pushed(120, now=0.5)
+    at_once(session.window.pushing(120, now=0.5))
     session.scalars, session.feedback_through, session.is_leaving = {"loss": 1.0}, 6, True
     ticket = session.schedule.ask(session.outbox.newest)
     update = report_of(session, MemorySums(2.5, 3, 0.5), {"policy": 4})
@@ -184,7 +185,7 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert [line.text for line in update.lines] == ["a line"] and update.ended[0].returned == 4.5
     assert (update.scalars, update.feedback_through, update.leaving) == ({"loss": 1.0}, 6, True)
     assert session.counts.missing.steps == 30 and session.update_due() == NEVER
-    session.record(5)
+    at_once(session.recording(5))
     session.schedule.is_open = False
     said = home.updated(lines_through=1, ended_through=1, caches=1, received_bytes=120, credit=500, granted_steps=90)
     assert session.updated(said, asked, 2.0) == "update"
@@ -198,7 +199,7 @@ def test_an_update_says_no_more_than_a_message_may_have(session, home):
     for _ in range(LINES_PER_UPDATE + 5):
         session.outbox.add("x", 9, 0.0)
     for number in range(ENDED_PER_UPDATE + 5):
-        session.close_episode(1, 0.0, now=float(number))
+        at_once(session.closing_episode(1, 0.0, now=float(number)))
     update, step = tell(session, home, 1.0, lines_through=LINES_PER_UPDATE, ended_through=ENDED_PER_UPDATE)
     assert (len(update.lines), len(update.ended), step) == (LINES_PER_UPDATE, ENDED_PER_UPDATE, "update")
     assert session.schedule.is_dirty, "there is more to say"
@@ -218,7 +219,7 @@ def test_a_run_that_is_over_is_news(session, home):
 
 def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     join(session, home, credit=50)
-    session.window.pushed(50, now=0.0)
+    at_once(session.window.pushing(50, now=0.0))
     home.epoch = 8
     _, step = tell(session, home, 1.0, caches=1, received_bytes=50, granted_steps=3)
     assert step == "hello" and session.is_between
@@ -232,7 +233,7 @@ def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
 
 def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
     join(session, home)
-    session.record(5)
+    at_once(session.recording(5))
     _, step = tell(session, home, 1.0, leaving=True)
     assert step == "move" and session.is_between
     assert session.hello("host", 1) is not None
@@ -272,16 +273,16 @@ def test_a_move_during_another_hello_keeps_no_update_back(session, home):
 
 def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     join(session, home)
-    session.record(10)
+    at_once(session.recording(10))
     session.outbox.add("old", 9, 0.0)
-    session.close_episode(10, 1.0, now=0.0)
+    at_once(session.closing_episode(10, 1.0, now=0.0))
     ticket = session.schedule.ask(session.outbox.newest)
     home.run = "next"
     update, step = tell(session, home, 1.0)
     assert (update.steps, step) == (10, "update"), "this was said before anybody knew of the other run"
     assert session.is_between and session.schedule.answered == ticket
     later = session.schedule.ask(session.outbox.newest)
-    session.record(7)
+    at_once(session.recording(7))
     session.outbox.add("new", 9, 0.0)
     assert session.update_due() == 1.0 and session.hello("host", 1).inserted == 0
     update, step = tell(session, home, 2.0, lines_through=1, ended_through=0)
@@ -299,7 +300,7 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
 
 def test_what_another_run_grants_is_not_measured_by_the_steps_of_this_one(session, home):
     join(session, home, granted_steps=100)
-    session.record(60)
+    at_once(session.recording(60))
     home.run = "next"
     tell(session, home, 1.0, granted_steps=20)
     assert session.inserts.left == 40, "still what was granted of this run"
@@ -310,9 +311,9 @@ def test_what_another_run_grants_is_not_measured_by_the_steps_of_this_one(sessio
 
 def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_that_it_ends(session, home):
     join(session, home)
-    session.record(10)
+    at_once(session.recording(10))
     asked = session.begin_update(1.0)
-    session.record(5)
+    at_once(session.recording(5))
     session.schedule.is_open = False
     home.run = "next"
     assert session.updated(home.updated(), asked, 2.0) == "update", "five steps are not told yet"
@@ -322,12 +323,12 @@ def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_tha
 
 def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, home):
     join(session, home)
-    session.record(10)
+    at_once(session.recording(10))
     home.run, home.name = "next", "two"
     assert join(session, home) is None
     assert (session.run, session.home, session.told.run_name) == (RUN, TWO, "run"), "that home hears the rest"
     assert session.is_between, "what was pushed now would count for no run"
-    session.record(3)
+    at_once(session.recording(3))
     update, step = tell(session, home, 1.0)
     assert (update.steps, update.epoch, update.caches, step) == (10, 0, 0, "hello")
     assert join(session, home).is_new_run and session.counts.told.steps == 3
@@ -335,11 +336,11 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
 
 def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(session, home):
     join(session, home)
-    session.record(10)
+    at_once(session.recording(10))
     home.run = "next"
     assert tell(session, home, 1.0)[1] == "update" and session.is_between
     asked = session.begin_update(2.0)
-    session.record(5)
+    at_once(session.recording(5))
     home.run = "run"
     assert session.updated(home.updated(), asked, 2.0) == "update"
     session.schedule.is_open = False
@@ -349,7 +350,7 @@ def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(sess
 
 def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
     join(session, home)
-    session.record(10)
+    at_once(session.recording(10))
     asked = session.begin_update(1.0)
     session.schedule.is_open = False
     assert session.update_refused(Refused("tcp://there", "run", "unknown"), 1.0) == "hello"
@@ -428,18 +429,18 @@ def press(session):
 
 
 def use_half_the_window(session):
-    session.window.pushed(500, now=10.0)
+    at_once(session.window.pushing(500, now=10.0))
 
 
 def use_half_the_grant(session):
     session.inserts.grant(0, "wait")
     session.inserts.grant(10, "")
-    session.record(6)
+    at_once(session.recording(6))
     session.schedule.is_dirty = False
 
 
 def record(session):
-    session.record(1)
+    at_once(session.recording(1))
 
 
 @pytest.mark.parametrize(
@@ -490,17 +491,17 @@ def told_by(remainder):
 
 def test_a_client_that_has_told_everything_leaves_nothing(session, home):
     join(session, home)
-    session.record(5)
+    at_once(session.recording(5))
     tell(session, home, 1.0)
     assert remainder_of(session, {}) is None
 
 
 def test_what_is_left_fits_messages_and_is_complete(session, home):
     join(session, home)
-    session.record(5)
+    at_once(session.recording(5))
     for number in range(LINES_PER_UPDATE + 1):
         session.outbox.add(f"{number}", 9, 0.0)
-    session.close_episode(5, 2.0, now=1.0)
+    at_once(session.closing_episode(5, 2.0, now=1.0))
     remainder = remainder_of(session, {"policy": 2})
     assert (remainder.client, remainder.label, remainder.table, remainder.home) == (CLIENT, 9, "default", "one")
     assert (remainder.steps, remainder.episodes, remainder.lines) == (5, 1, LINES_PER_UPDATE + 1)
@@ -512,16 +513,16 @@ def test_what_is_left_fits_messages_and_is_complete(session, home):
 @pytest.mark.parametrize("is_told", [False, True])
 def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
     join(session, home)
-    session.record(5)
+    at_once(session.recording(5))
     session.end_run().is_told = is_told
-    session.record(2)
+    at_once(session.recording(2))
     told = [(run, update.steps) for run, update in told_by(remainder_of(session, {}))]
     assert told == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
 
 
 def test_an_episode_alone_is_left_too(session, home):
     join(session, home)
-    session.close_episode(5, 2.0, now=1.0)
+    at_once(session.closing_episode(5, 2.0, now=1.0))
     session.counts.acknowledged = dataclasses.replace(session.counts.sums)
     remainder = remainder_of(session, {})
     assert (remainder.steps, remainder.episodes, remainder.lines) == (0, 1, 0)

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from memoire._core import at_once
 from memoire.accounting.account import Account
 from memoire.client.push_window import AccountWindows, PushWindow
 
@@ -33,7 +34,7 @@ class WindowMachine(RuleBasedStateMachine):
     def push(self, size):
         window = self.windows.now
         if window.has_room(size):
-            window.pushed(size, self.now)
+            at_once(window.pushing(size, self.now))
             self.way.append((size, window.pushed_caches, window.pushed_bytes, self.home, self.since[self.home]))
             self.pushed = [self.pushed[0] + 1, self.pushed[1] + size]
         assert window.in_flight <= max(1000, size)
@@ -112,7 +113,7 @@ def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
     windows = AccountWindows(1000)
     windows.belong(7, 1, since=5)
     for _ in range(3):
-        windows.now.pushed(100, now=0.0)
+        at_once(windows.now.pushing(100, now=0.0))
     windows.belong(7, 2, since=9)
     assert (windows.now.pushed_caches, windows.sums().lost_bytes) == (0, 300)
     windows.belong(7, 1, since=5)
@@ -127,7 +128,7 @@ def test_homes_left_long_ago_are_kept_as_sums():
     windows = AccountWindows(1000)
     for home in range(100):
         windows.belong(7, home, since=1)
-        windows.now.pushed(10, now=0.0)
+        at_once(windows.now.pushing(10, now=0.0))
         windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
     assert len(windows._left) <= 32
     assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (1000, 100)
@@ -137,7 +138,7 @@ def test_homes_left_long_ago_are_kept_as_sums():
 def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
     window = PushWindow(100)
     assert window.has_room(1000)
-    window.pushed(1000, 0.0)
+    at_once(window.pushing(1000, 0.0))
     assert not window.has_room(1) and window.is_half_used
     window.answered(1, 1000, 0, {}, 0.0)
     assert window.has_room(1) and window.lost_bytes == 0
@@ -145,7 +146,7 @@ def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
 
 def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
     window = PushWindow(100, lost_after=5.0)
-    window.pushed(60, now=0.0)
+    at_once(window.pushing(60, now=0.0))
     window.answered(0, 0, 0, {}, asked_at=4.0)
     assert (window.in_flight, window.lost_bytes) == (60, 0)
     window.answered(0, 0, 0, {}, asked_at=6.0)
@@ -171,7 +172,7 @@ def test_a_client_may_allow_itself_less_than_its_home_grants():
 def test_a_late_answer_takes_nothing_back():
     window = PushWindow(100)
     for _ in range(3):
-        window.pushed(10, now=0.0)
+        at_once(window.pushing(10, now=0.0))
     window.answered(2, 20, 0, {"size": 1}, asked_at=1.0)
     window.answered(1, 10, 0, {}, asked_at=0.5)
     assert (window.accepted_caches, window.received_caches, window.rejected) == (2, 3, {"size": 1})

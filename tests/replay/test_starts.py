@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from memoire import Buffer, Column, Schema
+from memoire._core import at_once
 from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
 from memoire.replay.reset_check import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
@@ -231,7 +232,7 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
         starts = ResetCheck()
         for _ in range(100):
             final, first = random.integers(16, size=2).tolist()
-            starts.ended(0, final, 8)
+            at_once(starts.ended(0, final, 8))
             if starts.is_forgotten(0, first, bool(random.random() < 0.05)):
                 refused += 1
                 break
@@ -242,22 +243,22 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
 def test_a_start_is_judged_by_what_was_seen() -> None:
     starts = ResetCheck()
     assert not starts.is_forgotten(0, 1, True) and starts.began(0, 1) == 0 and starts.awaited == ()
-    starts.ended(0, 2, 9)
+    at_once(starts.ended(0, 2, 9))
     assert starts.awaited == (0,)
     assert not starts.is_forgotten(0, 3, True) and not starts.is_forgotten(0, 2, True)
     assert starts.began(0, 2) == 1
-    starts.ended(0, 4, 1)  # in the row, however short the episode was
+    at_once(starts.ended(0, 4, 1))  # in the row, however short the episode was
     assert starts.is_forgotten(0, 4, True) and not starts.is_forgotten(0, 4, False)
     assert starts.began(0, 4) == 2
-    starts.ended(0, 5, 1)
+    at_once(starts.ended(0, 5, 1))
     assert starts.is_forgotten(0, 5, False) and not starts.is_forgotten(0, 1, False)
-    starts.reset(0)
+    at_once(starts.reset(0))
     assert starts.awaited == () and not starts.is_forgotten(0, 5, True)
-    starts.ended(0, 1, 9)  # where an episode was seen to begin
+    at_once(starts.ended(0, 1, 9))  # where an episode was seen to begin
     assert starts.began(0, 1) == 1
-    starts.ended(0, 6, 1)  # of a bandit
+    at_once(starts.ended(0, 6, 1))  # of a bandit
     assert starts.began(0, 6) == 2
-    starts.ended(0, 7, 1)
+    at_once(starts.ended(0, 7, 1))
     assert not starts.is_forgotten(0, 7, True)
 
 

@@ -48,10 +48,16 @@ class Ledger:
     def checked_version(self, model_version: Any) -> int:
         return int(model_version)
 
-    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> None:
-        columns = [self.schema[name] for name in self.schema.entry_names]
-        arrays = [np.asarray(value).astype(column.dtype) for value, column in zip(values, columns, strict=True)]
-        self.add_many(np.array([lane]), tuple(array[None] for array in arrays), init_w, model_version)
+    leaving = ()
+
+    def adding_one(self, lane: int, values: tuple[Any, ...], *facts: Any) -> list[Any]:
+        return [(self.add_many, (np.array([lane]), tuple(value[None] for value in values), *facts))]
+
+    def adding(self, *given: Any) -> list[Any]:
+        return [(self.add_many, given)]
+
+    def closing(self, lane: int, *, is_cut: bool = False, **end: Any) -> list[Any]:
+        return [(partial(self.close, **end), (lane,)), (self.open, (lane,))]
 
     def add_many(self, lanes: Any, values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0) -> None:
         if self.refuse:
@@ -83,9 +89,6 @@ class Ledger:
         self.episodes.append(
             {"lane": lane, "entries": entries, "final": final_state, "terminated": terminated, "boot": bootstrap_value}
         )
-
-    def cut(self, lane: int, *, final_state: tuple[Any, ...], bootstrap_value: Any = None) -> None:
-        self.close(lane, final_state=final_state, terminated=False, bootstrap_value=bootstrap_value)
 
 
 class Watcher:

@@ -21,9 +21,10 @@ class LongWay:
     """A memory that the engine does not know: its writer takes every step the long way."""
 
     def __init__(self, memory: Memory) -> None:
-        self.memory, self.schema, self.capacity = memory, memory.schema, memory.capacity
-        self.open, self.add, self.add_many, self.close = memory.open, memory.add, memory.add_many, memory.close
-        self.cut, self.checked_version = memory.cut, memory.checked_version
+        self.memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
 
 
 class Heard(list):

@@ -1,0 +1,250 @@
+"""A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from interrupts import everywhere
+from memoire.errors import MemoireError
+from memoire.replay.columns import Column
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.replay.writer import Writer
+
+SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
+VECTOR = np.arange(120, dtype=np.float32).reshape(20, 3, 2)
+NO, YES = np.zeros(3, np.bool_), np.ones(3, np.bool_)
+SECOND = np.array([False, True, False])
+WORD = [np.arange(n, dtype=np.uint8) for n in (3, 5, 2, 7, 4, 6, 1, 8, 2, 3)]
+ENDED: dict[str, Any] = {"final_obs": VECTOR[19], "_final_obs": SECOND}
+Call = Callable[[Writer], Any]
+
+
+class Heard(list[Any]):
+    def on_entries(self, count: int) -> None:
+        self.append(count)
+
+    def on_episode(self, lane: int, length: int, return_: Any) -> None:
+        self.append((lane, length, return_.tolist()))
+
+
+class LongWay:
+    """A memory that the engine does not know: its writer takes every step the long way."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+
+def one(at: int, terminated: bool = False, truncated: bool = False, to: int | None = None, **more: Any) -> Call:
+    """A step of a single environment from the observation number `at`."""
+    after = SINGLE[at + 1 if to is None else to]
+    obs = SINGLE[at]
+    return lambda writer: writer.step(obs, at, float(at), terminated, truncated, after, {}, **more)
+
+
+def many(at: int, terminated: Any = NO, truncated: Any = NO, info: Any = None, **more: Any) -> Call:
+    """A step of three environments."""
+    obs, after, rewards, actions = VECTOR[at], VECTOR[at + 1], np.arange(3.0), np.full(3, at)
+    if (members := more.get("members")) is not None:
+        obs, after, rewards, actions = (part[members] for part in (obs, after, rewards, actions))
+        terminated, truncated = terminated[members], truncated[members]
+    return lambda writer: writer.step(obs, actions, rewards, terminated, truncated, after, info or {}, **more)
+
+
+def word(at: int, terminated: bool = False) -> Call:
+    return lambda writer: writer.step(WORD[at], at, 1.0, terminated, False, WORD[at + 1], {})
+
+
+def reset(*args: Any, **more: Any) -> Call:
+    return lambda writer: writer.reset(*args, **more)
+
+
+@dataclass
+class Case:
+    """What is interrupted, after some calls, and the calls that a user may make then."""
+
+    call: Call
+    before: tuple[Call, ...] = ()
+    then: tuple[Call, ...] = ()
+    num_envs: int | None = None
+    autoreset: str = "disabled"
+    columns: dict[str, Any] = field(default_factory=dict)
+    state: Any = field(default_factory=lambda: Column("float32", (2,), "state"))
+    parameters: Parameters = field(default_factory=Parameters)
+    long_way: bool = False
+    longest: int = 6
+    ragged_limit: int = 0
+
+    def make(self) -> "Tried":
+        schema = Schema({"obs": self.state, "action": np.int64, "reward": np.float32, **self.columns})
+        return Tried(self, Memory(schema, 14, self.parameters, live=True, seed=1, ragged_limit=self.ragged_limit))
+
+
+class Tried:
+    """A case with a memory of its own."""
+
+    def __init__(self, case: Case, memory: Memory) -> None:
+        memory.set_clock(5.0)
+        self.memory, self.heard, self.refused = memory, Heard(), []
+        store: Any = LongWay(memory) if case.long_way else memory
+        self.writer = Writer(store, case.num_envs, case.autoreset, self.heard, longest=case.longest)
+        for call in case.before:
+            call(self.writer)
+
+    def go_on(self, calls: tuple[Call, ...]) -> "Tried":
+        for call in calls:
+            try:
+                call(self.writer)
+            except MemoireError as error:
+                self.refused.append(str(error))
+        return self
+
+    def outcome(self) -> dict[str, Any]:
+        """All that can be told apart."""
+        told, episodes = sum(each for each in self.heard if isinstance(each, int)), []
+        episodes = [each for each in self.heard if not isinstance(each, int)]
+        found = {"refused": self.refused, "entries told": told, "episodes told": episodes}
+        for name, value in self.memory.contents().items():
+            if name not in ("columns", "finals"):
+                found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        rows = self.memory.contents()["meta"]["episode"] >= 0
+        codes = np.flatnonzero(rows)
+        for name in self.memory.schema.names:
+            column = self.memory.schema[name]
+            if column.is_ragged:
+                found[f"column {name}"] = self.memory.ragged(name, codes).values.tolist()
+            else:
+                out = np.zeros((len(codes), *column.shape), column.dtype)
+                self.memory.copy_frames(name, codes, out)
+                found[f"column {name}"] = out.tolist()
+        if self.memory.num_positive:
+            found["drawn"] = self.memory.draw(8).tolist()
+        return found
+
+
+TWICE = (one(0), one(1))
+STEPS = tuple(one(at) for at in range(5))
+VALUES = {"value": Column("float32", (), "value")}
+CASES = {
+    "first step": Case(one(0), then=(one(1), one(2))),
+    "usual step": Case(one(2), TWICE, (one(3), one(4))),
+    "the long way": Case(one(2), TWICE, (one(3), one(4)), long_way=True),
+    "one that needs converting": Case(one(2, init_w=2), TWICE, (one(3), one(4))),
+    "terminated": Case(one(2, True), TWICE, (one(5), one(6))),
+    "truncated": Case(
+        one(2, truncated=True, bootstrap_value=0.5, value=1.0),
+        (one(0, value=2.0), one(1, value=3.0)),
+        (one(5, value=1.0), one(6, value=1.0)),
+        columns=VALUES,
+    ),
+    "the first of an episode": Case(one(5), (*TWICE, one(2, True)), (one(6), one(7, True))),
+    "where one ended": Case(one(3), (*TWICE, one(2, True)), (one(4), one(5, True), one(6), one(7))),
+    "that cuts": Case(one(5), STEPS, (one(6), one(7)), longest=5),
+    "that cuts and ends": Case(one(5, True), STEPS, (one(8), one(9)), longest=5),
+    "a full ring": Case(one(4), (*STEPS, one(5, True), *STEPS, one(5, True), *STEPS[:4]), (one(5), one(6, True))),
+    "many steps": Case(one(3), STEPS[:3], (one(4, True),), parameters=Parameters(multi_step=3)),
+    "sequences": Case(
+        one(3, True), STEPS[:3], (one(7), one(8)), parameters=Parameters(sequence_length=2, sequence_overlap=1)
+    ),
+    "extra columns": Case(one(2, logp=0.5), (one(0, logp=0.1), one(1, logp=0.2)), columns={"logp": np.float32}),
+    "ragged": Case(word(2, True), (word(0), word(1)), (word(5), word(6)), state=Column("uint8", (None,), "state")),
+    "ragged without room": Case(
+        word(3), (word(0), word(1), word(2)), (word(4), word(5, True)),
+        state=Column("uint8", (None,), "state"), ragged_limit=96,
+    ),
+    "vector": Case(many(2), (many(0), many(1)), (many(3), many(4)), 3),
+    "vector, one ends": Case(many(2, SECOND), (many(0), many(1)), (many(5), many(6)), 3),
+    "vector, next_step": Case(many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3, "next_step"),
+    "vector, being reset": Case(many(2), (many(0), many(1, SECOND)), (many(3), many(4, YES)), 3, "next_step"),
+    "vector, all being reset": Case(many(2), (many(0), many(1, YES)), (many(3), many(4)), 3, "next_step"),
+    "vector, same_step": Case(many(2, NO, SECOND, ENDED), (many(0), many(1)), (many(3),), 3, "same_step"),
+    "vector, all end": Case(many(1, NO, YES), (many(0),), (many(5), many(6)), 3),
+    "vector, that cuts": Case(many(3, SECOND), (many(0), many(1), many(2)), (many(4),), 3, "next_step", longest=3),
+    "some members": Case(
+        many(2, SECOND, members=[2, 0]), (many(0), many(1, members=[0, 1, 2])), (many(3, members=[1]), many(4)), 3
+    ),
+    "reset": Case(reset(SINGLE[7]), TWICE, (one(7), one(8))),
+    "reset of a state of its own": Case(
+        reset(SINGLE[7]), (one(0, to=10), lambda writer: writer.step(SINGLE[10], 0, 0.0, False, False, SINGLE[11])),
+    ),
+    "reset, vector": Case(reset(VECTOR[7]), (many(0), many(1)), (many(7), many(8)), 3),
+    "reset of some": Case(reset(VECTOR[2], mask=SECOND), (many(0), many(1)), (many(2), many(3)), 3),
+    "reset after an end": Case(reset(VECTOR[7], mask=SECOND), (many(0), many(1, SECOND)), (many(7),), 3),
+    "reset of members apart": Case(
+        reset(VECTOR[2], mask=SECOND), (many(0), many(1, members=[2, 0])), (many(2), many(3)), 3
+    ),
+    "cut": Case(lambda writer: writer.cut(), TWICE, (one(2), one(3, True))),
+    "cut, vector": Case(lambda writer: writer.cut(), (many(0), many(1, SECOND)), (many(7),), 3),
+    "close": Case(lambda writer: writer.close(), (many(0), many(1, SECOND)), (many(7),), 3),
+}  # fmt: skip
+
+
+def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
+    """What a user does after an interrupt; a place gets one of them in turn."""
+    obs = SINGLE[12] if case.num_envs is None else VECTOR[12]
+    is_ragged = not isinstance(case.state.shape, tuple) or None in case.state.shape
+    start: Call = reset(WORD[8] if is_ragged else obs)
+    again: Call = word(8) if is_ragged else one(12) if case.num_envs is None else many(12)
+    if case.columns:
+        name = next(iter(case.columns))
+        again = one(12, **{name: 1.0})
+    yield start, again, lambda writer: writer.close()  # begin again
+    yield case.call, *case.then, lambda writer: writer.close()  # the same once more
+    yield *case.then, lambda writer: writer.close()  # as if nothing had been
+
+
+def check(case: Case, opcodes: bool) -> None:
+    ways = [(calls, case.make().go_on(calls).outcome(), done(case).go_on(calls).outcome()) for calls in ways_on(case)]
+    left: dict[str, Tried] = {}
+    for at, interrupted in enumerate(everywhere(opcodes)):
+        tried = case.make()
+        place = interrupted(lambda tried=tried: case.call(tried.writer))
+        left[place] = tried
+        calls, never, once = ways[at % len(ways)]
+        found = tried.go_on(calls).outcome()
+        if found not in (never, once):
+            wrong = {name: (value, never[name], once[name]) for name, value in found.items()}
+            wrong = {name: each for name, each in wrong.items() if each[0] not in each[1:]}
+            raise AssertionError(f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}")
+    assert free(left.values()) == len(left), f"stays locked, interrupted at {list(left)[free(left.values())]}"
+
+
+def done(case: Case) -> Tried:
+    """The call was made, without an interrupt."""
+    made = case.make()
+    case.call(made.writer)
+    return made
+
+
+def free(tried: Iterable[Tried]) -> int:
+    """How many writers and memories another thread can take."""
+    taken: list[Tried] = []
+
+    def take() -> None:
+        for each in tried:
+            with each.writer._inside, each.memory.held():
+                taken.append(each)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    return len(taken)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_that_is_interrupted_at_a_line_has_happened_or_has_not(name: str) -> None:
+    check(CASES[name], opcodes=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_that_is_interrupted_at_an_opcode_has_happened_or_has_not(name: str) -> None:
+    check(CASES[name], opcodes=True)
