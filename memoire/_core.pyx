@@ -178,11 +178,10 @@ cdef enum:
 
 
 cdef cnp.ndarray _aligned(int64_t count, object dtype):
-    """Zeros [count] of dtype whose first byte begins a cache line."""
+    """Zeros [count] of dtype whose first byte begins a cache line. No Python runs here, where an interrupt could come."""
     dtype = np.dtype(dtype)
     room = np.zeros(count * dtype.itemsize + 64, np.uint8)
-    cdef int64_t skip = -<int64_t><size_t>cnp.PyArray_DATA(room) & 63
-    return room[skip:skip + count * dtype.itemsize].view(dtype)
+    return np.ndarray(count, dtype, room, -<int64_t><size_t>cnp.PyArray_DATA(room) & 63)
 
 
 cdef list _make_tree(Tree* tree, int64_t size):
@@ -766,9 +765,8 @@ cdef class EntryStore:
 
     cdef _grow(self, str name, int64_t count):
         """Make an array longer; what it held stays."""
-        old = self.arrays[name]
-        new = _aligned(count, old.dtype)
-        new[:len(old)] = old
+        cdef cnp.ndarray old = self.arrays[name], new = _aligned(count, (<object>old).dtype)
+        memcpy(cnp.PyArray_DATA(new), cnp.PyArray_DATA(old), cnp.PyArray_NBYTES(old))
         self._keep(name, new)
 
     # Threads
@@ -2980,7 +2978,8 @@ class NotAdded(Exception):
 
 
 def at_once(calls not None):
-    """Make these calls, pairs of a function of C and a tuple of its arguments, with nothing of Python in between."""
+    """Make these calls, pairs of a function of C and a tuple of its arguments, with nothing of Python in between. None may wait: what
+    they lock is held."""
     for function, arguments in calls:
         function(*arguments)
 

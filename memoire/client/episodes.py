@@ -114,7 +114,7 @@ class OpenEpisodes(Memory):
         with self.held():
             payload, length, returned = self._packed(lane, final), self.open_length(lane), self.open_return(lane)
         shipment = Shipment(payload, facts, length, returned)
-        return [*putting((lane, shipment), next(self._numbers), self.leaving), (self._open, (lane,))]
+        return [*putting((lane, shipment), next(self._numbers), self.leaving), *self.opening(lane)]
 
     def flush(self, first_lane: int, lanes: int) -> None:
         """Push what these lanes have closed, or count it as skipped."""

@@ -143,11 +143,15 @@ class Pusher:
             self._hold_until(are_admitted, self._waiting.now() + patience)
             return entries() == 0
 
-    def await_room(self) -> None:
-        """Wait until another entry may be inserted: `block_timeout` seconds at most, so that a call ends."""
+    def await_room(self, with_it: Changes) -> None:
+        """Wait until another entry may be inserted: `block_timeout` seconds at most, so that a call ends. Then change
+        `with_it`.
+        """
         self._waiting.wake()
         if not self._is_granted(self._waiting.now() + self.block_timeout) and not self._session.is_finished:
-            self.skip(HELD_BACK)
+            self.skip(HELD_BACK, lambda: with_it)
+        else:
+            _core.at_once(with_it)
 
     def _is_granted(self, deadline: float) -> bool:
         """Wait until at least one entry may be inserted; False at the deadline, or if the run is over."""
@@ -399,9 +403,9 @@ class WriterObserver:
                 self._is_due = False
                 raise
 
-    def pause(self) -> None:
+    def pause(self, writer: _core.StepCounter) -> None:
         """Wait for room; a learner has what was open."""
-        self._pusher.await_room()
+        self._pusher.await_room(setting(writer, _answer=""))
 
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
         """Count the first of these episodes, which were closed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager
 from operator import setitem
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -52,8 +53,14 @@ class EpisodeStore(Protocol):
     def parameters(self) -> Parameters:
         """How samples are cut."""
 
+    def held(self) -> AbstractContextManager[object]:
+        """A moment in which nothing else changes; a change waits for no lock then."""
+
     def open(self, lane: int = 0) -> None:
         """Begin an episode, discarding one that was not closed."""
+
+    def opening(self, lane: int) -> Changes:
+        """The changes that do so."""
 
     def checked_version(self, model_version: Any) -> int:
         """The version of the model that made a new entry. Raises ParameterError."""
@@ -125,8 +132,8 @@ class ExactObserver(Protocol):
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
         """Take the first of these episodes: lane, length and return."""
 
-    def pause(self) -> None:
-        """See `Observer`."""
+    def pause(self, writer: _core.StepCounter) -> None:
+        """Wait as `Observer.pause` does, and clear the writer's `_answer`."""
 
 
 class ToldObserver:
@@ -146,6 +153,7 @@ class ToldObserver:
         """See `ExactObserver`."""
         _core.at_once([(told.popleft, ()), (self._observer.on_episode, told[0])])
 
-    def pause(self) -> None:
+    def pause(self, writer: _core.StepCounter) -> None:
         """See `ExactObserver`."""
         self._observer.pause()
+        writer._answer = ""

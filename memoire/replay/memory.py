@@ -178,6 +178,10 @@ class Memory(_core.EntryStore, StrictAttributes):
         check_whole("lane", lane, 0, MAX_LANES - 1)
         self._open(lane)
 
+    def opening(self, lane: int) -> Changes:
+        """The changes, for `_core.at_once`, that open an episode in a lane as `open` does."""
+        return [(self._open, (lane,))]
+
     def open_length(self, lane: int = 0) -> int:
         """Entries in a lane's open episode; -1 where none is open."""
         return self._open_length(lane)
@@ -358,7 +362,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         multiplier, bootstrap, states = ending(self.schema, 1.0, final_state, terminated, bootstrap_value)
         ended = states is not None or bool(terminated)
         close = (lane, multiplier, True, True, ended, bool(terminated), states, bootstrap)
-        return [(self._close, close), (self._open, (lane,))]
+        return [(self._close, close), *self.opening(lane)]
 
     leaving: Sized = ()
     """Closed episodes that have to be sent elsewhere."""

@@ -24,12 +24,11 @@ class RolloutWriter(Writer):
         if is_after or self._owned:  # else the environment may have written over where the step ended
             self._cut_here(1 if self._answer else self._longest)
         if self._answer and waits and self._observer is not None:
-            self._observer.pause()
-            self._answer = ""
+            self._observer.pause(self)
 
     def _discard(self) -> None:
         """Drop the entries of open episodes, and go on in these; then wait."""
         changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
         for i in np.flatnonzero(self._opened < self._clock).tolist():
-            changes.append((self._memory.open, (int(self.lanes[i]),)))
+            changes += self._memory.opening(int(self.lanes[i]))
         self._commit(changes)

@@ -479,7 +479,8 @@ class Writer(_core.StepCounter):
     def _commit(self, changes: Changes) -> None:
         """Make changes that an interrupt leaves undone, or done, all together; then send what leaves with them."""
         try:
-            _core.at_once(changes)
+            with self._memory.held():  # first, since an interrupt may come while that is waited for
+                _core.at_once(changes)
         except _core.NotAdded as refused:
             self._memory.explain(refused)
         if self._memory.leaving:

@@ -100,6 +100,7 @@ DOORS = {
 INNER = {  # given by the doors above, or the figures of what was drawn
     "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.models.HandedModels.stamp",
     "memoire.replay.entry_conversion.version_of", "memoire.replay.memory.Memory.checked_version",
+    "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
     "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.pack.pack_episode",
     "memoire.pool.freshness.FreshnessMonitor.took",
 }  # fmt: skip

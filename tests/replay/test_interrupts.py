@@ -82,10 +82,13 @@ class Case:
     long_way: bool = False
     longest: int = 6
     ragged_limit: int = 0
+    capacity: int = 14
 
     def make(self) -> "Tried":
         schema = Schema({"obs": self.state, "action": np.int64, "reward": np.float32, **self.columns})
-        return Tried(self, Memory(schema, 14, self.parameters, live=True, seed=1, ragged_limit=self.ragged_limit))
+        return Tried(
+            self, Memory(schema, self.capacity, self.parameters, live=True, seed=1, ragged_limit=self.ragged_limit)
+        )
 
 
 class Tried:
@@ -159,6 +162,9 @@ CASES = {
     "ragged without room": Case(
         word(3), (word(0), word(1), word(2)), (word(4), word(5, True)),
         state=Column("uint8", (None,), "state"), ragged_limit=96,
+    ),
+    "more episodes than ever": Case(
+        one(3, True), (*(one(2 * (k % 8), True) for k in range(15)), one(2)), (one(4), one(5)), capacity=40
     ),
     "vector": Case(many(2), (many(0), many(1)), (many(3), many(4)), 3),
     "vector, one ends": Case(many(2, SECOND), (many(0), many(1)), (many(5), many(6)), 3),
@@ -248,3 +254,35 @@ def test_a_call_that_is_interrupted_at_a_line_has_happened_or_has_not(name: str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_interrupted_at_an_opcode_has_happened_or_has_not(name: str) -> None:
     check(CASES[name], opcodes=True)
+
+
+class Probed(LongWay):
+    """Tells while changes are made whether another thread can come between."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.between: list[bool] = []
+
+    def closing(self, lane: int, **end: Any) -> Any:
+        close, opens = self.memory.closing(lane, **end)
+        return [close, (self.probe, ()), opens]
+
+    def probe(self) -> None:
+        entered = threading.Event()
+
+        def enter() -> None:
+            with self.memory.held():
+                entered.set()
+
+        threading.Thread(target=enter, daemon=True).start()
+        self.between.append(entered.wait(0.02))
+
+
+def test_a_change_waits_for_no_lock_that_an_interrupt_could_find_it_at() -> None:
+    """A function of C that waits for a lock is interrupted, too: so it is held before the first change."""
+    memory = CASES["terminated"].make().memory
+    store: Any = Probed(memory)
+    writer = Writer(store, None, "disabled")
+    for call in (*TWICE, one(2, True), one(5), reset(SINGLE[9])):
+        call(writer)
+    assert store.between == [False, False]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ class Ledger:
         return int(model_version)
 
     leaving = ()
+    held = staticmethod(nullcontext)
 
     def adding_one(self, lane: int, values: tuple[Any, ...], *facts: Any) -> list[Any]:
         return [(self.add_many, (np.array([lane]), tuple(value[None] for value in values), *facts))]

@@ -1,0 +1,221 @@
+"""A step of a client's writer that is interrupted anywhere is counted and pushed once, or not at all, and nothing stays locked."""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clientkit import CLIENT, reply
+from interrupts import everywhere
+from memoire.client.io_client_lock import ClientLock
+from memoire.client.local_memory import LocalMemory
+from memoire.client.pushes import Pusher, WriterObserver
+from memoire.client.session import Session
+from memoire.errors import MemoireError
+from memoire.limits import Limits
+from memoire.replay.columns import Column
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.replay.writer import Writer
+from memoire.wire import messages
+from memoire.wire.frames import parse
+
+SCHEMA = Schema({"obs": Column("float32", (2,), "state"), "action": np.int64, "reward": np.float32})
+SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
+VECTOR = np.arange(120, dtype=np.float32).reshape(20, 3, 2)
+NO, SECOND = np.zeros(3, np.bool_), np.array([False, True, False])
+Call = Callable[[Writer], Any]
+
+
+def one(at: int, terminated: bool = False, truncated: bool = False) -> Call:
+    obs, after = SINGLE[at], SINGLE[at + 1]
+    return lambda writer: writer.step(obs, at, float(at), terminated, truncated, after, {})
+
+
+def many(at: int, terminated: Any = NO) -> Call:
+    obs, after, rewards, actions = VECTOR[at], VECTOR[at + 1], np.arange(3.0), np.full(3, at)
+    return lambda writer: writer.step(obs, actions, rewards, terminated, NO, after, {})
+
+
+def reset(obs: Any) -> Call:
+    return lambda writer: writer.reset(obs)
+
+
+def end(writer: Writer) -> None:
+    """In place of `Client.close`, which ends all writers: it says what it cannot store."""
+
+
+@dataclass
+class Case:
+    """What is interrupted, after some calls, and what comes then; and the home's words."""
+
+    storage: str
+    call: Call
+    before: tuple[Call, ...] = ()
+    then: tuple[Call, ...] = ()
+    num_envs: int | None = None
+    granted: int = 1 << 40
+    credit: int = 1 << 20
+    when_full: Any = "skip"
+    longest: int | None = None
+
+
+class Actor:
+    """A client without its thread: what it would send lies in its queue."""
+
+    def __init__(self, case: Case) -> None:
+        parameters = Parameters(cache_size=3, samples_per_insert=2.0, multi_step=2)
+        self.session = Session(CLIENT, "tcp://there", table="", label=9, limits=Limits(), rng=random.Random(1), now=0.0)
+        self.session.hello("host", 1)
+        body = messages.Welcome(
+            schema=SCHEMA.to_json(), run_name="run", home_name="one", epoch=7, since=7, table=3, table_name="default",
+            storage=case.storage, parameters=parameters.to_wire(), granted_steps=case.granted, credit=case.credit,
+        )  # fmt: skip
+        welcomed = self.session.welcomed(reply(body, run=1, home=2, fingerprint=5), 0.0)
+        assert welcomed is not None
+        self.session.enter(welcomed, 0.0)
+        self.waiting = ClientLock(1.0)
+        rest: Any = {"when_full": case.when_full, "block_timeout": 0.001, "clock": lambda: 1.0}
+        self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
+        more: Any = {"pack": self.pusher.pack, "ship": self.pusher.ship, "check_open": lambda: None}
+        self.local = LocalMemory(self.session, capacity=40, live=True, seed=1, **more)
+        self.local.memory.set_clock(1.0)
+        observer = WriterObserver(self.session, self.waiting, self.pusher, self.local)
+        autoreset = None if case.num_envs is None else "next_step"
+        options: Any = {} if case.longest is None else {"longest": case.longest}
+        self.writer = self.local.writer(None, case.num_envs, autoreset, observer, lambda version: version, **options)
+        self.refused: list[str] = []
+        self.go_on(case.before)
+
+    def go_on(self, calls: tuple[Call, ...]) -> "Actor":
+        for call in calls:
+            try:
+                if call is end:
+                    self.refused += self.local.end_writers("this client", time.monotonic() + 10.0)
+                else:
+                    call(self.writer)
+            except MemoireError as error:
+                self.refused.append(str(error))
+        return self
+
+    def outcome(self) -> dict[str, Any]:
+        """All that can be told apart, but what a cache drew: an interrupted draw is drawn again."""
+        session, sent = self.session, [parse(frames) for frames in self.pusher.queue]
+        is_cache = session.told.storage == "caches"
+        return {
+            "refused": self.refused,
+            "counts": session.counts.sums,
+            "episodes": [(row.length, row.returned) for row in session.counts.oldest_episodes(100)],
+            "dropped": session.counts.dropped_returns,
+            "left": (session.inserts.left, session.inserts._undecided, session.inserts.is_short),
+            "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),
+            "window": (session.window.pushed_caches, session.window.pushed_bytes * (not is_cache)),
+            "not pushed": (self.pusher.not_pushed, self.pusher.reason),
+            "bodies": [(type(each.body), each.body.number) for each in sent]
+            if is_cache
+            else [each.body for each in sent],
+            "sent": [] if is_cache else [bytes(each.payload) for each in sent],
+            "open": [self.local.memory.open_length(lane) for lane in range(3)],
+            "memory": (self.local.memory.num_entries, self.local.memory.num_episodes),
+        }
+
+
+EPISODE = (one(0), one(1))
+CASES = {
+    "caches, a step": Case("caches", one(2), EPISODE, (one(3),)),
+    "caches, a step that pushes": Case("caches", one(4), (*EPISODE, one(2), one(3)), (one(5), one(6))),
+    "caches, an end": Case("caches", one(2, True), EPISODE, (one(5),)),
+    "caches, vector": Case("caches", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
+    "caches, held back": Case("caches", one(2), EPISODE, (one(3),), granted=2, when_full="block"),
+    "caches, window full": Case("caches", one(6), (*EPISODE, *map(one, range(2, 6))), (one(7),), credit=1),
+    "episodes, a step": Case("episodes", one(2), EPISODE, (one(3),)),
+    "episodes, an end": Case("episodes", one(2, True), EPISODE, (one(5), one(6, True))),
+    "episodes, truncated": Case("episodes", one(2, truncated=True), EPISODE, (one(5),)),
+    "episodes, vector": Case("episodes", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
+    "episodes, that cuts": Case("episodes", one(3, True), (*EPISODE, one(2)), (one(6),), longest=3),
+    "episodes, held back": Case("episodes", one(2, True), EPISODE, (one(5),), granted=0, when_full="block"),
+    "episodes, window full": Case(
+        "episodes", one(7, True), (*EPISODE, one(2, True), one(6)), (one(9),), credit=1, when_full="block"
+    ),
+    "episodes, reset": Case("episodes", reset(VECTOR[7]), (many(0), many(1)), (many(7),), 3),
+    "episodes, cut": Case("episodes", lambda writer: writer.cut(), EPISODE, (one(2, True),)),
+    "episodes, close": Case("episodes", lambda writer: writer.close(), (many(0), many(1)), (many(2),), 3),
+    "rollouts, a step": Case("rollouts", one(2), EPISODE, (one(3),), longest=4),
+    "rollouts, a full fragment": Case("rollouts", one(2), EPISODE, (one(3),), longest=3),
+    "rollouts, an end": Case("rollouts", one(2, True), EPISODE, (one(5),), longest=4),
+    "rollouts, that waits": Case("rollouts", one(2), EPISODE, (one(3),), granted=3, longest=5),
+    "rollouts, that waits and ends": Case("rollouts", one(2, True), EPISODE, (one(3),), granted=3, longest=5),
+    "rollouts, discarded": Case("rollouts", one(2), EPISODE, (one(3), one(4, True)), granted=2, longest=5),
+    "rollouts, vector": Case("rollouts", many(2, SECOND), (many(0), many(1)), (many(3),), 3, longest=3),
+    "rollouts, vector discarded": Case(
+        "rollouts", many(2), (many(0), many(1)), (many(3), many(4, SECOND)), 3, granted=5, longest=5
+    ),
+    "rollouts, reset": Case("rollouts", reset(SINGLE[9]), EPISODE, (one(9),), longest=4),
+}
+
+
+def ways_on(case: Case) -> list[tuple[Call, ...]]:
+    """What a user does after an interrupt; a place gets one of them in turn."""
+    obs, again = (SINGLE[12], one(12)) if case.num_envs is None else (VECTOR[12], many(12))
+    return [(reset(obs), again, end), (case.call, *case.then, end), (*case.then, end), (end,)]
+
+
+def check(case: Case, opcodes: bool) -> None:
+    ways = [(calls, Actor(case).go_on(calls).outcome(), done(case).go_on(calls).outcome()) for calls in ways_on(case)]
+    left: dict[str, Actor] = {}
+    for at, interrupted in enumerate(everywhere(opcodes)):
+        actor = Actor(case)
+        place = interrupted(lambda actor=actor: case.call(actor.writer))
+        left[place] = actor
+        calls, never, once = ways[at % len(ways)]
+        found = actor.go_on(calls).outcome()
+        if found not in (never, once):
+            wrong = {name: (value, never[name], once[name]) for name, value in found.items()}
+            wrong = {name: each for name, each in wrong.items() if each[0] not in each[1:]}
+            raise AssertionError(f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}")
+    assert free(list(left.values())) == len(left), f"stays locked: {list(left)[free(list(left.values()))]}"
+
+
+def done(case: Case) -> Actor:
+    """The call was made, without an interrupt."""
+    actor = Actor(case)
+    actor.go_on((case.call,))
+    return actor
+
+
+def free(actors: list[Actor]) -> int:
+    """How many of them another thread can take."""
+    taken: list[Actor] = []
+
+    def take() -> None:
+        for each in actors:
+            with each.waiting.changed, each.local.memory.held(), each.writer._inside:
+                taken.append(each)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    return len(taken)
+
+
+LONG = ("full", "held", "waits", "discarded", "cuts", "reset", "close", "rollouts, vector")
+"""Parts of the names of cases with many lines, or that wait."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * any(word in name for word in LONG)) for name in CASES]
+)
+def test_a_step_that_is_interrupted_at_a_line_is_counted_and_pushed_once_or_never(name: str) -> None:
+    check(CASES[name], opcodes=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_that_is_interrupted_at_an_opcode_is_counted_and_pushed_once_or_never(name: str) -> None:
+    check(CASES[name], opcodes=True)
