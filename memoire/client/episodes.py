@@ -104,6 +104,8 @@ class OpenEpisodes(Memory):
     ) -> Changes:
         """The changes that have a lane's entries leave with the next `flush`, as `close` would send them.
 
+        States of `final_state` are [*F]; `bootstrap_value` is a number or [*R].
+
         Args:
             is_cut: They are a part of an episode that goes on.
         """

@@ -408,7 +408,7 @@ class WriterObserver:
         self._pusher.await_room(setting(writer, _answer=""))
 
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """Count the first of these episodes, which were closed."""
+        """Count the first of these episodes, which were closed: lane, length and return [*R]."""
         self._waiting.check_process()
         _, length, returned = told[0]
         self._pusher.count_episode(length, returned, with_it=[(told.popleft, ())])

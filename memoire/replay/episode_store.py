@@ -130,7 +130,7 @@ class ExactObserver(Protocol):
         """Take the writer's `_untold` entries, and set its `_answer`; `waits` is whether that may take time."""
 
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """Take the first of these episodes: lane, length and return."""
+        """Take the first of these episodes: lane, length and return [*R]."""
 
     def pause(self, writer: _core.StepCounter) -> None:
         """Wait as `Observer.pause` does, and clear the writer's `_answer`."""
@@ -150,7 +150,7 @@ class ToldObserver:
         writer._tell(self._observer.on_entries)
 
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """See `ExactObserver`."""
+        """See `ExactObserver`: the return is [*R]."""
         _core.at_once([(told.popleft, ()), (self._observer.on_episode, told[0])])
 
     def pause(self, writer: _core.StepCounter) -> None:

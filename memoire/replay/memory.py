@@ -226,7 +226,9 @@ class Memory(_core.EntryStore, StrictAttributes):
         return numbers
 
     def adding(self, lanes: Int64s, values: Sequence[Any], init_w: ArrayLike, model_version: int) -> Changes:
-        """The changes, for `_core.at_once`, that do what `add_many` does."""
+        """The changes, for `_core.at_once`, that do what `add_many` does: `lanes` [N], `values` [N, *F], `init_w` a
+        number or [N].
+        """
         count, version = len(lanes), self.checked_version(model_version)
         arrays = exact_columns(self.schema, values, (count,))
         given = (lanes, arrays, init_weights(init_w, count), np.empty(count, np.int64), version)
@@ -355,6 +357,8 @@ class Memory(_core.EntryStore, StrictAttributes):
         is_cut: bool = False,
     ) -> Changes:
         """The changes, for `_core.at_once`, that close an open episode with entries as `close` does, and open the next.
+
+        States of `final_state` are [*F]; `bootstrap_value` is a number or [*R].
 
         Args:
             is_cut: It goes on: it is stored as truncated.
