@@ -166,7 +166,8 @@ class Buffer(StrictAttributes):
             SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
         members, mode = layout(envs, num_envs, autoreset)
-        return self._writers.make(members, mode, observer, longest=longest, check=check, resume=resume)
+        with self._memory.held():  # before the lock of all writers, as `configure` and `save` do
+            return self._writers.make(members, mode, observer, longest=longest, check=check, resume=resume)
 
     @checked_names()
     def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:

@@ -107,7 +107,7 @@ class Writer(_core.StepCounter):
         resumed: WriterState | None = None,
     ) -> None:
         self._single = num_envs is None
-        self.num_envs = count = 1 if num_envs is None else _at_least_one("num_envs", num_envs)
+        self.num_envs = count = 1 if num_envs is None else at_least_one("num_envs", num_envs)
         self.autoreset = autoreset_mode(autoreset)
         self.longest = max(1, memory.capacity // (2 * count)) if longest is None else longest
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
@@ -378,7 +378,7 @@ class Writer(_core.StepCounter):
 
     @longest.setter
     def longest(self, entries: int) -> None:
-        longest = _at_least_one("longest", entries)
+        longest = at_least_one("longest", entries)
         self._room = 0  # steps until an episode may be too long: counted anew at the next step
         self._longest = longest
 
@@ -716,7 +716,8 @@ def _ends(
     ]
 
 
-def _at_least_one(name: str, value: Any) -> int:
+def at_least_one(name: str, value: Any) -> int:
+    """A whole number from 1. Raises ParameterError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ParameterError(name, value, "a whole number of at least 1")
     return int(value)

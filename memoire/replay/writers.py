@@ -17,7 +17,8 @@ from .autoreset import autoreset_mode
 from .episode_store import EpisodeStore, ExactObserver, Observer
 from .parameters import Parameters
 from .rollout_writer import RolloutWriter
-from .writer import Writer
+from .step_converter import StepConverter
+from .writer import Writer, at_least_one
 from .writer_state import WriterState
 
 
@@ -38,7 +39,8 @@ class WriterRegistry:
     def __init__(self, memory: EpisodeStore) -> None:
         self.memory = memory
         """Whose they are."""
-        self._lock = threading.Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
+        # Of the three below, except that a dying writer appends to `_free` at any moment. Taken after the memory's.
+        self._lock = threading.Lock()
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
         self._left: list[_LeftWriter] = []  # of a memory that was loaded: their episodes are open
@@ -68,15 +70,23 @@ class WriterRegistry:
 
         Raises:
             ParameterError: there is no room for so many environments, or only for episodes so short that no sample of
-                them would be whole; or none of the saved writers was of as many.
+                them would be whole; or none of the saved writers was of as many. What was left goes on.
+            SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
-        lanes = num_envs or 1
+        lanes, mode = num_envs or 1, autoreset_mode(autoreset)
+        longest = None if longest is None else at_least_one("longest", longest)
+        StepConverter(self.memory.schema, num_envs)
         with self._lock:
-            resumed = self._claimed(num_envs, autoreset_mode(autoreset)) if resume else None
+            resumed = self._claimed(num_envs, mode) if resume else None
             is_shared = longest is None and (resumed is None or resumed.is_shared)
+            has_lanes = resumed is not None or lanes in self._given_back()
+            total = self._lanes + (0 if has_lanes else lanes)
             if is_shared or self._sharing:
-                has_lanes = resumed is not None or lanes in self._given_back()
-                self._check_share(self.memory.parameters, self._lanes + (0 if has_lanes else lanes))
+                self._check_share(self.memory.parameters, total)
+            most = self.memory.capacity // 2
+            if total > most and not has_lanes:
+                expected = f"at most {most} with those of other writers: two entries of room for each"
+                raise ParameterError("num_envs", lanes, expected)
             if resumed is None:
                 first = self._end_left(lanes)
             else:
@@ -90,7 +100,7 @@ class WriterRegistry:
                 longest = share if is_shared or resumed is None else resumed.longest
             kind = RolloutWriter if cuts_at_once else Writer
             facts: dict[str, Any] = {"first_lane": first, "longest": longest, "check": check, "stamp": stamp}
-            writer = kind(self.memory, num_envs, autoreset, observer, **facts, resumed=resumed)
+            writer = kind(self.memory, num_envs, mode, observer, **facts, resumed=resumed)
             writer._leave = weakref.finalize(writer, self._free.append, (first, lanes))
             self._living.add(writer)
             for other in self._sharing:
@@ -249,9 +259,5 @@ class WriterRegistry:
             if free[1] == lanes:
                 self._free.remove(free)
                 return free[0]
-        most = self.memory.capacity // 2
-        if self._lanes + lanes > most:
-            expected = f"at most {most} with those of other writers: two entries of room for each"
-            raise ParameterError("num_envs", lanes, expected)
         self._lanes += lanes
         return self._lanes - lanes

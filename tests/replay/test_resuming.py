@@ -283,6 +283,47 @@ def test_several_writers_go_on_in_their_order_and_others_are_refused():
         assert fresh.lanes.tolist() == [4] and other.num_episodes == 0
 
 
+@pytest.mark.parametrize(
+    "options", [{"longest": 0}, {"num_envs": 201, "autoreset": "same_step"}, {"autoreset": "none"}]
+)
+def test_a_writer_that_is_refused_ends_no_saved_episode_and_takes_no_lane(options):
+    buffer = plain(capacity=400)
+    kept = steps_of(buffer, 3)
+    for other, resume in itertools.product([copy.copy(buffer), copy.copy(buffer)], [False, True]):
+        with pytest.raises(ParameterError):
+            other.writer(resume=resume, **options)
+        if resume:
+            again = other.writer(resume=True)
+            assert (again.lanes.tolist(), other.memory.open_length(0), other.num_episodes) == (
+                kept.lanes.tolist(),
+                3,
+                0,
+            )
+            assert other.writer().lanes.tolist() == [1]
+
+
+def test_threads_that_configure_save_and_make_writers_do_not_wait_for_each_other_forever(tmp_path):
+    buffer = plain(capacity=400)
+    calls = [
+        lambda: buffer.writer().close(), lambda: buffer.configure(discount=0.9), lambda: buffer.save(tmp_path / "b.npz"),
+    ]  # fmt: skip
+    counts = [200, 400, 5]
+    threads = [
+        threading.Thread(target=lambda call=call, n=n: [call() for _ in range(n)], daemon=True)
+        for call, n in zip(calls, counts, strict=True)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_a_length_that_was_given_is_kept():
     buffer = plain()
     kept = steps_of(buffer, 3, longest=7)
