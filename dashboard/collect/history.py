@@ -165,12 +165,14 @@ class History:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {FORMAT}")
-        except (sqlite3.Error, OSError) as error:
+            for number, run, name in self._db.execute("SELECT id, run, name FROM series"):
+                self._ids[run, name] = number
+                self._counts[run] = self._counts.get(run, 0) + 1
+        except BaseException as error:
             self._unlock()
+            if isinstance(error, HistoryError) or not isinstance(error, sqlite3.Error | OSError):
+                raise
             raise HistoryError(self.path, str(error)) from error
-        for number, run, name in self._db.execute("SELECT id, run, name FROM series"):
-            self._ids[run, name] = number
-            self._counts[run] = self._counts.get(run, 0) + 1
 
     # ------------------------------------------------------------------------------------------------- writing
 

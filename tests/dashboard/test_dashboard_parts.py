@@ -1,9 +1,11 @@
 """The parts of the dashboard that decide: ledgers that are merged for ever, curves, verdicts, pages of log lines, exports."""
 
+import contextlib
 import csv
 import dataclasses
 import io
 import math
+import sqlite3
 import struct
 
 import numpy as np
@@ -156,6 +158,21 @@ def test_a_history_goes_on_in_its_file(tmp_path):
     assert (row.name, row.began, row.seen) == ("r", NOW + 1, NOW + 3)
     assert history.ledger("r") == b"rows" and history.ledger("none") == b""
     history.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("PRAGMA user_version = 77", "it has format 77"), ("CREATE TABLE series (a)", "no such column")],
+)
+def test_a_file_that_is_no_history_is_named_once_and_not_left_locked(tmp_path, content, why):
+    path = str(tmp_path / "history.db")
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute(content)
+        other.commit()
+    for _ in range(2):
+        with pytest.raises(HistoryError, match=f"cannot be used: {why}") as caught:
+            History(path)
+    assert str(caught.value).count(path) == 1
 
 
 def test_what_is_old_is_kept_coarsely_and_then_not_at_all(history):
