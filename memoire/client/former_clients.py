@@ -9,6 +9,7 @@ clients at once, and nothing counts twice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from memoire.errors import MemoireError, Refused, StateUnusable
-from memoire.replay.replacement import Fault, no_fault
+from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in
 from memoire.storage import checked_file, private_files
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.version import SOFTWARE
@@ -92,8 +93,12 @@ def leave(folder: Path | None, untold: FinalCounts) -> str:
 
 
 def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
-    """The files of a folder that can be read; a damaged one is named in the log, and stays."""
+    """The files of a folder that can be read; a damaged one is named in the log, and stays. Drafts of processes that
+    have ended are removed.
+    """
     files = []
+    with contextlib.suppress(OSError):
+        remove_abandoned_in(folder, _SUFFIX)
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
             if path.stat().st_size > MAX_BYTES:

@@ -184,7 +184,7 @@ class TakenTable:
             if heir is not None:
                 self.memory, layout = heir
                 self._begin(layout)
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
             if isinstance(error, MemoireError):
                 raise
             raise wrong(f"says of its entries what cannot be: {error}") from error

@@ -103,6 +103,20 @@ def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
     assert former_clients.found(tmp_path / "nowhere") == []
 
 
+def test_a_draft_of_a_client_that_was_killed_goes_and_one_that_is_written_stays(tmp_path):
+    name = f".untold-{'07' * 16}.msgpack"
+    (tmp_path / f"{name}.{'0' * 32}.draft").write_bytes(b"a part")
+
+    def look(step):
+        if step == "sync":
+            assert former_clients.found(tmp_path) == [] and len(list(tmp_path.glob(f"{name}.*.draft"))) == 1
+
+    former_clients.save(tmp_path, whole(client=b"\x07" * 16), at=look)
+    assert len(former_clients.found(tmp_path)) == 1
+    (tmp_path / f"{name}.{'1' * 32}.draft").write_bytes(b"a part")
+    assert len(former_clients.found(tmp_path)) == 1 == len(list(tmp_path.iterdir()))
+
+
 def test_a_folder_that_takes_nothing_is_named(tmp_path):
     said = former_clients.leave(tmp_path / "gone", whole())
     assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in said
