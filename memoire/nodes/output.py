@@ -29,8 +29,8 @@ def accept_all_text() -> None:
 def say(line: str, file: IO[str] | None = None) -> None:
     """Print a line at once, on standard output if no file is given.
 
-    What cannot be written, such as on a full disk, is lost, which standard error says once for each file: whoever has
-    processes to look after goes on.
+    A line that cannot be written, such as on a full disk, is lost, and the process goes on. Standard error says so once
+    for each file.
 
     Raises:
         BrokenPipeError: what reads the output has ended.

@@ -334,8 +334,8 @@ class Buffer(StrictAttributes):
             capacity: Entries there is room for; as it was, unless it is given. With another one ids are new, and the
                 oldest episodes leave if need be.
             seed: Of other draws than those that the saved buffer would have made; None goes on with its own.
-            resume: Be the saved buffer, with its client id, and nobody else is: its lineage is locked in the file's
-                folder, until `close` or the end of the process. Else this is another buffer.
+            resume: Be the saved buffer, with its client id. No other process or buffer can: its lineage is locked in
+                the file's folder, until `close` or the end of the process. Else this is another buffer.
             sampler, discount, fields: What to change, as `configure` takes it.
 
         Raises:

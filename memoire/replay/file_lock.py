@@ -23,7 +23,7 @@ _BEGIN: Final = b'{"pid": '
 
 
 class Holder(NamedTuple):
-    """Who has a lock."""
+    """Process that has a lock."""
 
     pid: int
     """0 if the file does not say."""
@@ -116,7 +116,7 @@ def _lock(opened: int) -> None:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who has the lock of this file, which is left as it is; None if nobody has."""
+    """The holder of the lock of this file, which is left as it is; None if it is free."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

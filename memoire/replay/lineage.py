@@ -4,8 +4,8 @@
     lives        [["9f3c...", 17], ["07aa...", 3]]: each making and each resuming begins a life, which numbers its
                  saves; these lives of a buffer, up to these saves, are its past
 
-A file is a buffer's past if its newest life and save are among these; only then the buffer may take its place. Whoever
-resumes a file locks its lineage in its folder, by a file `.CLIENT_ID.lock`.
+A file is a buffer's past if its newest life and save are among these; only then the buffer may take its place. A buffer
+that resumes a file locks its lineage in its folder, by a file `.CLIENT_ID.lock`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SavedLineage(NamedTuple):
 
 
 class Lineage:
-    """Who a buffer is, and what it was saved as. Methods may be called from several threads."""
+    """Client id of a buffer, and what it was saved as. Methods may be called from several threads."""
 
     def __init__(self, resumed: SavedLineage | None = None) -> None:
         self._locks: dict[Path, FileLock] = {}  # by folder
@@ -76,10 +76,10 @@ class Lineage:
 
     @classmethod
     def resume(cls, path: str | Path) -> Lineage:
-        """Go on as the buffer in a file, which nobody else does from now on.
+        """Go on as the buffer in a file. From now on no other process or buffer can.
 
         Raises:
-            BufferLocked: somebody does.
+            BufferLocked: another one does.
             ParameterError: no buffer was saved there.
             OSError: the lock cannot be made.
         """
@@ -142,7 +142,7 @@ def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
     try:
         told = _told(path)
     except (DataError, OSError):
-        return None  # nobody could go on from that
+        return None  # no buffer can go on from that
     if told is None or told.client_id == mine:
         return told
     if found := file_lock.holder(_beside(_folder(path), told.client_id)):

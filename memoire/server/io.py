@@ -115,9 +115,8 @@ class ServerThreads:
         if endpoint is not None:
             near = beside(endpoint)
             push, pub = push or near[0], pub or near[1]
-        requested = (
-            "" if endpoint is None else self.add_request_worker(endpoint, True)
-        )  # first: it is the one in errors
+        # First the address that errors should name.
+        requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
         pushed = "" if push is None else self.intake.add(push, True)
         published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)

@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from memoire.errors import ParameterError
-from memoire.rl.actor_critic import flat_tensor
-from memoire.rl.sac import SAC, GaussianPolicy, mlp, numbers_of
+from memoire.errors import NotInstalled, ParameterError
 from memoire.suggestions import one_of
 
-from .memory import GenericMemory
-from .nn import copy_shared, no_grad
-from .training_offline import usable_device
+with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+    import torch
+
+    from memoire.rl.actor_critic import flat_tensor
+    from memoire.rl.sac import SAC, GaussianPolicy, mlp, numbers_of
+
+    from .memory import GenericMemory
+    from .nn import copy_shared, no_grad
+    from .training_offline import usable_device
 
 __all__ = [
     "GenericTorchMemory", "MLPActorCritic", "MLPQFunction", "SpinupSacAgent", "SquashedGaussianMLPActor",

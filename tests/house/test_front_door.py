@@ -80,6 +80,7 @@ def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
         "memoire.rl:SAC": "'memoire-rl[",
         "memoire.rl:RealTimeEnv": "'memoire-rl[rl]'",
         "memoire.tmrl.actor": "'memoire-rl[rl]'",
+        "memoire.tmrl.custom": "'memoire-rl[rl]'",
         "memoire.tmrl.rtgym": "'memoire-rl[rl]'",
     }
     done = subprocess.run([sys.executable, "-c", WITHOUT_THEM, *commands], capture_output=True, check=True, text=True)
