@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,6 +56,7 @@ class Lineage:
 
     def _begin(self, resumed: SavedLineage | None = None) -> None:
         self._process, self._life = os.getpid(), secrets.token_hex(8)
+        self._locking = threading.Lock()  # another one in a fork, where a thread that is gone may have held it
         self._client_id = secrets.token_bytes(16) if resumed is None else resumed.client_id
         self._lives = {**({} if resumed is None else dict(resumed.lives)), self._life: 0}
 
@@ -95,7 +97,9 @@ class Lineage:
 
     def _lock(self, path: Path) -> None:
         folder = _folder(path)
-        if folder not in self._locks:
+        with self._locking:
+            if folder in self._locks:
+                return
             lock = FileLock(
                 _beside(folder, self._client_id),
                 held=lambda holder: _locked(path, holder),
