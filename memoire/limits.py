@@ -36,6 +36,8 @@ class Limits:
     """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
     That of a client that said goodbye leaves after `client_timeout`.
     """
+    patience: float = 3600.0
+    """Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."""
     max_actors: int = 0
     """Actors that a server takes at once; further ones wait until one leaves. 0 is no bound."""
     new_clients: int = 16384

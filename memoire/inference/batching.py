@@ -73,6 +73,8 @@ class _Client:
     asked_at: float
     rows: int = 0
     """That wait."""
+    early: int = 0
+    """Of these, rows that wait for a later version of the weights."""
     is_awaited: bool = True
     """Whether its connection may bring a further request."""
     waiting: int = 0
@@ -89,7 +91,8 @@ class Batching:
         max_batch: Rows of a batch.
         max_wait: Seconds that the oldest request waits for others.
         alive: Seconds after a client's last request for which others wait for its next one.
-        queue_rows: Rows that wait in all; one client may have half of them.
+        queue_rows: Rows that wait in all; one client may have half of them. As many again may wait for a later version
+            of the weights: they take no room from those that can be answered now.
         kept_bytes: Bytes of replies that are kept for resends.
     """
 
@@ -99,6 +102,9 @@ class Batching:
         self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
         self.rows = 0
         """Rows that wait."""
+        self.early = 0
+        """Of these, rows that wait for a later version of the weights."""
+        self._version = 0  # of the weights, when `early` was counted
         self.expired = 0
         """Requests that were dropped, since nobody needed their answer any more."""
         self.resends = 0
@@ -110,8 +116,13 @@ class Batching:
         self._max_kept, self._kept_bytes = kept_bytes, 0
 
     @property
+    def most_rows(self) -> int:
+        """Rows that wait at most, and as many again for a later version of the weights."""
+        return max(self.queue_rows, self.max_batch)
+
+    @property
     def client_rows(self) -> int:
-        """Rows of one client that wait at most."""
+        """Of these, rows of one client."""
         return max(self.max_batch, self.queue_rows // CLIENT_PART)
 
     def clients(self, now: float) -> int:
@@ -125,8 +136,9 @@ class Batching:
         known = self._clients.get(client)
         return known is not None and number in known.numbers
 
-    def ask(self, request: InferenceRequest) -> KeptReply | None:
-        """Take a request in. Returns the reply that it has had already, if it was sent again.
+    def ask(self, request: InferenceRequest, version: int = 0) -> KeptReply | None:
+        """Take a request in; `version` is that of the weights. Returns the reply that it has had already, if it was
+        sent again.
 
         Raises:
             ProtocolError: there is no room for it (code "busy"), or it has more rows than a batch ("too_large").
@@ -135,12 +147,12 @@ class Batching:
         if (kept := client.replies.get(request.number)) is not None or request.number in client.numbers:
             self.resends += 1
             return kept
+        self._sort_out(version)
         self._check_room(request, client)
         self._queue.append(request)
         client.numbers.add(request.number)
         client.waiting += 1
-        client.rows += request.rows
-        self.rows += request.rows
+        self._count(request, client, request.rows)
         return None
 
     def _asked(self, request: InferenceRequest) -> _Client:
@@ -155,12 +167,33 @@ class Batching:
         if request.rows > self.max_batch:
             text = f"{request.rows} rows; a batch has at most {self.max_batch} (max_batch). Ask for fewer at a time"
             raise ProtocolError("too_large", text)
-        if client.rows + request.rows > self.client_rows:
-            text = f"{client.rows} rows of this client wait already; {self.client_rows} may (queue_rows)"
-            raise ProtocolError("busy", text)
-        if self.rows + request.rows > max(self.queue_rows, self.max_batch):
-            text = f"{self.rows} rows wait already, for others too; {self.queue_rows} may (queue_rows)"
-            raise ProtocolError("busy", text)
+        is_early = request.min_version > self._version
+        of_client = client.rows, client.early, self.client_rows, "of this client wait already"
+        of_all = self.rows, self.early, self.most_rows, "wait already, for others too"
+        for rows, early, most, wait in (of_client, of_all):
+            own = early if is_early else rows - early
+            if own + request.rows > most or rows + request.rows > 2 * most:
+                awaited = f" for weights after version {self._version}" if is_early else ""
+                raise ProtocolError("busy", f"{own} rows {wait}{awaited}; {most} may (queue_rows)")
+
+    def _sort_out(self, version: int) -> None:
+        """Count the rows that wait for a version after this one."""
+        if version == self._version:
+            return
+        self._version, self.early = version, 0
+        for client in self._clients.values():
+            client.early = 0
+        for request in self._queue:
+            self._count(request, self._clients[request.client], request.rows, is_new=False)
+
+    def _count(self, request: InferenceRequest, client: _Client, rows: int, *, is_new: bool = True) -> None:
+        """Its rows, or less of them when it leaves the queue."""
+        if is_new:
+            client.rows += rows
+            self.rows += rows
+        if request.min_version > self._version:
+            client.early += rows
+            self.early += rows
 
     def left(self, client: bytes) -> None:
         """The connection of a client has ended: others do not wait for its next request. What it asked stays: it may
@@ -189,6 +222,7 @@ class Batching:
 
     def take(self, now: float, version: int) -> RequestBatch | None:
         """The batch that is due now, if there is one. Call it when no other one runs."""
+        self._sort_out(version)
         self._drop_expired(now)
         self._forget(now)
         reason = self._reason(now, version)
@@ -264,8 +298,7 @@ class Batching:
     def _leaves_queue(self, request: InferenceRequest) -> None:
         client = self._clients[request.client]
         client.waiting -= 1
-        client.rows -= request.rows
-        self.rows -= request.rows
+        self._count(request, client, -request.rows)
 
     def _forget(self, now: float) -> None:
         """Forget clients that are silent for long."""
@@ -285,8 +318,10 @@ class Batching:
         for name, client in self._clients.items():
             own = [request for request in self._queue if request.client == name]
             assert (client.waiting, client.rows) == (len(own), sum(request.rows for request in own))
+            assert client.early == sum(request.rows for request in own if request.min_version > self._version)
             assert {request.number for request in own} <= client.numbers
             assert len(client.replies) <= KEPT_REPLIES
-        assert self.rows == sum(request.rows for request in self._queue) <= max(self.queue_rows, self.max_batch)
+        assert self.rows == sum(request.rows for request in self._queue) <= 2 * self.most_rows
+        assert self.early == sum(client.early for client in self._clients.values()) <= self.rows
         kept = sum(reply.size for client in self._clients.values() for reply in client.replies.values())
         assert self._kept_bytes == kept <= self._max_kept

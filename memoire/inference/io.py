@@ -212,6 +212,8 @@ class InferenceThread:
 
     def _answer(self, request: EnvelopedRequest, message: Message, descriptor: int, now: float) -> None:
         body, jobs = message.body, self.jobs
+        if isinstance(body, messages.Infer | messages.Work):
+            self._check_patience(body.patience)
         if isinstance(body, messages.Infer):
             self._ask(request, message, body, now)
         elif isinstance(body, messages.Hello):
@@ -226,6 +228,11 @@ class InferenceThread:
             node = "an inference node, which answers HELLO and INFER" if jobs is None else "an agent"
             raise ProtocolError("unexpected", f"{message.type.name} was sent to {node}. Ask a server or an agent")
 
+    def _check_patience(self, patience: float) -> None:
+        if patience > (most := self._limits.patience):
+            text = f"a request that waits for {patience:g} s; {most:g} s are allowed (patience). Give a shorter timeout"
+            raise ProtocolError("too_large", text)
+
     def _ask(self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float) -> None:
         inputs, header = self.computation.inputs, message.header
         if header.fingerprint != inputs.fingerprint:
@@ -238,7 +245,7 @@ class InferenceThread:
             self._open[key].envelope = request.envelope
         asked = _Asked(request.envelope, header, columns)
         wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version)
-        kept = self.batching.ask(InferenceRequest(*wanted))
+        kept = self.batching.ask(InferenceRequest(*wanted), self._version)
         if kept is not None:
             self._send([*request.envelope, *kept.content])
         elif key not in self._open:

@@ -180,6 +180,24 @@ def test_the_queue_is_bounded_in_all_and_for_each_client():
     assert caught.value.code == "too_large"
 
 
+def test_requests_for_a_later_version_leave_the_room_of_those_that_can_be_answered_now():
+    batches = made(max_batch=8, queue_rows=32)
+    for who in (1, 2, 3, 4):
+        batches.ask(asked(who, 1, 0.0, rows=8, patience=2.0**40, min_version=2**53 - 1), 5)
+    with pytest.raises(ProtocolError, match="32 rows wait already, for others too for weights after version 5; 32 may"):
+        batches.ask(asked(5, 1, 0.0, min_version=6), 5)
+    for who in (1, 2, 3, 4):
+        batches.ask(asked(who, 2, 0.0, rows=8, min_version=5), 5)
+    with pytest.raises(ProtocolError, match="32 rows wait already, for others too; 32 may"):
+        batches.ask(asked(5, 1, 0.0), 5)
+    assert taken(batches.take(0.0, 5)) == ("full", [(1, 2)])
+    batches.ask(asked(5, 1, 0.0), 5)
+    for version in (6, 7):  # what becomes answerable makes no room for more and more that is not
+        batches.take(0.0, version)
+        batches.ask(asked(5, version, 0.0, min_version=version), version)
+        batches.check_invariants()
+
+
 class BatchingMachine(RuleBasedStateMachine):
     """Against a list of what waits: every request ends once, in a batch or overdue, and none waits beyond its time."""
 
@@ -187,6 +205,12 @@ class BatchingMachine(RuleBasedStateMachine):
         super().__init__()
         self.batches, self.now, self.version = made(max_batch=6, queue_rows=16), 0.0, 0
         self.waiting, self.running, self.number = {}, [], 0
+
+    def rows_like(self, request, *, whose=None):
+        """Rows that wait in the same room: for a later version, or not."""
+        is_early = request.min_version > self.version
+        own = [each for each in self.waiting.values() if whose in (None, each.client)]
+        return sum(each.rows for each in own if (each.min_version > self.version) == is_early)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.004, 0.3, 1.0, 20.0]))
     def passes(self, seconds):
@@ -202,11 +226,12 @@ class BatchingMachine(RuleBasedStateMachine):
         self.number += 1
         request = asked(who, self.number, self.now, rows, patience, min_version)
         try:
-            assert self.batches.ask(request) is None
+            assert self.batches.ask(request, self.version) is None
         except ProtocolError as error:
             assert error.code == "busy"
-            own = sum(each.rows for each in self.waiting.values() if each.client == client(who))
-            assert own + rows > 8 or sum(each.rows for each in self.waiting.values()) + rows > 16
+            own, in_all = self.rows_like(request, whose=client(who)), self.rows_like(request)
+            is_full = len(self.waiting) and sum(each.rows for each in self.waiting.values()) + rows > 16
+            assert own + rows > 8 or in_all + rows > 16 or (min_version > self.version and is_full)
         else:
             self.waiting[self.number] = request
 
@@ -214,7 +239,7 @@ class BatchingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def sends_again(self, data):
         number = data.draw(st.sampled_from(sorted(self.waiting)))
-        assert self.batches.ask(self.waiting[number]) is None
+        assert self.batches.ask(self.waiting[number], self.version) is None
 
     @rule(who=st.integers(1, 4))
     def leaves(self, who):
