@@ -61,8 +61,8 @@ class Inference(Node):
         max_batch: Rows of a batch.
         max_wait: Seconds that a request waits for others.
         alive: Seconds after a client's last request for which others wait for its next one.
-        queue_rows: Rows that may wait; one client may have half of them. Further ones are refused (code "busy"). As many
-            again may wait for a later version of the weights.
+        queue_rows: Rows that may wait; one client may have half of them. Further ones are refused (code "busy"). As
+            many again may wait for a later version of the weights.
         sizes: Rows of which batches have one number, for compiled functions: they are filled up with rows of zeros.
             None gives batches as they are.
         name: What people call it on pages and in logs, as of `Proxy`.

@@ -17,9 +17,18 @@ from dataclasses import dataclass, field
 from memoire.errors import ProtocolError
 
 MAX_UPLOADS = 64
-"""Uploads that are not used yet; beyond, the oldest is dropped."""
+"""Uploads that are not used yet; beyond, a new one has to wait until another one is used, or is given up."""
+UPLOAD_TIMEOUT = 60.0
+"""Seconds after its newest piece for which an upload is kept: its sender has died."""
 ROW_BYTES = 512
 """What a row takes besides its key and values, about."""
+
+
+@dataclass(slots=True)
+class _Upload:
+    content: bytearray
+    came: float
+    """When its newest piece came."""
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class KeyedStore:
         self._lock = threading.Lock()
         self._byte_limit = byte_limit
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
-        self._uploads: OrderedDict[tuple[bytes, int], bytearray] = OrderedDict()
+        self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # by their newest piece
         self._newest = 0
         self._rows = self._bytes = 0
 
@@ -68,24 +77,50 @@ class KeyedStore:
         with self._lock:
             return self._rows, self._bytes
 
-    def stage(self, client: bytes, upload: int, offset: int, piece: bytes) -> None:
-        """Append a piece to an upload; one that came before is ignored. Raises ProtocolError."""
+    def stage(self, client: bytes, upload: int, offset: int, piece: bytes, now: float) -> None:
+        """Append a piece to an upload; one that came before is ignored.
+
+        Raises:
+            ProtocolError: pieces before it are not here, or there is no room: for its bytes (code "full"), or for a
+                further upload beside those that are under way (code "busy").
+        """
         with self._lock:
-            staged = self._uploads.setdefault((client, upload), bytearray())
-            if offset > len(staged):
-                raise ProtocolError("value", f"a piece at {offset} of an upload of which {len(staged)} bytes came")
-            if offset < len(staged):
+            key = client, upload
+            staged = self._uploads.get(key) or _Upload(bytearray(), now)
+            content = staged.content
+            if offset > len(content):
+                raise ProtocolError("value", f"a piece at {offset} of an upload of which {len(content)} bytes came")
+            if offset < len(content):
                 return
+            if key not in self._uploads and len(self._uploads) >= MAX_UPLOADS:
+                text = (
+                    f"{len(self._uploads)} uploads are under way, as many as may be. Send it again when one has ended"
+                )
+                raise ProtocolError("busy", text)
             self._make_room(len(piece))
-            staged += piece
+            content += piece
             self._bytes += len(piece)
-            while len(self._uploads) > MAX_UPLOADS:
-                self._bytes -= len(self._uploads.popitem(last=False)[1])
+            staged.came, self._uploads[key] = now, staged
+            self._uploads.move_to_end(key)
+
+    def give_up(self, now: float) -> None:
+        """Forget uploads that do not go on."""
+        with self._lock:
+            while self._uploads:
+                key, staged = next(iter(self._uploads.items()))
+                if now < staged.came + UPLOAD_TIMEOUT:
+                    return
+                self._forget(*key)
+
+    def _forget(self, client: bytes, upload: int) -> None:
+        staged = self._uploads.pop((client, upload), None)
+        self._bytes -= 0 if staged is None else len(staged.content)
 
     def staged(self, client: bytes, upload: int, start: int, size: int) -> bytes:
         """Bytes of an upload. Raises ProtocolError if they are not here."""
         with self._lock:
-            staged = self._uploads.get((client, upload), b"")
+            found = self._uploads.get((client, upload))
+            staged = b"" if found is None else found.content
             if start + size > len(staged):
                 raise ProtocolError("value", f"bytes {start} to {start + size} of an upload of {len(staged)}")
             return bytes(staged[start : start + size])
@@ -93,7 +128,7 @@ class KeyedStore:
     def unstage(self, client: bytes, upload: int) -> None:
         """Forget an upload: the rows that it was for are written."""
         with self._lock:
-            self._bytes -= len(self._uploads.pop((client, upload), b""))
+            self._forget(client, upload)
 
     def put(self, partition: str, changes: Sequence[RowChange]) -> list[KeyedRow]:
         """Write rows, all or none; returns them as they are then, without a copy.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import threading
 import time
 import uuid
@@ -15,13 +16,14 @@ from typing import Any, TypeVar
 from tensordict import TensorDict
 
 from memoire.arguments import text
-from memoire.errors import Closed
+from memoire.errors import Closed, Refused
 from memoire.limits import Limits
 from memoire.net.addresses import check
 from memoire.net.context import shared_context
 from memoire.net.thread import Node, close_at_exit
 from memoire.security.keyfolder import Given, Keys
 from memoire.wire import _bytes, keyed, messages
+from memoire.wire.refusals import PASSING
 
 from . import batches, values
 from .io import KeyedThread
@@ -33,6 +35,10 @@ REQUEST_PART = 0.75
 KEYS_PER_REQUEST = 8192
 IN_FLIGHT = 4
 """Requests of one call on their way to one server."""
+PASSING_TIMEOUT = 120.0
+"""Seconds for which what a server has no room for yet is sent again: it keeps an upload whose sender died for less."""
+PAUSE, MOST_PAUSE = 0.02, 1.0
+"""Seconds before it is sent again at first; doubles up to the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +378,16 @@ class KeyedClient(Node):
         return names, found
 
     async def _ask(self, url: str, body: messages.Body, payload: Any = None) -> tuple[messages.KeyedRows, Any]:
-        answer = await asyncio.wrap_future(self._thread.ask(url, body, payload))
+        deadline, pause = time.monotonic() + PASSING_TIMEOUT, PAUSE
+        while True:
+            try:
+                answer = await asyncio.wrap_future(self._thread.ask(url, body, payload))
+                break
+            except Refused as error:
+                if error.code not in PASSING or time.monotonic() + pause > deadline:
+                    raise
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(MOST_PAUSE, 2.0 * pause)
         said = answer.body
         assert isinstance(said, messages.KeyedRows)
         return said, answer.payload

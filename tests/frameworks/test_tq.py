@@ -54,6 +54,21 @@ def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
         assert ours == theirs, call
 
 
+def test_more_long_values_than_a_server_takes_at_once_all_arrive():
+    limits = Limits(request_bytes=16 << 10)
+    with Server("tcp://127.0.0.1:*", {"obs": "u1"}, limits=limits) as server:
+        client = KeyedClient([server.endpoint], limits=limits)
+
+        async def put_all():
+            rows = [Row(f"k{i}", {}, {"x": values.encode(bytes([i]) * 30_000)}) for i in range(80)]
+            return await asyncio.gather(*(client.put("p", [row]) for row in rows))
+
+        assert len(client.wait(put_all())) == 80
+        found = client.wait(client.values("p", [f"k{i}" for i in range(80)], []))
+        assert [row.values["x"] for row in found] == [bytes([i]) * 30_000 for i in range(80)]
+        client.close()
+
+
 KINDS = [
     None, True, -3, 2**70, 2.5, "text", b"bytes", [1, [2]], {"a": {1: "x"}}, {1, 2},
     np.float32(1.5), np.arange(6).reshape(2, 3), np.zeros((0, 2), np.int8), np.array("2020-01-01", "datetime64[D]"),

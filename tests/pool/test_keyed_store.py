@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
-from memoire.pool.keyed_store import KeyedStore, RowChange
+from memoire.pool.keyed_store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
 
 LIMIT = 1 << 20
 ME, YOU = b"a" * 16, b"b" * 16
@@ -47,25 +47,41 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
 def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
     store = KeyedStore(LIMIT)
     for offset, piece in ((0, b"abc"), (0, b"abc"), (3, b"de"), (3, b"de")):
-        store.stage(ME, 1, offset, piece)
+        store.stage(ME, 1, offset, piece, 0.0)
     assert store.staged(ME, 1, 1, 4) == b"bcde"
     for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
         with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
             store.staged(client, 1, start, size)
     with pytest.raises(ProtocolError, match="a piece at 7 of an upload of which 5 bytes came"):
-        store.stage(ME, 1, 7, b"x")
+        store.stage(ME, 1, 7, b"x", 0.0)
     store.unstage(ME, 1)
     assert store.held == (0, 0)
 
 
-def test_uploads_that_nobody_uses_are_dropped_the_oldest_first():
+def test_an_upload_beyond_the_bound_waits_and_leaves_those_under_way_alone():
     store = KeyedStore(LIMIT)
-    for upload in range(70):
-        store.stage(ME, upload, 0, bytes(10))
-    assert store.held == (0, 640)
-    with pytest.raises(ProtocolError):
-        store.staged(ME, 5, 0, 1)
-    assert store.staged(ME, 6, 0, 10) == bytes(10)
+    for upload in range(MAX_UPLOADS):
+        store.stage(ME, upload, 0, bytes(10), float(upload))
+    with pytest.raises(ProtocolError, match="64 uploads are under way, as many as may be") as caught:
+        store.stage(YOU, 1, 0, b"x", 63.0)
+    assert caught.value.code == "busy"
+    store.stage(ME, 0, 10, bytes(10), 63.0)
+    assert store.staged(ME, 0, 0, 20) == bytes(20) and store.held == (0, 650)
+    store.unstage(ME, 5)
+    store.stage(YOU, 1, 0, b"x", 63.0)
+
+
+def test_an_upload_that_does_not_go_on_is_given_up_after_a_while():
+    store = KeyedStore(LIMIT)
+    for upload in (1, 2):
+        store.stage(ME, upload, 0, bytes(10), 0.0)
+    store.stage(ME, 1, 10, bytes(10), 1.0)
+    store.give_up(UPLOAD_TIMEOUT)
+    assert store.held == (0, 20) and store.staged(ME, 1, 0, 20)
+    with pytest.raises(ProtocolError, match="a piece at 10 of an upload of which 0 bytes came"):
+        store.stage(ME, 2, 10, bytes(10), UPLOAD_TIMEOUT)
+    store.give_up(UPLOAD_TIMEOUT + 1.0)
+    assert store.held == (0, 0)
 
 
 KEYS, NAMES = st.sampled_from("abc"), st.sampled_from("xyz")

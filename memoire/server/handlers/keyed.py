@@ -55,10 +55,11 @@ class KeyedHandler:
             rows.append(keyed.RowValues(row is not None, list(row.fields) if row else [], fields))
         return self._reply(rows)
 
-    def change(self, _: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
+    def change(self, now: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
         """Write rows, or take them away."""
+        self._rows.give_up(now)
         if body.call == "stage":
-            self._rows.stage(header.client, body.upload, body.offset, b"" if payload is None else bytes(payload))
+            self._rows.stage(header.client, body.upload, body.offset, b"" if payload is None else bytes(payload), now)
             return self._reply([])
         if body.call == "clear":
             self._rows.clear(body.partition, keyed.unpack_keys(payload))
