@@ -117,6 +117,7 @@ class PromptSteps:
         self.ring = ReplayRing(rules.replay_limit)
         self._book, self._rules = book, rules
         self._kept: dict[int, list[PromptRow]] = {}  # committed groups of each step whose columns wait for `keep`
+        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, until no step that is known replays them
 
     def follow(self, rules: PromptRules) -> None:
         """Follow other rules from now on, but for the size of the ring."""
@@ -125,9 +126,26 @@ class PromptSteps:
     def restore(self) -> None:
         """After the book and `steps` were restored: know again what is kept."""
         self.ring.next = self._book.facts.replayable
+        replayed = self._replayed()
         for row in self._book.rows.values():
-            self.hold(row)
+            if row.key in replayed and row.has_columns and not self.ring.restore(row):
+                self._leaving[row.key] = row
+            elif row.key not in replayed:
+                self.hold(row)
         self._let_go()
+
+    def _replayed(self) -> set[Key]:
+        """Groups that steps which may be drawn again have drawn from the ring."""
+        return {key for step in self.steps.values() for key in step.replayed}
+
+    def check_not_replayed(self, dataset: str, epoch: int) -> None:
+        """Raise ProtocolError (code "busy") if a step that is not committed replays a group of this epoch."""
+        for step in self.steps.values():
+            if step.step > self._book.facts.committed and any(key[:2] == (dataset, epoch) for key in step.replayed):
+                text = (
+                    f"groups of epoch {epoch} of {dataset!r} are replayed by step {step.step}, which is not committed"
+                )
+                raise ProtocolError("busy", text)
 
     def _by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
         """Rows in the order in which their steps drew them."""
@@ -193,6 +211,7 @@ class PromptSteps:
         self._book.put_first(rows)
         for row in rows:
             self.ring.discard(row.key)
+            self._leaving.pop(row.key, None)
             row.step = NO_STEP
             if row.has_columns:
                 self._book.move(row, PromptState.READY)
@@ -321,7 +340,9 @@ class PromptSteps:
         self._kept.setdefault(row.step, []).append(row)
 
     def _let_go(self) -> None:
-        """Columns of committed groups stay for the last `keep` steps, then only those that may be replayed."""
+        """Columns of committed groups stay for the last `keep` steps, then only those that may be replayed, or are
+        replayed by a step that may be drawn again.
+        """
         least = self._book.facts.committed - self._rules.keep
         for step in sorted(number for number in self._kept if number <= least):
             for row in self._by_step(self._kept.pop(step)):
@@ -332,10 +353,19 @@ class PromptSteps:
                     self._book.facts.replayable, self._book.has_new_facts = self.ring.next, True
                     self._book.note(row)
                 if leaving is not None:
-                    self._book.release(leaving)
+                    self._leaving[leaving.key] = leaving
         for step in [number for number in self.steps if number <= least]:
             del self.steps[step]
             self.dirty[step] = None
+        replayed = self._replayed()
+        for key, row in list(self._leaving.items()):
+            if self._book.rows.get(key) is not row:  # it was forgotten
+                del self._leaving[key]
+            elif key in replayed:
+                self._book.note(row)  # it has no place any more
+            else:
+                del self._leaving[key]
+                self._book.release(row)
 
     def update_scores(self, scores: Mapping[Key, float]) -> int:
         """Set scores of groups; returns how many are known."""
@@ -359,6 +389,8 @@ class PromptSteps:
             for row in (rows[key] for key in step.keys if key in rows):
                 assert row.step == step.step
                 assert row.state is (PromptState.COMMITTED if step.step <= committed else PromptState.DRAWN)
+            if step.step > committed:
+                assert self.is_kept(step), "a step that is not committed cannot be drawn again"
         for row in rows.values():
             if row.state is PromptState.DRAWN:
                 assert row.has_columns and (row.step not in self.steps or row.key in self.steps[row.step].keys)

@@ -115,6 +115,7 @@ class PromptTable:
 
     def forget(self, dataset: str, epoch: int) -> int:
         """Let the prompts of an epoch leave that is over; returns how many. Raises ProtocolError (code "busy")."""
+        self.steps.check_not_replayed(dataset, epoch)
         rows = self.book.forget(dataset, epoch)
         for row in rows:
             self.leases.end(row)

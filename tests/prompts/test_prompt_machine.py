@@ -270,6 +270,88 @@ class PromptMachine(RuleBasedStateMachine):
         assert self.table.book.pending == sum(not each.is_evaluation for each in self.model.of(*open_states))
 
 
+class ReplayMachine(RuleBasedStateMachine):
+    """Steps that replay, whose trainer runs ahead of its commits: what is not committed is the same when drawn again."""
+
+    KEEP = 1
+
+    def __init__(self):
+        super().__init__()
+        rules = PromptRules(group=1, at_least=1, required=3, keep=1, replay_limit=3)
+        self.rules, self.disk, self.told = rules, {}, {}
+        self.given, self.rewinds, self.first, self.table = 0, 0, 1, PromptTable(SCHEMA, rules)
+        self.table.store.saves = {}
+
+    @property
+    def newest(self):
+        return max(self.told, default=self.table.book.facts.committed)
+
+    def seen(self, step):
+        """All that a trainer gets of a step."""
+        found = self.table.draw(step, 2, f"s{self.rewinds}", replay=0.5)
+        if found is None:
+            return None
+        assert self.table.steps.is_kept(found)
+        keys = [*found.keys, *found.replayed]
+        return keys, list(found.importance), [self.table.store.packed(key, 0).data for key in keys]
+
+    @rule()
+    def add(self):
+        key = "d", self.given // 8, self.given
+        self.given += 1
+        if not self.table.add([key], [b"p"])[0]:  # of an epoch that was forgotten
+            return
+        (row,), _ = self.table.lease(WORKERS[0], 0.0)
+        come = columns_of({"tokens": np.array([self.given], np.int32), "reward": np.float32(1.0)})
+        assert self.table.answer(row, row.lease, 0, come) == "taken"
+        self.table.bring_on(row)
+
+    @rule(count=st.integers(1, 4))
+    def draw(self, count):
+        for _ in range(count):
+            self.add()
+            step = self.newest + 1
+            if (seen := self.seen(step)) is not None:
+                self.told[step] = seen
+
+    @rule(ahead=st.integers(0, 3))
+    def commit(self, ahead):
+        step = max(-1, self.newest - ahead)
+        self.table.commit(step, f"s{self.rewinds}")
+        self.told = {number: seen for number, seen in self.told.items() if number > step}
+
+    @rule(ahead=st.integers(0, 3))
+    def rewind(self, ahead):
+        step, self.rewinds = max(-1, self.newest - ahead), self.rewinds + 1
+        self.table.rewind(step, f"s{self.rewinds}")
+        self.told = {}
+
+    @rule(epoch=st.integers(0, 2))
+    def forget(self, epoch):
+        try:
+            self.table.forget("d", epoch)
+        except ProtocolError as error:
+            assert error.code == "busy"
+
+    @rule()
+    def restart(self):
+        for kind, key, body in take_changes(self.table):
+            self.disk.pop((kind, key), None) if body is None else self.disk.update({(kind, key): body})
+        self.first += 1000
+        self.table = PromptTable(SCHEMA, self.rules, first=self.first)
+        self.table.store.saves = {}
+        restore(self.table, ((kind, key, body) for (kind, key), body in sorted(self.disk.items())), 0.0)
+
+    @invariant()
+    def what_is_not_committed_is_the_same_when_it_is_drawn_again(self):
+        assert {step: self.seen(step) for step in self.told} == self.told
+        self.table.check_invariants()
+        kept = sum(row.has_columns for row in self.table.book.rows.values() if row.state is PromptState.COMMITTED)
+        replayed = {key for step in self.table.steps.steps.values() for key in step.replayed}
+        own = sum(len(step.keys) for step in self.table.steps.steps.values())
+        assert kept <= self.rules.replay_limit + len(replayed) + own
+
+
 class HeldLease:
     """A lease that a worker has, or had."""
 
@@ -279,6 +361,8 @@ class HeldLease:
 
 TestPrompts = PromptMachine.TestCase
 TestPrompts.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestReplays = ReplayMachine.TestCase
+TestReplays.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_states_have_the_names_that_counts_use():
