@@ -20,6 +20,9 @@ from memoire.errors import ProtocolError
 from .queue import PromptQueue
 from .rows import AnswerRow, Key, PromptRow, PromptState
 
+MAX_CONSUMERS = 256
+"""Names of listeners whose cursors are kept."""
+
 
 class TableFacts(msgspec.Struct, kw_only=True):
     """What a table of prompts knows beside its prompts: saved as one."""
@@ -38,6 +41,8 @@ class TableFacts(msgspec.Struct, kw_only=True):
     """Prompts that left the table, by data set and epoch."""
     cursors: dict[str, int] = {}
     """Of each consumer."""
+    listeners: dict[str, bytes] = {}
+    """Client that each of them is, by whom alone its cursor is moved."""
     leased: dict[str, int] = {}
     """Prompts that were leased of each data set, since the shares are as they are."""
     drawn: dict[str, int] = {}
@@ -272,6 +277,24 @@ class PromptBook:
         self._changes.append((row.changed, row))
         if len(self._changes) > 1024 + 4 * len(self.rows):
             self._changes = [each for each in self._changes if each[0] == each[1].changed]
+
+    def go_on_from(self, consumer: str, client: bytes, since: int | None) -> int:
+        """The cursor of a consumer, which it moves to `since`. None leaves it there, and the client is it from now on.
+
+        Raises:
+            ProtocolError: another client is this consumer (code "session"), or there are too many of them ("value").
+        """
+        cursors, listeners = self.facts.cursors, self.facts.listeners
+        if consumer not in cursors and len(cursors) >= MAX_CONSUMERS:
+            raise ProtocolError("value", f"{len(cursors)} consumers have cursors here, as many as may")
+        if since is None:
+            since = cursors.get(consumer, 0)
+        elif listeners.get(consumer, client) != client:
+            text = f"another client is the consumer {consumer!r}; list without since takes its place"
+            raise ProtocolError("session", text)
+        if (cursors.get(consumer), listeners.get(consumer)) != (since, client):
+            cursors[consumer], listeners[consumer], self.has_new_facts = since, client, True
+        return since
 
     def changed_since(self, cursor: int) -> Iterator[PromptRow]:
         """Prompts that changed after the change of this number, in order; each once, as it is now."""

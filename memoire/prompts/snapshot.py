@@ -70,7 +70,7 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
     book, come = table.book, order.facts
     if is_heir:
         # Consumers see every prompt again: it has changed by being put back.
-        book.facts = msgspec.structs.replace(come, cursors={}, former=list(come.former))
+        book.facts = msgspec.structs.replace(come, cursors={}, listeners={}, former=list(come.former))
         table.steps.ring.next = come.replayable
         table.steps.steps |= {step.step: step for step in order.steps}
         table.steps.dirty |= table.steps.steps

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import memoire
 from memoire.cli.drain import drain
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
+from memoire.prompts.book import MAX_CONSUMERS
 from memoire.prompts.plan import most_of
 from memoire.wire import messages
 from netkit import in_thread, until
@@ -352,6 +353,22 @@ def test_answers_to_several_prompts_travel_together_and_one_that_is_refused_spoi
             assert prompts.fetch([good.key])[good.key]["answer"] == [0, 1]
             assert prompts.counts()["ready"] == len(leases) + 1
             assert prompts.answer_all([(last, {0: one, 1: one}), (good, {0: one})], piece=0) == [[True, True], [True]]
+
+
+def test_only_the_client_that_is_a_consumer_moves_its_cursor_and_there_are_not_many(server, prompts):
+    prompts.add(dict.fromkeys(range(3), ""), "d")
+    _, cursor = prompts.list(consumer="reward", limit=1)
+    prompts.list(since=cursor, consumer="reward", limit=1)
+    with memoire.Prompts(server.endpoint, "t", timeout=10.0) as other:
+        with pytest.raises(Refused, match=r"session.*another client is the consumer 'reward'"):
+            other.list(since=dict.fromkeys(cursor, 2**60), consumer="reward")
+        assert [each.key[2] for each in prompts.list(consumer="reward")[0]] == [1, 2]
+        assert [each.key[2] for each in other.list(consumer="reward")[0]] == [1, 2]  # a restart, for instance
+        with pytest.raises(Refused, match="session"):
+            prompts.list(since=cursor, consumer="reward")
+        with pytest.raises(Refused, match="256 consumers have cursors here"):
+            for number in range(MAX_CONSUMERS):
+                other.list(consumer=f"c{number}", limit=1)
 
 
 def test_listeners_go_on_where_they_were(prompts):

@@ -46,7 +46,7 @@ class PromptsHandler:
             if body.call == "counts":
                 return self._reply(table, counts=counts_of(table.book) | figures_of(table))
             if body.call == "list":
-                return self._list(table, body)
+                return self._list(table, body, header.client)
             return self._fetch(table, body) if body.call == "fetch" else self._payloads(table, body)
 
     def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
@@ -71,11 +71,10 @@ class PromptsHandler:
 
     # What nobody changes
 
-    def _list(self, table: PromptTable, body: messages.Prompts) -> Reply:
-        cursors = table.book.facts.cursors
-        since = cursors.get(body.consumer, 0) if body.is_going_on else body.since
-        if body.consumer and not body.is_going_on and cursors.get(body.consumer) != since:
-            cursors[body.consumer], table.book.has_new_facts = since, True
+    def _list(self, table: PromptTable, body: messages.Prompts, client: bytes) -> Reply:
+        since = body.since
+        if body.consumer:
+            since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
         rows = list(itertools.islice(table.rows(body.states, body.tags, since), min(body.most, MAX_LISTED)))
         told = [_facts_of(row) for row in rows]
         return self._reply(table, prompts=told, cursor=rows[-1].changed if rows else since)
