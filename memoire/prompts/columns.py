@@ -47,11 +47,6 @@ def mask_of(schema: Schema, names: Iterable[str]) -> int:
     return mask
 
 
-def names_of(schema: Schema, mask: int) -> list[str]:
-    """The columns of these bits."""
-    return [name for place, name in enumerate(schema.names) if mask >> place & 1]
-
-
 def mask_of_places(places: Iterable[int]) -> int:
     """A bit for each of these places in the schema."""
     mask = 0

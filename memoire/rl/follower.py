@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,11 +89,3 @@ class ModelFollower:
         with self._changed:
             self._ready = ready
             self._changed.notify_all()
-
-    def await_first(self, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Wait for the first model, at most `timeout` seconds; whether it is there."""
-        deadline = time.monotonic() + timeout
-        while not is_over() and time.monotonic() < deadline:
-            if self.wait(0, min(WAIT_INTERVAL, max(0.0, deadline - time.monotonic()))):
-                return True
-        return False

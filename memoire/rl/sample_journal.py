@@ -17,7 +17,7 @@ from memoire.replay.replacement import Fault, no_fault
 from memoire.storage.checked_file import DamagedRecord, FileKind, Record
 from memoire.storage.record_log import RecordLog, salvage_log
 
-from .sample_records import packed, unpacked
+from .sample_records import UNREADABLE, packed, unpacked
 
 KIND: Final = FileKind(b"memojrnl", 2, "a trainer's journal of samples")
 PARTS: Final = 32
@@ -160,12 +160,17 @@ def packed_buffers(buffers: list[KeptBuffer]) -> bytes:
 def unpacked_buffers(body: bytearray) -> Iterator[KeptBuffer]:
     """The buffers of a record's body. Raises DataError: these are other bytes."""
     size = int.from_bytes(body[:4], "little")
-    (about, *_), samples = unpacked(body[4 : 4 + size]), unpacked(body[4 + size :])
-    counts, facts, starts = about
-    if not len(counts) == len(facts) or not sum(counts) == len(samples) == len(starts):
+    told, samples = unpacked(body[4 : 4 + size]), unpacked(body[4 + size :])
+    try:
+        ((counts, facts, starts),) = told
+        rows = [(int(count), int(fact)) for count, fact in zip(counts, facts, strict=True)]
+        starts = bytes(memoryview(starts))
+    except UNREADABLE as error:
+        raise DataError("a record of samples", f"does not say whose they are: {error}") from error
+    if any(count < 0 for count, _ in rows) or not sum(count for count, _ in rows) == len(samples) == len(starts):
         raise DataError("a record of samples", "has another number of samples than it says")
     begin = 0
-    for count, fact in zip(counts, facts, strict=True):
+    for count, fact in rows:
         end = begin + count
         yield KeptBuffer(samples[begin:end], [*map(bool, starts[begin:end])] if fact & 2 else None, bool(fact & 1))
         begin = end

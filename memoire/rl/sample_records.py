@@ -57,15 +57,7 @@ def unpacked(body: bytearray | bytes) -> list[Any]:
     """
     try:
         return _unpacked(memoryview(body))
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        TypeError,
-        KeyError,
-        RecursionError,
-        OverflowError,
-        StopIteration,
-    ) as error:
+    except UNREADABLE as error:
         raise DataError("a record of samples", f"cannot be read: {error}") from error
 
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from faultkit import FailAt, KillAt, in_child
 from memoire.errors import DataError, ParameterError
 from memoire.rl.memory import GenericMemory
-from memoire.rl.sample_journal import KeptBuffer, SampleJournal
+from memoire.rl.sample_journal import KeptBuffer, SampleJournal, unpacked_buffers
 from memoire.rl.sample_records import packed, unpacked
 from memoire.rl.trees import leaves_of, structure_of
 
@@ -73,6 +73,24 @@ def test_other_bytes_are_refused(body):
             unpacked(given_)
         except DataError:
             pass
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        [],
+        [1],
+        [((1,), (0,))],
+        [("a", "b", b"c")],
+        [([1], ["x"], b"\0")],
+        [([-1, 2], [0, 0], b"\0")],
+        [([1], [0], 1 << 40)],
+    ],
+)
+def test_a_record_that_does_not_say_whose_its_samples_are_is_refused(about):
+    told = packed(about)
+    with pytest.raises(DataError, match="a record of samples"):
+        list(unpacked_buffers(bytearray(len(told).to_bytes(4, "little") + told + packed([1.0]))))
 
 
 def test_a_record_that_is_cut_short_is_refused():
