@@ -286,7 +286,7 @@ class PromptBook:
         """
         cursors, listeners = self.facts.cursors, self.facts.listeners
         if consumer not in cursors and len(cursors) >= MAX_CONSUMERS:
-            raise ProtocolError("value", f"{len(cursors)} consumers have cursors here, as many as may")
+            raise ProtocolError("value", f"{len(cursors)} consumers have cursors here, the most. Give the name of one")
         if since is None:
             since = cursors.get(consumer, 0)
         elif listeners.get(consumer, client) != client:

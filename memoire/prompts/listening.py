@@ -70,7 +70,8 @@ class ListenerCalls(TableCalls):
             tags: Only those that have these words.
             since: What a former call returned; None begins with the first one, or where `consumer` is.
             consumer: Who listens. Servers keep the cursor that it gave last, so that it goes on there after a restart:
-                who lists without `since` is the consumer from then on. Another one that gives `since` is refused.
+                a client that lists without `since` is the consumer from then on. Another one that gives `since` is
+                refused.
             limit: Prompts of each server at most.
         """
         deadline = self._transport.now() + self._patience(timeout)
