@@ -134,10 +134,11 @@ class OnPolicyLearner:
         """Entries that were taken by all ranks, and times that a model was published after them."""
         self.recent_return = -math.inf
         """Mean return of the newest episodes as of the last `collect`; -inf until there were `RECENT` of them."""
-        self._settings = {
+        self.settings: dict[str, Any] = {
             "steps": steps, "length": length, "max_lag": max_lag, "correction": correction, "policy": policy,
             "checkpoint_every": checkpoint_every, "discount": discount, "ranks": self.world.size,
         }  # fmt: skip
+        """What it was told, as its checkpoint keeps it."""
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
         self._restored = self._resume()
         self.net = self.world.wrap(net)
@@ -231,7 +232,7 @@ class OnPolicyLearner:
         self.iterations += 1
         version = self._plain.version + 1
         if self._files is not None and self.iterations % self._every == 0:
-            facts = {"steps": self.steps, "iterations": self.iterations, "version": version, "settings": self._settings}
+            facts = {"steps": self.steps, "iterations": self.iterations, "version": version, "settings": self.settings}
             if self._ppo is None and self._restored is not None and self._restored.has_algorithm:
                 _log.warning("the checkpoint before has the state of an algorithm, this one has none: call keep(...)")
             self._files.save(self.iterations, arrays_of(self._plain, self._ppo, self._made, facts))
@@ -290,7 +291,7 @@ class OnPolicyLearner:
             raise ParameterError("ranks", self.world.size, expected)
         if newest < 0:  # a rank died before it had written its first one
             return None
-        warn_of_told(self._settings, former, "learner")
+        warn_of_told(self.settings, former, "learner")
         saved.restore_net(self._plain)
         self.steps, self.iterations = int(facts["steps"]), int(facts["iterations"])
         # Models that were published since are unknown here: at most one less than lay between two checkpoints.

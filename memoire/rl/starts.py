@@ -72,9 +72,10 @@ class StartStates:
         if not temperature >= 0.0:
             raise ParameterError("temperature", temperature, "a number of at least 0")
         self._temperature, self._rng = float(temperature), ForkedGenerator(seed)
-        self._settings: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "keep": keep, "temperature": self._temperature, "action": list(action), "seed": seed,
         }  # fmt: skip
+        """What it was told, as `arrays` keeps it; a seed that was restored is in place of None."""
         self._states: dict[int, Start] = {}
         self._links: dict[
             int, tuple[int, Mapping[str, Any]]
@@ -198,7 +199,7 @@ class StartStates:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as named arrays [*F], for a checkpoint."""
-        own = {"rng": _text(self._rng.bit_generator.state), "settings": _text(self._settings)}
+        own = {"rng": _text(self._rng.bit_generator.state), "settings": _text(self.settings)}
         return self._arrays(list(self._states.values())) | own
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -216,13 +217,13 @@ class StartStates:
             drawn.bit_generator.state = json.loads(_bytes(arrays["rng"]))
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
-        if self._settings["seed"] not in (None, settings["seed"]):
+        if self.settings["seed"] not in (None, settings["seed"]):
             raise ParameterError(
-                "seed", self._settings["seed"], f"{settings['seed']}, as in the checkpoint, or left out"
+                "seed", self.settings["seed"], f"{settings['seed']}, as in the checkpoint, or left out"
             )
         added = self._take(arrays)
-        warn_of_told({**self._settings, "seed": settings["seed"]}, settings, f"{self.name!r}")
-        self._settings["seed"] = settings["seed"]
+        warn_of_told({**self.settings, "seed": settings["seed"]}, settings, f"{self.name!r}")
+        self.settings["seed"] = settings["seed"]
         self._rng.bit_generator.state = drawn.bit_generator.state
         return added
 

@@ -362,7 +362,7 @@ class Run:
         options = {"net": net, "steps": 64, "length": 16, "world": World(), "checkpoint": self.folder} | told
         options |= {"correction": "none"} if told.get("max_lag") else {}
         with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, **options) as learner:
-            self.owner = SimpleNamespace(**learner._settings)
+            self.owner = SimpleNamespace(**learner.settings)
             for _ in range(options.get("checkpoint_every", 1)):
                 learner.publish()
 
@@ -373,7 +373,7 @@ class Run:
         if path.exists():
             starts.restore(weights.load(path))
         weights.save(path, starts.arrays())
-        self.owner = SimpleNamespace(**starts._settings)
+        self.owner = SimpleNamespace(**starts.settings)
 
 
 def test_every_setting_of_an_agent_and_its_checkpoint_is_listed() -> None:

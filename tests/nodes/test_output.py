@@ -1,5 +1,6 @@
 """What launched processes print: behind their names on the terminal, and in their files."""
 
+import contextlib
 import io
 import json
 import os
@@ -61,11 +62,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_text_that_a_terminal_lacks_is_shown_as_an_escape(encoding, monkeypatch):
+def test_text_that_a_terminal_lacks_is_shown_as_an_escape(encoding):
     raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding))
-    output.accept_all_text()
-    output.say("réseau … \udcff")
+    with contextlib.redirect_stdout(io.TextIOWrapper(raw, encoding)) as shown:
+        output.accept_all_text()
+        output.say("réseau … \udcff")
+        shown.detach()
     expected = {"ascii": b"r\\xe9seau \\u2026 \\udcff\n", "latin-1": b"r\xe9seau \\u2026 \\udcff\n"}
     assert raw.getvalue() == expected.get(encoding, "réseau … \\udcff\n".encode())
 

@@ -369,10 +369,8 @@ def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tm
     assert (done.episodes, done.entries) == (again.memory.num_episodes, again.memory.num_entries)
     again.memory.check_invariants()
     assert (again.memory.max_priority, again.memory.newest_model) == (100.0, 3)
-    is_same = again.memory._counters() == pool.memory._counters()
+    is_same = again.memory.sample(30).weights.tobytes() == pool.memory.sample(30).weights.tobytes()
     assert is_same == (change == "nothing")
-    if is_same:
-        assert again.memory.sample(50).weights.tobytes() == pool.memory.sample(50).weights.tobytes()
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_taken(tmp_path):
