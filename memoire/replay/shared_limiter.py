@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from memoire import _core
+
 from .limiter import NO_LIMIT, ClusterSurplus, Limiter, RateStats, ServerSurplus, check_batch
 from .parameters import Parameters
 
@@ -28,10 +30,16 @@ class SharedLimiter:
         self, parameters: Parameters | Limiter, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._entries, self._clock = entries, clock
-        self._changed = threading.Condition()
-        """The lock of what follows. Whoever waits is woken by all that may let a draw go on."""
+        self._condition = threading.Condition()
         self._limiter = parameters if isinstance(parameters, Limiter) else Limiter(parameters)
         self._waited = 0.0
+
+    @property
+    def _changed(self) -> _core.Held:
+        """The lock of what was counted, let go of wherever an interrupt comes. Whoever waits is woken by all that may
+        let a draw go on.
+        """
+        return _core.Held(self._condition)
 
     @property
     def is_active(self) -> bool:

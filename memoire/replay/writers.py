@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
+from memoire import _core
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
@@ -76,7 +77,7 @@ class WriterRegistry:
         lanes, mode = num_envs or 1, autoreset_mode(autoreset)
         longest = None if longest is None else at_least_one("longest", longest)
         StepConverter(self.memory.schema, num_envs)
-        with self._lock:
+        with _core.Held(self._lock):
             resumed = self._claimed(num_envs, mode) if resume else None
             is_shared = longest is None and (resumed is None or resumed.is_shared)
             has_lanes = resumed is not None or lanes in self._given_back()
@@ -94,7 +95,7 @@ class WriterRegistry:
                 first = resumed.first_lane
         if resumed is None:
             self._store_left(first, lanes)
-        with self._lock:
+        with _core.Held(self._lock):
             share = self._share(self._lanes)
             if longest is None:
                 longest = share if is_shared or resumed is None else resumed.longest
@@ -115,7 +116,7 @@ class WriterRegistry:
         Raises:
             ParameterError: `sequence_length`, `multi_step` or `frame_stack` is longer than that.
         """
-        with self._lock:
+        with _core.Held(self._lock):
             if self._sharing:
                 self._check_share(parameters, self._lanes)
 
@@ -161,7 +162,7 @@ class WriterRegistry:
     @contextmanager
     def still(self) -> Iterator[None]:
         """Within it no writer takes a step: see `Writer.still`."""
-        with self._lock:
+        with _core.Held(self._lock):
             living = sorted(self._living, key=lambda writer: int(writer.lanes[0]))
         with ExitStack() as stack:
             for writer in living:
@@ -217,7 +218,7 @@ class WriterRegistry:
 
     def shorten(self, longest: int) -> None:
         """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""
-        with self._lock:
+        with _core.Held(self._lock):
             for writer in self._living:
                 writer.longest = longest
 
@@ -230,7 +231,7 @@ class WriterRegistry:
         Returns:
             What could not be stored, and why: a sentence each.
         """
-        with self._lock:
+        with _core.Held(self._lock):
             living, free = list(self._living), list(self._free)
         problems = []
         for writer in living:

@@ -195,7 +195,7 @@ def free(actors: list[Actor]) -> int:
 
     def take() -> None:
         for each in actors:
-            with each.waiting.changed, each.local.memory.held(), each.writer._inside:
+            with each.waiting.changed, each.local.memory.held(), each.writer.still():
                 taken.append(each)
 
     thread = threading.Thread(target=take, daemon=True)

@@ -28,6 +28,11 @@ from memoire.wire.identity import name_hash
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
+def gate_of(server):
+    """What lets connections in."""
+    return server._gate
+
+
 @pytest.fixture(autouse=True)
 def quick_looks(times):
     """Keys are looked at more often than once a second."""
@@ -367,8 +372,8 @@ def test_what_has_got_the_descriptor_of_a_revoked_connection_is_left_alone(serve
         connect(server.endpoint, keys=keys, context=context) as actor,
     ):
         for descriptor in (*guarded, ours.fileno(), file.fileno(), -1, 10**6):
-            server._gate.came[descriptor] = "a key that is gone"
-            server._gate._cut(descriptor)
+            gate_of(server).came[descriptor] = "a key that is gone"
+            gate_of(server)._cut(descriptor)
         ours.send(b"there")
         assert theirs.recv(10) == b"there"
         file.write("there")
@@ -575,7 +580,7 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
     with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
         push(actor)
         until(lambda: server.total_caches == 1)
-        deciding = server._gate._authenticator
+        deciding = gate_of(server)._authenticator
         monkeypatch.setattr(curve_server._Authenticator, "revive", lambda self: None)
         deciding._worker.stop(20.0)
         until(lambda: not deciding._worker.is_alive)
@@ -589,9 +594,9 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
 
 
 def test_a_question_that_is_none_is_answered_or_passed_over(server, keys, context):
-    deciding = server._gate._authenticator
+    deciding = gate_of(server)._authenticator
     own = Keys(keys / "actor").own.public
-    asked = [b"who", b"", b"1.0", b"7", f"{server._gate.domain}:".encode(), b"127.0.0.1", b"", b"CURVE", own]
+    asked = [b"who", b"", b"1.0", b"7", f"{gate_of(server).domain}:".encode(), b"127.0.0.1", b"", b"CURVE", own]
     assert deciding.answer(asked)[4:7] == [b"200", b"OK", own.hex().encode()]
     for place, value in ((4, b"memoire-99:"), (4, b""), (7, b"NULL"), (7, b"PLAIN"), (8, bytes(32)), (8, b"")):
         assert deciding.answer([*asked[:place], value, *asked[place + 1 :]])[4] == b"400"
@@ -603,11 +608,11 @@ def test_a_question_that_is_none_is_answered_or_passed_over(server, keys, contex
 
 
 def test_options_of_sockets_are_as_the_page_says(server, keys, context):
-    made = next(iter(server._gate._guarded))
+    made = next(iter(gate_of(server)._guarded))
     assert made.getsockopt(zmq.CURVE_SERVER) == 1 and made.getsockopt(zmq.MECHANISM) == zmq.CURVE
     assert made.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0").startswith(b"memoire-")
     assert made.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
-    assert len(server._gate._guarded) == 3
+    assert len(gate_of(server)._guarded) == 3
 
 
 def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):

@@ -24,6 +24,8 @@ from memoire.wire.frames import encode, peek
 from namekit import Book
 from netkit import KeepingContext, record, until
 
+place = links._place
+
 
 @pytest.fixture
 def context():
@@ -163,7 +165,7 @@ def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_nam
     ],
 )
 def test_an_address_is_known_in_either_spelling(one, other):
-    assert links._place(one) == links._place(other) != links._place("tcp://127.0.0.1:2")
+    assert place(one) == place(other) != place("tcp://127.0.0.1:2")
 
 
 def test_a_name_that_comes_into_being_is_found(context, doors, book):

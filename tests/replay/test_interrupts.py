@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memoire
 from interrupts import everywhere
 from memoire.errors import MemoireError
 from memoire.replay.columns import Column
@@ -236,7 +237,7 @@ def free(tried: Iterable[Tried]) -> int:
 
     def take() -> None:
         for each in tried:
-            with each.writer._inside, each.memory.held():
+            with each.writer.still(), each.memory.held():
                 taken.append(each)
 
     thread = threading.Thread(target=take, daemon=True)
@@ -254,6 +255,46 @@ def test_a_call_that_is_interrupted_at_a_line_has_happened_or_has_not(name: str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_interrupted_at_an_opcode_has_happened_or_has_not(name: str) -> None:
     check(CASES[name], opcodes=True)
+
+
+DRAWS: dict[str, Callable[[memoire.Buffer], Any]] = {
+    "sample": lambda buffer: buffer.sample(4),
+    "sample_episodes": lambda buffer: buffer.sample_episodes(2),
+    "update_priorities": lambda buffer: buffer.update_priorities(np.arange(4), np.full(4, 0.5)),
+    "configure": lambda buffer: buffer.configure(multi_step=2),
+    "rate": lambda buffer: buffer.rate,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opcodes", [False, True], ids=["line", "opcode"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_after_a_draw_that_is_interrupted_this_thread_and_others_go_on(name: str, opcodes: bool) -> None:
+    schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"})
+    buffer = memoire.Buffer(
+        schema, 100, sampler=memoire.Prioritized(0.6, beta=0.4), seed=1, samples_per_insert=1e9, min_size=4
+    )
+    writer = buffer.writer()
+    for step in range(60):
+        obs, is_last = np.full(2, step, np.float32), step % 5 == 4
+        writer.step(obs, 0, 1.0, is_last, False, obs + 1)
+        if is_last:
+            writer.reset(obs + 1)
+    done: list[str] = []
+
+    def go_on() -> None:
+        for each in DRAWS.values():
+            each(buffer)
+        buffer.memory.check_invariants()
+        done.append(threading.current_thread().name)
+
+    for number, interrupted in enumerate(everywhere(opcodes)):
+        place = interrupted(lambda: DRAWS[name](buffer))
+        other = threading.Thread(target=go_on, name=str(number), daemon=True)
+        other.start()
+        other.join(20.0)
+        assert done[-1:] == [str(number)], f"another thread waits, interrupted at {place}"
+    go_on()
 
 
 class Probed(LongWay):

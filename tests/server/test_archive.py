@@ -610,7 +610,7 @@ def drawn(server, batches):
 def led(prompts):
     """Lease and answer some prompts, train a step on what is ready: what was leased and drawn, in words."""
     having = [row.lease for row in prompts.leases.held().get(WORKER, ())]
-    rows, why = prompts.lease(WORKER, 0.0, count=3, seconds=1e9, having=having)
+    rows, why = prompts.lease(WORKER, 0.0, count=3, seconds=60.0, having=having)
     for row in rows:
         values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(1 + row.number % 5)}
         for index in row.missing:
