@@ -81,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in output.UNWRITABLE:
             raise
-        output.discard()
-        output.say(f"memoire: the output cannot be written: {error.strerror}", sys.stderr)
+        if error.filename is None:
+            output.discard()
+        written = "the output" if error.filename is None else error.filename
+        output.say(f"memoire: {written} cannot be written: {error.strerror}", sys.stderr)
     return 1
 
 
