@@ -204,7 +204,7 @@ class Gate:
 
     def security(self) -> Security:
         """How it stands now."""
-        places = tuple(exposure.reachable(reversed(self._open)))
+        places = tuple(exposure.reachable(self._open))
         return Security(self.keys is not None, places, dict(self.refused), self.hung_up)
 
     def trouble(self) -> list[str]:

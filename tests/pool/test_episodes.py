@@ -1,11 +1,13 @@
 """Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from memoire import _core
 from memoire.client.episodes import OpenEpisodes
 from memoire.errors import (
     Closed,
@@ -61,6 +63,16 @@ ENDINGS: tuple[dict[str, Any], ...] = (
 CLIENT = b"client-number-01"
 
 
+def keeping(shipped: list[Any]) -> Callable[[Any, Any], None]:
+    """Ships into a list."""
+
+    def ship(shipment: Any, changes: Any) -> None:
+        shipped.append(shipment)
+        _core.at_once(changes)
+
+    return ship
+
+
 class Actor:
     """Ships into a list, and tells a reference memory the same."""
 
@@ -72,7 +84,7 @@ class Actor:
             *given, final = columns
             return pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
 
-        self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=self.shipped.append)
+        self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=keeping(self.shipped))
         for memory in (self.reference, self.open):
             memory.set_clock(1000.0)
 
@@ -610,7 +622,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
             return pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
         shipped: list[Any] = []
-        store = OpenEpisodes(PLAIN, 300, parameters, pack=pack, ship=shipped.append)
+        store = OpenEpisodes(PLAIN, 300, parameters, pack=pack, ship=keeping(shipped))
         obs = np.stack([values, values], axis=1)
         weights = rng.uniform(0.01, scale, entries).astype(np.float32)
         columns = {"obs": obs, "action": np.zeros(entries, np.int32), "reward": np.zeros(entries, np.float32)}
@@ -640,7 +652,7 @@ def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry
         return pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
     shipped: list[Any] = []
-    store = OpenEpisodes(PLAIN, 300, Parameters(), pack=pack, ship=shipped.append)
+    store = OpenEpisodes(PLAIN, 300, Parameters(), pack=pack, ship=keeping(shipped))
     name, kept, told = 0, [], 0
     for round in range(400):
         length = int(rng.integers(1, 30))

@@ -73,6 +73,7 @@ LOCAL = {
     "rl/__main__.py",
     "rl/agent_state.py",
     "rl/demo/qlearning.py",
+    "rl/starts.py",
 }  # made where they are used, by a given seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 

@@ -68,7 +68,7 @@ def test_arrays_come_back_as_they_were(tmp_path):
 def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path):
     path = tmp_path / "w.safetensors"
     (path / "in the way").mkdir(parents=True)
-    with pytest.raises(OSError):
+    with pytest.raises(ParameterError, match="this is a folder, and stays as it is"):
         weights.save(path, {"x": np.zeros(3)})
     assert os.listdir(tmp_path) == ["w.safetensors"] and os.listdir(path) == ["in the way"]
 
