@@ -3031,6 +3031,8 @@ cdef class Held:
     def wait(self, timeout=None):
         """Give the condition up until it is notified, for so many seconds at most; returns whether it was. Under the lock."""
         cdef bint is_notified = False
+        if not hasattr(self.lock, "_waiters"):  # a condition of another kind, as in a simulation
+            return self.lock.wait(timeout)
         waiters, waiter = self.lock._waiters, threading.Lock()
         waiter.acquire()
         waiters.append(waiter)

@@ -292,7 +292,9 @@ class Writer(_core.StepCounter):
             if not self._closed:
                 changes = self._abandoning(np.ones(self.num_envs, np.bool_), None)
                 changes += setting(self, _closed="the writer", _room=0, _last=None)
-                self._commit(changes if self._leave is None else [*changes, (self._leave, ())])
+                self._commit(changes)
+            if self._leave is not None:
+                self._leave()  # once, however often it is called
 
     def end(self, closed: str, patience: float) -> int:
         """`close` from another thread, because `closed` is: a step that is being taken has `patience` seconds.

@@ -550,8 +550,28 @@ def test_write_log_waits_for_room_once_and_then_drops_lines_at_once(monkeypatch)
     with Cluster() as cluster:
         client = cluster.client(limits=Limits(log_lines=50, log_timeout=0.05))
         cluster.server.close()
-        real = client.client._waiting.changed.wait
-        monkeypatch.setattr(client.client._waiting.changed, "wait", lambda left=None: waits.append(left) or real(left))
+        kind = type(client.client._waiting)
+        real = kind.changed.fget
+
+        class Counted:
+            def __init__(self, held):
+                self.held = held
+
+            def __enter__(self):
+                self.held.__enter__()
+                return self
+
+            def __exit__(self, *error):
+                return self.held.__exit__(*error)
+
+            def wait(self, left=None):
+                waits.append(left)
+                return self.held.wait(left)
+
+            def notify_all(self):
+                self.held.notify_all()
+
+        monkeypatch.setattr(kind, "changed", property(lambda monitor: Counted(real(monitor))))
         for k in range(50):
             client.write_log(f"line {k}")
         assert waits == [] and client.client.stats().waiting_lines == 50

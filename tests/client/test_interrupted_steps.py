@@ -113,10 +113,10 @@ class Actor:
             "counts": session.counts.sums,
             "episodes": [(row.length, row.returned) for row in session.counts.oldest_episodes(100)],
             "dropped": session.counts.dropped_returns,
-            "left": (session.inserts.left, session.inserts._undecided, session.inserts.is_short),
+            "left": (session.inserts.left, session.inserts._undecided),
             "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),
             "window": (session.window.pushed_caches, session.window.pushed_bytes * (not is_cache)),
-            "not pushed": (self.pusher.not_pushed, self.pusher.reason),
+            "not pushed": (set(self.pusher.not_pushed), self.pusher.reason),
             "bodies": [(type(each.body), each.body.number) for each in sent]
             if is_cache
             else [each.body for each in sent],

@@ -4,6 +4,7 @@ owner is closed by another thread, and lets a KeyboardInterrupt out. docs/errors
 
 import contextlib
 import inspect
+import linecache
 import re
 import signal
 import socket
@@ -330,7 +331,10 @@ def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
 
 
 def is_waiting(frame):
-    """Whether a function of ours waits there, for another thread or for a socket."""
+    """Whether a function of ours waits there, for another thread or for a socket: Python's, or by our compiled `wait`."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if frame.f_globals["__name__"].startswith("memoire.") and ".changed.wait(" in line:
+        return True
     while frame is not None and frame.f_globals["__name__"] in ("threading", "zmq.sugar.poll"):
         frame = frame.f_back
         if frame is not None and frame.f_globals["__name__"].startswith("memoire."):

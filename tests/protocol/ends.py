@@ -205,7 +205,10 @@ class CachePusher(Pusher):
     def push(self) -> None:
         """Push one."""
         self._enqueue(
-            PAYLOAD, 1, lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed)
+            PAYLOAD,
+            1,
+            lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),
+            list,
         )
 
 

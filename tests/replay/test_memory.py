@@ -878,7 +878,7 @@ def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goe
         with for_now.cut_for_now({0: end}):
             found = for_now.sample(32)
             for_now.update_priorities(found.gathered.ids, np.ones(32))
-        cut.cut(0, final_state=end)
+        _core.at_once(cut.closing(0, final_state=end, is_cut=True))
         wanted = cut.sample(32)
         for name in ("ids", "steps", "reward", "discount", "weight"):
             np.testing.assert_array_equal(getattr(found.gathered, name), getattr(wanted.gathered, name))

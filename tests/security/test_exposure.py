@@ -55,7 +55,7 @@ def test_a_server_that_is_open_warns_of_each_address_once():
     with pytest.warns(InsecureWarning) as said, memoire.Server("tcp://*:0", netkit.SCHEMA, name="wide") as server:
         assert server.add_pull_worker("tcp://*:0") in str(said[1].message)
         server.add_request_worker("tcp://127.0.0.1:0")
-        bound = ", ".join([server.pub_endpoint, server.push_endpoint, server.endpoint])
+        bound = ", ".join([server.endpoint, server.push_endpoint, server.pub_endpoint])
         assert f"server 'wide' listens at {bound} for everybody" in str(said[0].message) and len(said) == 2
         assert "keys (keys=)" in str(said[0].message) and said[0].filename == __file__
 
