@@ -302,7 +302,7 @@ class Writer(_core.StepCounter):
         Returns:
             Entries of open episodes that were not stored, because the step took longer.
         """
-        if self._closed:
+        if self._closed and not self._memory.leaving:
             return 0
         is_alone = self._inside.acquire(timeout=patience)
         try:

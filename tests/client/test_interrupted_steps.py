@@ -116,7 +116,6 @@ class Actor:
             "left": (session.inserts.left, session.inserts._undecided),
             "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),
             "window": (session.window.pushed_caches, session.window.pushed_bytes * (not is_cache)),
-            "not pushed": (set(self.pusher.not_pushed), self.pusher.reason),
             "bodies": [(type(each.body), each.body.number) for each in sent]
             if is_cache
             else [each.body for each in sent],

@@ -39,9 +39,8 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
         client.push_cache(0.01)
         client.log(f"line {lines}")
         lines += 1
-        client._waiting.changed.acquire()
-        client._waiting.changed.wait(0.01)
-        client._waiting.changed.release()
+        with client._waiting.changed:
+            client._waiting.changed.wait(0.01)
     assert ways[0].resets > 5
     client.update(100.0)
     assert (server.total_episodes, server.total_steps) == (lines, 20 * lines)
