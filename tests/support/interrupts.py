@@ -1,6 +1,7 @@
-"""Interrupts a call before each line, or each opcode, of everything that it runs in this thread, as Ctrl+C may."""
+"""Interrupts a call before each line, or every few opcodes, of everything that it runs in this thread, as Ctrl+C may."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 TESTS = str(Path(__file__).parent.parent)
 """The tests themselves are not interrupted."""
+EVERY = int(os.environ.get("INTERRUPTED_OPCODES", "11"))
+"""Of so many opcodes one is interrupted, to be done in time; INTERRUPTED_OPCODES=1 tries each of them."""
 MOST = 100_000
 """Places in a call, at most: a call that never ends is an error."""
 
@@ -52,7 +55,7 @@ def interrupt(call: Callable[[], Any], at: int, *, opcodes: bool = False) -> str
 
 def everywhere(opcodes: bool = False) -> Iterator[Callable[[Callable[[], Any]], str]]:
     """Ways to call: each interrupts at another place, until a call ends without. They return where."""
-    for at in range(1, MOST):
+    for at in range(1, MOST, EVERY if opcodes else 1):
         place = ""
 
         def way(call: Callable[[], Any], at: int = at) -> str:
