@@ -133,12 +133,14 @@ def test_a_trainer_begins_anew_if_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
     former = tmp_path / "test" / "checkpoint"
     former.mkdir(parents=True)
+    (former / "old").touch()
     refused = python("train", "tcp://127.0.0.1:9", str(FILE), "--fresh")
     assert refused.returncode == 2 and "--yes" in refused.stderr and former.exists()
     command = [sys.executable, "-m", "memoire.rl", "train", "tcp://127.0.0.1:9", str(FILE), "--fresh", "--yes"]
     waiting = subprocess.Popen(command)  # for a server, for which it is killed
     try:
-        assert until((tmp_path / "test" / "checkpoint.former-1").exists, 60.0) and not former.exists()
+        assert until((tmp_path / "test" / "checkpoint.former-1" / "old").exists, 60.0)
+        assert not (former / "old").exists()  # the new one is there as soon as the trainer locks it
     finally:
         waiting.kill()
         waiting.wait()
