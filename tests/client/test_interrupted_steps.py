@@ -2,9 +2,7 @@
 
 import itertools
 import random
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 from clientkit import CLIENT, reply
-from interrupts import everywhere
+from interrupts import Call, check_whole
 from memoire.client.io_client_lock import ClientLock
 from memoire.client.local_memory import LocalMemory
 from memoire.client.pushes import Pusher, WriterObserver
@@ -30,7 +28,6 @@ SCHEMA = Schema({"obs": Column("float32", (2,), "state"), "action": np.int64, "r
 SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
 VECTOR = np.arange(120, dtype=np.float32).reshape(20, 3, 2)
 NO, SECOND = np.zeros(3, np.bool_), np.array([False, True, False])
-Call = Callable[[Writer], Any]
 
 
 def one(at: int, terminated: bool = False, truncated: bool = False) -> Call:
@@ -104,6 +101,9 @@ class Actor:
                 self.refused.append(str(error))
         return self
 
+    def locks(self) -> list[Any]:
+        return [self.waiting.changed, self.local.memory.held(), self.writer.still()]
+
     def outcome(self) -> dict[str, Any]:
         """All that can be told apart, but what a cache drew: an interrupted draw is drawn again."""
         session, sent = self.session, [parse(frames) for frames in self.pusher.queue]
@@ -114,6 +114,8 @@ class Actor:
             "episodes": [(row.length, row.returned) for row in session.counts.oldest_episodes(100)],
             "dropped": session.counts.dropped_returns,
             "left": (session.inserts.left, session.inserts._undecided),
+            "is short": session.inserts.is_short,
+            "not pushed": (self.pusher.not_pushed, self.pusher.reason),
             "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),
             "window": (session.window.pushed_caches, session.window.pushed_bytes * (not is_cache)),
             "bodies": [(type(each.body), each.body.number) for each in sent]
@@ -166,41 +168,7 @@ def ways_on(case: Case) -> list[tuple[Call, ...]]:
 
 
 def check(case: Case, opcodes: bool) -> None:
-    ways = [(calls, Actor(case).go_on(calls).outcome(), done(case).go_on(calls).outcome()) for calls in ways_on(case)]
-    left: dict[str, Actor] = {}
-    for at, interrupted in enumerate(everywhere(opcodes)):
-        actor = Actor(case)
-        place = interrupted(lambda actor=actor: case.call(actor.writer))
-        left[place] = actor
-        calls, never, once = ways[at % len(ways)]
-        found = actor.go_on(calls).outcome()
-        if found not in (never, once):
-            wrong = {name: (value, never[name], once[name]) for name, value in found.items()}
-            wrong = {name: each for name, each in wrong.items() if each[0] not in each[1:]}
-            raise AssertionError(f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}")
-    assert free(list(left.values())) == len(left), f"stays locked: {list(left)[free(list(left.values()))]}"
-
-
-def done(case: Case) -> Actor:
-    """The call was made, without an interrupt."""
-    actor = Actor(case)
-    actor.go_on((case.call,))
-    return actor
-
-
-def free(actors: list[Actor]) -> int:
-    """How many of them another thread can take."""
-    taken: list[Actor] = []
-
-    def take() -> None:
-        for each in actors:
-            with each.waiting.changed, each.local.memory.held(), each.writer.still():
-                taken.append(each)
-
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    thread.join(10.0)
-    return len(taken)
+    check_whole(lambda: Actor(case), case.call, ways_on(case), opcodes=opcodes, waits=("not pushed", "is short"))
 
 
 LONG = ("full", "held", "waits", "discarded", "cuts", "reset", "close", "rollouts, vector")

@@ -1,7 +1,7 @@
 """A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import memoire
-from interrupts import everywhere
+from interrupts import Call, check_whole, everywhere
 from memoire.errors import MemoireError
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
@@ -23,7 +23,6 @@ NO, YES = np.zeros(3, np.bool_), np.ones(3, np.bool_)
 SECOND = np.array([False, True, False])
 WORD = [np.arange(n, dtype=np.uint8) for n in (3, 5, 2, 7, 4, 6, 1, 8, 2, 3)]
 ENDED: dict[str, Any] = {"final_obs": VECTOR[19], "_final_obs": SECOND}
-Call = Callable[[Writer], Any]
 
 
 class Heard(list[Any]):
@@ -110,6 +109,9 @@ class Tried:
             except MemoireError as error:
                 self.refused.append(str(error))
         return self
+
+    def locks(self) -> list[Any]:
+        return [self.writer.still(), self.memory.held()]
 
     def outcome(self) -> dict[str, Any]:
         """All that can be told apart."""
@@ -209,41 +211,7 @@ def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
 
 
 def check(case: Case, opcodes: bool) -> None:
-    ways = [(calls, case.make().go_on(calls).outcome(), done(case).go_on(calls).outcome()) for calls in ways_on(case)]
-    left: dict[str, Tried] = {}
-    for at, interrupted in enumerate(everywhere(opcodes)):
-        tried = case.make()
-        place = interrupted(lambda tried=tried: case.call(tried.writer))
-        left[place] = tried
-        calls, never, once = ways[at % len(ways)]
-        found = tried.go_on(calls).outcome()
-        if found not in (never, once):
-            wrong = {name: (value, never[name], once[name]) for name, value in found.items()}
-            wrong = {name: each for name, each in wrong.items() if each[0] not in each[1:]}
-            raise AssertionError(f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}")
-    assert free(left.values()) == len(left), f"stays locked, interrupted at {list(left)[free(left.values())]}"
-
-
-def done(case: Case) -> Tried:
-    """The call was made, without an interrupt."""
-    made = case.make()
-    case.call(made.writer)
-    return made
-
-
-def free(tried: Iterable[Tried]) -> int:
-    """How many writers and memories another thread can take."""
-    taken: list[Tried] = []
-
-    def take() -> None:
-        for each in tried:
-            with each.writer.still(), each.memory.held():
-                taken.append(each)
-
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    thread.join(10.0)
-    return len(taken)
+    check_whole(case.make, case.call, ways_on(case), opcodes=opcodes)
 
 
 @pytest.mark.parametrize("name", CASES)

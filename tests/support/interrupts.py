@@ -3,10 +3,15 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, Self
+
+Call = Callable[[Any], Any]
+"""A call of a writer."""
 
 TESTS = str(Path(__file__).parent.parent)
 """The tests themselves are not interrupted."""
@@ -67,3 +72,66 @@ def everywhere(opcodes: bool = False) -> Iterator[Callable[[Callable[[], Any]], 
         if not place:
             return
     raise AssertionError("a call without an end")
+
+
+class Interrupted(Protocol):
+    """Something with a writer, whose call is interrupted."""
+
+    writer: Any
+
+    def go_on(self, calls: tuple[Call, ...]) -> Self:
+        """Make these calls; errors of memoire are kept."""
+
+    def outcome(self) -> dict[str, Any]:
+        """All that can be told apart."""
+
+    def locks(self) -> Iterable[Any]:
+        """What another thread has to be able to take, for `with`."""
+
+
+def check_whole(
+    make: Callable[[], Interrupted],
+    call: Call,
+    ways: Iterable[tuple[Call, ...]],
+    *,
+    opcodes: bool,
+    waits: tuple[str, ...] = (),
+) -> None:
+    """Interrupt a call everywhere, and compare what is there at the end with what is there if it was made, or not.
+
+    Args:
+        ways: Calls that come then; a place gets one of them in turn.
+        waits: Of the outcome, what tells of waiting, which an interrupt may end: each may be of either.
+    """
+    known = [(then, make().go_on(then).outcome(), make().go_on((call, *then)).outcome()) for then in ways]
+    left: dict[str, Interrupted] = {}
+    for number, interrupted in enumerate(everywhere(opcodes)):
+        tried = make()
+        place = interrupted(lambda tried=tried: call(tried.writer))
+        left[place] = tried
+        then, *both = known[number % len(known)]
+        found = tried.go_on(then).outcome()
+        names = found.keys() | both[0].keys() | both[1].keys()
+        wrong = {name: [each.get(name) for each in (found, *both)] for name in names}
+        wrong = {name: values for name, values in wrong.items() if values[0] not in values[1:]}
+        is_whole = any(all(found.get(name) == each.get(name) for name in names - {*waits}) for each in both)
+        assert is_whole and not wrong, f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}"
+    taken = _taken(left.values())
+    assert taken == len(left), f"stays locked, interrupted at {list(left)[taken]}"
+
+
+def _taken(tried: Iterable[Interrupted]) -> int:
+    """Of how many of them another thread can take the locks."""
+    done: list[Interrupted] = []
+
+    def take() -> None:
+        for each in tried:
+            with ExitStack() as stack:
+                for lock in each.locks():
+                    stack.enter_context(lock)
+                done.append(each)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    return len(done)
