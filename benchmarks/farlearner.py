@@ -33,7 +33,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import zmq
 from aims import read
-from learner import schema_of
+from learner import play, schema_of
 from measure import Report, Result, arguments, in_turns, results
 from peers import Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
@@ -108,25 +108,8 @@ def cells(whole: bool) -> Iterator[Cell]:
 def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None) -> None:
     """An actor: steps, one at a time, while a turn lasts."""
     task = Task(name, ENTRIES[name])
-    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
-    place, info = 0, {}  # type: int, dict[str, Any]
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=TIMEOUT, keys=keys) as one:
-        writer = one.writer(check=False)
-
-        def record(steps: int) -> None:
-            nonlocal place
-            for _ in range(steps):
-                obs, action, reward, following = rows[place]
-                place = (place + 1) % EPISODE
-                writer.step(obs, action, reward, place == 0, False, following, info)
-
-        record(task.ring)
-        pipe.send("ready")
-        while pipe.recv() is not None:
-            while not pipe.poll():
-                record(BLOCK)
-            pipe.recv()
-            pipe.send(None)
+        play(pipe, one, task, task.ring, BLOCK)
 
 
 def serve(pipe: Connection, name: str, storage: str, keys: str | None) -> None:

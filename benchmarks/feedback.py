@@ -24,9 +24,9 @@ from typing import Any, Literal
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from learner import schema_of
+from learner import play, schema_of
 from measure import Report, Result, Spread, arguments, in_turns, results
-from peers.tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task
+from peers.tasks import ALPHA, BATCH, BETA, ERRORS, Task
 
 import memoire
 from memoire.errors import NotEnoughSamples
@@ -79,25 +79,8 @@ def cells() -> Iterator[Cell]:
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
     """An actor: steps, one at a time, while a turn lasts. Its memory is full before the first."""
     task, ring = Task(cell.task, ENTRIES[cell.task]), ENTRIES[cell.task] // cell.actors
-    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
-    place, info = 0, {}  # type: int, dict[str, Any]
     with memoire.connect(endpoint, seed=rank, capacity=ring, when_full="block", timeout=TIMEOUT) as client:
-        writer = client.writer(check=False)
-
-        def record(steps: int) -> None:
-            nonlocal place
-            for _ in range(steps):
-                obs, action, reward, following = rows[place]
-                place = (place + 1) % EPISODE
-                writer.step(obs, action, reward, place == 0, False, following, info)
-
-        record(ring)
-        pipe.send("ready")
-        while pipe.recv() is not None:
-            while not pipe.poll():
-                record(64)
-            pipe.recv()
-            pipe.send(None)
+        play(pipe, client, task, ring, 64)
 
 
 def serve(pipe: Connection, cell: Cell) -> None:

@@ -15,6 +15,7 @@ One thread each, but for Reverb, which has its own.
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import cycle
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,32 @@ def schema_of(task: Task) -> memoire.Schema:
             "reward": np.float32,
         }
     )
+
+
+def play(pipe: Connection, client: memoire.Client, task: Task, ring: int, block: int) -> None:
+    """An actor's turns: its memory is full before the first, and in each it steps until the pipe says something.
+
+    Args:
+        ring: Entries that the memory has room for.
+        block: Steps between two looks at the pipe.
+    """
+    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
+    place, info, writer = 0, {}, client.writer(check=False)  # type: int, dict[str, Any], Any
+
+    def record(steps: int) -> None:
+        nonlocal place
+        for _ in range(steps):
+            obs, action, reward, following = rows[place]
+            place = (place + 1) % EPISODE
+            writer.step(obs, action, reward, place == 0, False, following, info)
+
+    record(ring)
+    pipe.send("ready")
+    while pipe.recv() is not None:
+        while not pipe.poll():
+            record(block)
+        pipe.recv()
+        pipe.send(None)
 
 
 def buffer_of(task: Task, entries: int) -> memoire.Buffer:
