@@ -10,7 +10,7 @@ Calls of any thread come here. Waiting is left to `ClientLock`, which has the lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -92,11 +92,11 @@ class Pusher:
             _core.at_once(self._session.recording(entries))
 
     def count_episode(
-        self, length: int, returned: Any, kind: int = messages.TRAIN, with_it: Iterable[Any] = ()
+        self, length: int, returned: Any, kind: int = messages.TRAIN, with_it: Callable[[], Changes] = list
     ) -> None:
         """Count a closed episode, or tell of a test; `returned` is the sum of its rewards, [*R] or a number."""
         with self._waiting.changed:
-            _core.at_once([*self._closing_episode(length, returned, kind), *with_it])
+            _core.at_once([*self._closing_episode(length, returned, kind), *with_it()])
 
     def _closing_episode(self, length: int, returned: Any, kind: int = messages.TRAIN) -> Changes:
         return self._session.closing_episode(length, float(np.sum(returned)), self._clock(), kind)
@@ -179,27 +179,27 @@ class Pusher:
             return self.skip(HELD_BACK)
         return self.push_granted(local, self._waiting.left(deadline))
 
-    def push_granted(self, local: LocalMemory, patience: float, with_it: Iterable[Any] = ()) -> bool:
+    def push_granted(self, local: LocalMemory, patience: float, with_it: Callable[[], Changes] = list) -> bool:
         """The same for a writer whose entries were granted; `with_it` is changed together with what comes of it."""
         instead = "whole episodes: closed ones are pushed, or push_episode pushes one"
         self.check_storage(("caches",), "push_cache", instead)
         deadline, memory = self._waiting.now() + patience, local.memory
         if memory.num_positive == 0:
-            return self.skip(NOTHING_TO_DRAW, lambda: list(with_it))
+            return self.skip(NOTHING_TO_DRAW, with_it)
         if not self._has_room(self._last_size or 1, deadline):
-            return self.skip(WINDOW_FULL, lambda: list(with_it))
+            return self.skip(WINDOW_FULL, with_it)
         try:
             payload = self._build(memory)
         except EmptyMemory:
-            return self.skip(NOTHING_TO_DRAW, lambda: list(with_it))
+            return self.skip(NOTHING_TO_DRAW, with_it)
         if not self._has_room(payload.nbytes, deadline):
-            return self.skip(WINDOW_FULL, lambda: list(with_it))
+            return self.skip(WINDOW_FULL, with_it)
         samples = self._session.parameters.cache_size
         self._enqueue(
             payload,
             samples,
             lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),
-            lambda: list(with_it),
+            with_it,
         )
         return True
 
@@ -398,7 +398,7 @@ class WriterObserver:
             _core.at_once(setting(self, _owed=owed, _is_due=True))
         if self._is_due:
             try:
-                pusher.push_granted(self._local, patience, setting(self, _is_due=False))
+                pusher.push_granted(self._local, patience, lambda: setting(self, _is_due=False))
             except Exception:
                 self._is_due = False
                 raise
@@ -411,4 +411,4 @@ class WriterObserver:
         """Count the first of these episodes, which were closed: lane, length and return [*R]."""
         self._waiting.check_process()
         _, length, returned = told[0]
-        self._pusher.count_episode(length, returned, with_it=[(told.popleft, ())])
+        self._pusher.count_episode(length, returned, with_it=lambda: [(told.popleft, ())])

@@ -485,6 +485,10 @@ class Writer(_core.StepCounter):
                 _core.at_once(changes)
         except _core.NotAdded as refused:
             self._memory.explain(refused)
+        self._send()
+
+    def _send(self) -> None:
+        """Send what has been closed in these lanes, if it goes elsewhere."""
         if self._memory.leaving:
             self._memory.flush(int(self.lanes[0]), self.num_envs)
 
@@ -500,8 +504,7 @@ class Writer(_core.StepCounter):
             observer.take_entries(self, waits)
         if self._answer == "discard":
             self._discard()  # before an episode that ends here is stored
-        if self._memory.leaving:
-            self._memory.flush(int(self.lanes[0]), self.num_envs)
+        self._send()
         while self._ends or self._told:
             if self._told and observer is not None:
                 observer.take_episode(self._told)
