@@ -7,6 +7,7 @@ survives pickling, and its text says which value, from whom, what was expected a
 import contextlib
 import errno
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,9 +78,25 @@ class InsecureWarning(UserWarning):
     """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
 
 
-def printable(text: str) -> str:
-    """Text of another program as a terminal may show it: control characters and lone surrogates are escaped."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+# Whatever could start a new line, move a terminal's cursor, or change the direction in which the rest of the line is
+# read (Boucher and Anderson, Trojan Source, 2021); a tab may stay.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff" + "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+_SHORT = {"\n": "\\n", "\r": "\\r"}
+
+
+def escape(text: str) -> str:
+    r"""`text` on one line: line breaks, control characters and marks of direction become escapes: ``\n``, ``\x1b``,
+    ``\u202e``.
+    """
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match.group()
+    code = ord(character)
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 class NotBuilt(MemoireError, ImportError):
@@ -464,7 +481,7 @@ class Refused(MemoireError, RuntimeError):
         self.endpoint, self.code, self.text = endpoint, code, text
 
     def __str__(self) -> str:
-        return f"{self.endpoint} refused the request ({self.code}): {printable(self.text)}"
+        return f"{self.endpoint} refused the request ({self.code}): {escape(self.text)}"
 
 
 class Closed(MemoireError, RuntimeError):
@@ -610,7 +627,7 @@ class ChildDied(MemoireError, RuntimeError):
         return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
 
     def __str__(self) -> str:
-        words = "\n    ".join(map(printable, self.last_words)) or "(it printed nothing)"
+        words = "\n    ".join(map(escape, self.last_words)) or "(it printed nothing)"
         return f"{self.name} {self.how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
@@ -876,7 +893,7 @@ class JobFailed(MemoireError, RuntimeError):
         self.job, self.worker, self.text = job, worker, text
 
     def __str__(self) -> str:
-        return f"job {self.job} failed at {self.worker}: {printable(self.text)}. The log there has all of it."
+        return f"job {self.job} failed at {self.worker}: {escape(self.text)}. The log there has all of it."
 
 
 class JobCancelled(MemoireError, RuntimeError):

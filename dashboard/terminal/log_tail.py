@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from memoire.accounting.logbook import escape, format_line
+from memoire.accounting.logbook import format_line
 from memoire.clock import wall_clock
 from memoire.dashboard.collect import logs
 from memoire.dashboard.collect.answers import LogPage, LogRow
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask
 from memoire.dashboard.settings import Settings
-from memoire.errors import EndpointError, ParameterError
+from memoire.errors import EndpointError, ParameterError, escape
 from memoire.nodes.output import discard
 from memoire.security.tokens import Tokens
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from memoire.accounting.logbook import escape
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
 from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, escape
 from memoire.security.tokens import Tokens
 
 from .figures import NONE, ago, bytes_of, count, duration, figure, share

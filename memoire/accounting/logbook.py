@@ -7,7 +7,6 @@ one line.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,16 +15,11 @@ from string import ascii_lowercase, ascii_uppercase
 
 import msgspec
 
+from memoire.errors import escape
 from memoire.wire.messages import Line
 
-# Whatever could start a new line, move a terminal's cursor, or change the direction in which the rest of the line is
-# read (Boucher and Anderson, Trojan Source, 2021); a tab may stay.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff" + "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
 MAX_FOUND_LINES = 10_000
 """Lines that one search finds at most."""
-_SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +35,6 @@ class LogEntry:
     def escaped(self) -> LogEntry:
         """The same with its text on one line, as the log file has it."""
         return replace(self, line=msgspec.structs.replace(self.line, text=escape(self.line.text)))
-
-
-def escape(text: str) -> str:
-    r"""`text` on one line: line breaks, control characters and marks of direction become escapes: ``\n``, ``\x1b``,
-    ``\u202e``.
-    """
-    return _UNSAFE.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    character = match.group()
-    code = ord(character)
-    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def timestamp(seconds: float) -> str:

@@ -14,13 +14,13 @@ import http.client
 import json
 import os
 import socket
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memoire.errors import AuthError, EndpointError, MemoireError, ParameterError
+from memoire.nodes.output import note
 
 ASK_TIMEOUT = 5.0
 """Seconds that a node has to answer."""
@@ -28,11 +28,6 @@ MAX_STATUS_BYTES = 16 << 20
 REQUESTS = ("tcp://", "ipc://")
 PAGES = ("http://",)
 Say = Callable[[str], object]
-
-
-def note(line: str) -> None:
-    """Say what was asked, beside what the command prints."""
-    print(f"memoire: {line}", file=sys.stderr, flush=True)
 
 
 def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = note) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError, printable
+from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError, escape
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.value_conversion import is_finite
@@ -81,7 +81,7 @@ def _first_line(error: Exception) -> str:
         text = error.detail
     elif not isinstance(error, MemoireError):
         text = f"{type(error).__name__}: {text}"
-    return printable(f"the function of this inference node failed: {text}")[:_MAX_TEXT]
+    return escape(f"the function of this inference node failed: {text}")[:_MAX_TEXT]
 
 
 def flat_columns(schema: RowSchema, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from memoire.errors import ProtocolError, printable
+from memoire.errors import ProtocolError, escape
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.net import monitor, sockets
@@ -355,9 +355,7 @@ class InferenceThread:
     def _failure(self, error: Exception, rows: int) -> ProtocolError:
         """What whoever waits for a batch of so many rows is told, such as a lack of memory: the next batch may do."""
         _log.error("inference node %s: a batch failed", self._name, exc_info=error)
-        return ProtocolError(
-            "failed", printable(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500]
-        )
+        return ProtocolError("failed", escape(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500])
 
     def _packed(self, found: Rows, first: int, rows: int) -> bytes:
         """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply may be."""

@@ -25,7 +25,7 @@ from memoire.errors import (
     ProtocolError,
     Refused,
     WrongType,
-    printable,
+    escape,
 )
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
@@ -291,7 +291,7 @@ class Observer(Asker):
             if job.is_over:  # the agent is gone, so that it could not be asked
                 raise JobCancelled(job.number) from error
             _log.exception("job %d failed", job.number)
-            text = printable(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
+            text = escape(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
             return messages.Result(job=job.number, status="failed", text=text), None
         return messages.Result(job=job.number, fragments=rows_of), payload
 

@@ -29,8 +29,8 @@ from . import bootstrap
 from .child import ONE_THREAD, Child
 from .launcher import READY_TIMEOUT, Launcher
 from .local_cluster import Nodes
-from .local_run import LocalRun, note
-from .output import ProcessOutput
+from .local_run import LocalRun
+from .output import ProcessOutput, note
 
 TURN = 0.2
 """Seconds between two looks at the programs."""

@@ -13,7 +13,7 @@ from . import local_cluster
 from .child import Child
 from .launcher import Launcher
 from .local_cluster import LocalCluster, Nodes
-from .output import say
+from .output import note, say
 
 IDLE = 60.0
 """Seconds between two looks at a run that shows nothing."""
@@ -78,11 +78,6 @@ class LocalRun:
             self.dashboard = str(self._board.facts["http"])
             self._board = None
             say(f"memoire: dashboard: {self.dashboard}")
-
-
-def note(line: str) -> None:
-    """Say something about the run beside what its processes print."""
-    say(f"memoire: {line}", sys.stderr)
 
 
 def up(nodes: Nodes, *, dashboard: bool = True) -> int:

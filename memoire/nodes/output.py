@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -41,13 +42,18 @@ def say(line: str, file: IO[str] | None = None) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        if stream is not sys.stderr and id(stream) not in _LOST:
-            _LOST.add(id(stream))
-            name = getattr(stream, "name", "a file")
-            say(f"memoire: output to {name} cannot be written, and is lost: {error.strerror}", sys.stderr)
+        if stream is not sys.stderr and stream not in _LOST:
+            _LOST.add(stream)
+            note(f"output to {getattr(stream, 'name', 'a file')} cannot be written, and is lost: {error.strerror}")
 
 
-_LOST: set[int] = set()
+def note(line: str) -> None:
+    """Say something on standard error, beside what a command or its processes print."""
+    say(f"memoire: {line}", sys.stderr)
+
+
+_LOST: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""Files of which that was said."""
 
 
 def discard() -> None:

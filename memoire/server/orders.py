@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from typing import Final
 
-from memoire.errors import ProtocolError, printable
+from memoire.errors import ProtocolError, escape
 from memoire.wire import messages
 
 MAX_ORDERS: Final = 64
@@ -52,4 +52,4 @@ class SnapshotOrders:
 
 def failed(body: messages.TakeSnapshot, why: str) -> messages.Snapshot:
     """What is told of an order that could not be carried out."""
-    return messages.Snapshot(name=body.name, state="failed", text=printable(why)[:MAX_TEXT])
+    return messages.Snapshot(name=body.name, state="failed", text=escape(why)[:MAX_TEXT])

@@ -17,10 +17,11 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from memoire.accounting.logbook import LogEntry, escape
+from memoire.accounting.logbook import LogEntry
 from memoire.accounting.merge import merge
 from memoire.accounting.packing import AccountPacker, NumberedTexts
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
+from memoire.errors import escape
 from memoire.wire import _bytes
 from memoire.wire.messages import Line
 from memoire.wire.rows import ACCOUNT

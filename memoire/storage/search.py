@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from memoire.accounting.logbook import LineFilter, escape
+from memoire.accounting.logbook import LineFilter
+from memoire.errors import escape
 
 from .records import INDEX_BITS
 

@@ -11,8 +11,7 @@ import time
 
 from memoire.nodes.launch import LaunchedRun, Options
 from memoire.nodes.launcher import Launcher
-from memoire.nodes.local_run import note
-from memoire.nodes.output import ProcessOutput
+from memoire.nodes.output import ProcessOutput, note
 from memoire.rl.addresses import BETWEEN_RANKS
 
 from .lander import TASKS
