@@ -48,7 +48,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
     drawn: dict[str, int] = {}
     """And groups that were drawn."""
     step_groups: int = 0
-    """Groups of a step, as the trainer said last; 0: nobody has said."""
+    """Groups of a step, as the trainer said last; 0 before it has."""
     replayable: int = 0
     """Groups that were ever kept for replay."""
 

@@ -92,7 +92,7 @@ class EpisodeStore(Protocol):
         """
 
     def close(self, lane: int = 0) -> None:
-        """End an open episode of which nobody knows how it ended."""
+        """End an open episode; how it ended is unknown."""
 
     @property
     def leaving(self) -> Sized:
@@ -103,7 +103,7 @@ class EpisodeStore(Protocol):
 
 
 class Observer(Protocol):
-    """Who counts what a writer records: called in the writer's thread, once, after the memory has it."""
+    """Counts what a writer records: called in the writer's thread, once, after the memory has it."""
 
     def on_entries(self, count: int) -> AfterStep | None:
         """`count` entries were added. Returns what to do; after "wait" and "discard", `pause` is called at the end of
@@ -137,7 +137,7 @@ class ExactObserver(Protocol):
 
 
 class ToldObserver:
-    """An `Observer` of somebody else, called once with what it is told of."""
+    """Calls an `Observer` once for each thing that it is told of."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

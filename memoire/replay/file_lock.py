@@ -135,7 +135,7 @@ def _open(path: Path) -> int:
 
 
 def _is_lock(opened: int) -> bool:
-    """Whether this is a lock of a former life: else its content would be overwritten."""
+    """Whether this is a lock file, of this or a former process: the content of any other file would be overwritten."""
     facts = os.fstat(opened)
     return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and _is_ours(os.pread(opened, _LONGEST, 0))
 

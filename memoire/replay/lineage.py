@@ -116,7 +116,7 @@ class Lineage:
             self._locks.popitem()[1].release()
 
     def before_save(self, path: str | Path) -> None:
-        """Refuse to write over what this buffer does not have, or what somebody else goes on from.
+        """Refuse to write over what this buffer does not have, or what another one goes on from.
 
         Raises:
             BufferLocked: another one goes on as this buffer, or as the one that is saved there.
@@ -138,7 +138,7 @@ class Lineage:
 
 
 def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
-    """Refuse to write over a file that somebody goes on from, unless it is mine; what it says, if it is a buffer's.
+    """Refuse to write over a file that another buffer goes on from. Returns what the file says, if a buffer saved it.
 
     Raises:
         BufferLocked: somebody does.

@@ -117,8 +117,11 @@ class ResetCheck:
         return begins
 
     def noted(self, begins: dict[int, int], ending: Collection[int] = ()) -> tuple[ResetCheck, Changes]:
-        """What takes this one's place once episodes have begun in these environments, by digest, with the changes that
-        complete it. Warns once.
+        """Return the check that replaces this one after episodes begin, and the changes that complete it. Warns once.
+
+        Args:
+            begins: Digest of the first observation, by environment.
+            ending: Environments whose episode ends with the same step.
         """
         made = copy(self)
         made._ended, made._rows, made._doubts, made._new = dict(self._ended), dict(self._rows), dict(self._doubts), []

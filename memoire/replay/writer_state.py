@@ -46,7 +46,7 @@ class WriterState:
     is_apart: bool
     """Whether members step apart."""
     is_owned: bool
-    """Whether what was left is an array that no reset wrote over."""
+    """Whether `left` is an array of its own, which a reset does not write over."""
     env_id: Any
     starts: dict[str, Any] | None
     """Of `ResetCheck`."""

@@ -95,7 +95,7 @@ class ReplayTable:
 
     @property
     def discount(self) -> Any:
-        """What it was told: a number, or one per reward dimension; None if it was told none."""
+        """The discount that was given: a number, or one per reward dimension; None if none was."""
         parameters = self.fields.get("parameters")
         told = [self.fields.get(name) for name in ("discount", "discount_factor")]
         told += [None if parameters is None else parameters.discount_factor]

@@ -115,7 +115,7 @@ class RecordWriter:
     def __init__(self, file: BinaryIO, kind: FileKind, predecessor: int) -> None:
         self._file = file
         self.checksum = write_head(file, kind, WHOLE, predecessor)
-        """Of all that was put; of the whole file when it has ended."""
+        """Checksum of the records so far; at the end that of the whole file."""
         self._count = self._unflushed = 0
 
     def put(self, tag: int, payload: Payload) -> None:

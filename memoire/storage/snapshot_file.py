@@ -240,7 +240,7 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0
     """Of caches, episodes or prompts."""
     is_still: bool = False
-    """Whether entries of episodes lay, while they were saved, as the file says."""
+    """Whether no entry of an episode moved while the table was saved, so that the layout in the file holds."""
 
 
 _COUNTED: Final = Counts.__struct_fields__[:-1]

@@ -29,7 +29,7 @@ from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
 def gate_of(server):
-    """What lets connections in."""
+    """The part of a server that admits connections."""
     return server._gate
 
 

@@ -29,40 +29,41 @@ def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType) -> None:
         setup.check_python((3, 99), [])
 
 
-def test_a_newer_python_of_another_name_is_used(tmp_path: Path) -> None:
-    newer = tmp_path / "python3.99"
-    newer.write_text("#!/bin/sh\necho it is run with $0 $*\n")
-    newer.chmod(0o755)
-    code = "import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), ['python3.99'])"
-    done = subprocess.run(
+def put_programs(folder: Path, **lines: str) -> None:
+    """Shell programs of one line each, by name ("python3_99" is python3.99)."""
+    for name, line in lines.items():
+        path = folder / name.replace("_", ".")
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+
+def set_up_by(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Go on under one of these, since this Python is too old."""
+    code = f"import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), {list(names)})"
+    return subprocess.run(
         [sys.executable, "-c", code, str(SCRIPT)],
-        env=os.environ | {"PATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=100, check=True,
+        env=os.environ | {"PATH": str(folder)}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert done.stdout.startswith(f"it is run with {newer}")
 
 
-SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
+def test_a_newer_python_of_another_name_is_used(tmp_path: Path) -> None:
+    put_programs(tmp_path, python3_99="echo it is run with $0 $*")
+    done = set_up_by(tmp_path, "python3.99")
+    assert done.returncode == 0 and done.stdout.startswith(f"it is run with {tmp_path / 'python3.99'}"), done.stderr
+
+
+SHIM = "echo 'pyenv: python: command not found' >&2; exit 127"
 
 
 def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
-    for name, content in {"python3.99": SHIM, "python3.98": "#!/bin/sh\necho it is run with $0\n"}.items():
-        (tmp_path / name).write_text(content)
-        (tmp_path / name).chmod(0o755)
-    code = "import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), ['python3.99', 'python3.98'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(SCRIPT)],
-        env=os.environ | {"PATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    put_programs(tmp_path, python3_99=SHIM, python3_98="echo it is run with $0")
+    done = set_up_by(tmp_path, "python3.99", "python3.98")
     assert done.stdout.startswith(f"it is run with {tmp_path / 'python3.98'}"), done.stderr
 
 
 @pytest.mark.parametrize("is_chosen", [False, True], ids=["the default", "chosen by the user"])
 def test_make_passes_over_a_python3_that_does_not_run_unless_it_was_chosen(is_chosen: bool, tmp_path: Path) -> None:
-    for name, content in {"python3": SHIM, "python3.13": "#!/bin/sh\n[ $1 = -c ] || echo set up with $0\n"}.items():
-        (tmp_path / name).write_text(content)
-        (tmp_path / name).chmod(0o755)
+    put_programs(tmp_path, python3=SHIM, python3_13="[ $1 = -c ] || echo set up with $0")
     makefile = SCRIPT.parents[1] / "Makefile"
     chosen = [f"PYTHON={tmp_path / 'python3'}"] if is_chosen else []
     done = subprocess.run(
