@@ -1212,7 +1212,7 @@ cdef class EntryStore:
             assert order_rank(&self.order, row[i], self.tree.sums[0][row[i]]) == i + 1
         return result
 
-    cdef double _weight(self, int64_t row) noexcept nogil:
+    cdef inline double _weight(self, int64_t row) noexcept nogil:
         """init_w * multiplier * priority ** exponent, 0 where its window is incomplete: what a row is drawn in proportion to, or
         ranked by."""
         cdef Meta* meta = &self.meta[row]
@@ -2150,6 +2150,7 @@ cdef class EntryStore:
         cdef int64_t i, row, applied = 0, count = cnp.PyArray_SIZE(numbers)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
         cdef double* td = <double*>cnp.PyArray_DATA(td_errors)
+        cdef float largest = 0.0
         cdef Meta* meta
         assert cnp.PyArray_SIZE(td_errors) == count
         self._hold()
@@ -2174,9 +2175,10 @@ cdef class EntryStore:
                     if meta.number == number[i] and meta.episode >= 0:
                         meta.priority = _float(fabs(td[i]) + epsilon)
                         meta.learned = 1
-                        self.max_priority_ = max(self.max_priority_, <double>meta.priority)
+                        largest = max(largest, meta.priority)
                         self._put(row, self._weight(row))
                         applied += 1
+                self.max_priority_ = max(self.max_priority_, <double>largest)
                 tree_settle(&self.tree)
             return applied, count - applied
         finally:

@@ -156,13 +156,16 @@ def real_errors(td_errors: Any) -> NDArray[Any]:
         ParameterError: they are complex.
         WrongType: they are no numbers.
     """
-    detach = getattr(td_errors, "detach", None)
-    try:
-        errors = np.asarray(detach() if callable(detach) else td_errors)
-    except (TypeError, ValueError, OverflowError):
-        raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
-    if errors.dtype.kind == "c":
+    errors: NDArray[Any] = td_errors
+    if type(errors) is not np.ndarray:
+        detach = getattr(td_errors, "detach", None)
+        try:
+            errors = np.asarray(detach() if callable(detach) else td_errors)
+        except (TypeError, ValueError, OverflowError):
+            raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
+    kind = errors.dtype.kind
+    if kind == "c":
         raise ParameterError("td_errors", f"{errors.dtype}{list(errors.shape)}", "real numbers, such as abs(td_errors)")
-    if errors.dtype.kind not in "biuf":
+    if kind not in "biuf":
         raise WrongType("td_errors", "numbers", repr(td_errors)[:80])
     return errors
