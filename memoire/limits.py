@@ -1,6 +1,12 @@
-"""Timeouts and byte limits of the library, one place; times are seconds, sizes are bytes."""
+"""Timeouts and byte limits of the library, and the memory that the process's container allows; times are seconds, sizes
+are bytes.
+"""
 
+import gc
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
 
 from .arguments import FOR_EVER, whole
 from .errors import ParameterError
@@ -10,6 +16,10 @@ from .suggestions import checked_fields
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
+HELD_BYTES = 1 * GiB
+"""Bytes that a server holds by default, if no container allows less."""
+NO_LIMIT = 1 << 60
+"""Bytes from which on a control group of version 1 means that there is no limit."""
 
 
 @checked_fields
@@ -58,8 +68,10 @@ class Limits:
     """Bytes of caches that all clients of a server together may have on the way, though each may always have one. A
     proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
     """
-    held_bytes: int = 1 * GiB
-    """Bytes of caches a server holds; the oldest of the largest holder is overwritten."""
+    held_bytes: int = 0
+    """Bytes of caches a server holds; the oldest of the largest holder is overwritten. 0 is 1 GiB; in a container at
+    most half of what its memory limit leaves.
+    """
     message_bytes: int = 256 * MiB
     """Largest cache or episode payload."""
     request_bytes: int = 1 * MiB
@@ -104,3 +116,146 @@ class Limits:
     def reply_bytes(self) -> int:
         """Largest frame of a reply: a batch that is drawn far away, or what any other request is answered with."""
         return max(self.message_bytes, self.request_bytes)
+
+
+class ContainerLimit(NamedTuple):
+    """The memory limit of a container: of a control group (cgroup) of Linux."""
+
+    size: int
+    """Bytes that all processes in it may have together; the kernel kills one of them beyond that."""
+    file: Path
+    """The file that says so."""
+
+
+class Container:
+    """The container that this process runs in, and the memory that its buffers and servers reserve there.
+
+    Processes do not know of each other: each may reserve the whole limit. The memory of a machine without such a limit
+    refuses nothing: the machine may have swap, and a buffer takes pages only when entries fill them.
+
+    Args:
+        root: Where `/proc` and `/sys` are.
+    """
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self._root = Path(root)
+        self.sizes: dict[int, int] = {}
+        """Bytes of each reservation, by its id."""
+
+    @property
+    def limit(self) -> ContainerLimit | None:
+        """The least limit of this process's control group and of those around it, read now; None if there is none."""
+        return min(self._limits(), default=None)
+
+    def _limits(self) -> Iterator[ContainerLimit]:
+        try:
+            groups = (self._root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):  # no Linux
+            return
+        mounts = self._root / "sys" / "fs" / "cgroup"
+        for group in groups:
+            controllers, _, path = group.partition(":")[2].partition(":")
+            if controllers == "":  # version 2; it is in "unified" if version 1 is mounted, too
+                yield from _limits_of((mounts, mounts / "unified"), path, "memory.max")
+            elif "memory" in controllers.split(","):
+                yield from _limits_of((mounts / "memory",), path, "memory.limit_in_bytes")
+
+
+class Reservation:
+    """Memory of a container that one buffer or server may fill: until `release`, or until the reservation is garbage.
+
+    Args:
+        container: None has no limit.
+    """
+
+    def __init__(self, container: Container | None) -> None:
+        self._container = container
+        self._size = 0
+
+    def reserve(self, name: str, value: object, size: int) -> None:
+        """Reserve so many bytes, in place of those before, for what a caller has asked for by a parameter.
+
+        Args:
+            name: The parameter.
+            value: What it was set to.
+            size: Bytes that this makes.
+
+        Raises:
+            ParameterError: the container does not allow so much beside the other reservations. This one stays.
+        """
+        if self._container is None:
+            return
+        former, self._size = self._size, size
+        self._container.sizes[id(self)] = size  # before it is checked: another thread may reserve meanwhile
+        limit, others = self._limit_and_others(self._container)
+        if limit is None or others + size <= limit.size:
+            return
+        self._size = self._container.sizes[id(self)] = former
+        reserved = f", of which other buffers and servers of this process may fill {_mib(others)}" if others else ""
+        expected = (
+            f"smaller (it makes {_mib(size)} of memory, and the limit of this process's container is "
+            f"{_mib(limit.size)} in {limit.file}{reserved}), or the limit larger"
+        )
+        raise ParameterError(name, value, expected)
+
+    def default(self, name: str, usual: int) -> int:
+        """Return a size for what no caller has asked for: `usual`, or half of what the limit leaves beside the other
+        reservations, if that is less. 0 for `usual` is any size; without a limit, it is returned.
+
+        Args:
+            name: The parameter that would have said it.
+
+        Raises:
+            ParameterError: the limit leaves nothing.
+        """
+        limit, others = (None, 0) if self._container is None else self._limit_and_others(self._container)
+        if limit is None:
+            return usual
+        left = (limit.size - others) // 2
+        if left < 1:
+            expected = (
+                f"set: the limit of this process's container is {_mib(limit.size)} in {limit.file}, and other buffers "
+                f"and servers of this process may fill {_mib(others)}, which leaves nothing for a default"
+            )
+            raise ParameterError(name, 0, expected)
+        return min(usual or left, left)
+
+    def _limit_and_others(self, container: Container) -> tuple[ContainerLimit | None, int]:
+        limit = container.limit
+        if limit is not None and sum(container.sizes.values()) > limit.size:
+            gc.collect()  # garbage reserves nothing
+        return limit, sum(container.sizes.values()) - self._size
+
+    def release(self) -> None:
+        """Leave the memory to others."""
+        if self._container is not None:
+            self._container.sizes.pop(id(self), None)
+        self._size = 0
+
+    __del__ = release
+
+
+def _limits_of(mounts: Iterable[Path], path: str, file: str) -> Iterator[ContainerLimit]:
+    """Limits of a control group and of those around it, wherever they can be seen.
+
+    In a container the mount may begin at the group itself, and `path` may be that outside: then the mount's own file
+    has the limit.
+    """
+    parts = [part for part in path.split("/") if part]
+    for mount in mounts:
+        for depth in range(0 if ".." in parts else len(parts), -1, -1):
+            where = mount.joinpath(*parts[:depth], file)
+            try:
+                size = int(where.read_text(encoding="ascii"))  # "max" is no limit
+            except (OSError, ValueError):
+                continue
+            if size < NO_LIMIT:
+                yield ContainerLimit(size, where)
+
+
+def _mib(size: int) -> str:
+    return f"{size / MiB:,.1f} MiB"
+
+
+CONTAINER = Container()
+"""That of this process."""

@@ -48,7 +48,7 @@ from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
@@ -88,7 +88,7 @@ WRONG_TOKEN_DELAY = 0.5
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
-    "limits": Limits(),
+    "limits": Limits(held_bytes=HELD_BYTES),
     "dashboard": Settings.defaults(),
 }
 

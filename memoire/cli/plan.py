@@ -16,13 +16,12 @@ import numpy as np
 from memoire.errors import ParameterError
 from memoire.limits import GiB, Limits, MiB
 from memoire.replay.columns import Column
+from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, Part, RowCount
 
-ENTRY_MEMORY = 112
-"""Bytes that a memory needs for an entry beside its columns: weights, trees, where its episode lies."""
 PROCESS_MEMORY = 100 * MiB
 """That a node has at its start."""
 CACHES_HELD = 4
@@ -231,7 +230,7 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     else:
         sample, whole = (entry_bytes(schema, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.actors * load.steps, EPISODE_STEPS
-        held = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY)
+        held = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_OVERHEAD)
     messages, inward = number / message, number * sample
     whole_batches = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN)
     share = load.compressed if p.compression in ("lz4", "auto") else 1.0
@@ -247,7 +246,7 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     core, outward = core + answers * costs.draw, far + proxies * models
     servers, bound = _servers(load, core, inward, outward)
     memory = PROCESS_MEMORY + Limits().on_way_bytes + (held + load.actors * costs.client_memory) / servers
-    actor = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY) if by_caches else 0.0
+    actor = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_OVERHEAD) if by_caches else 0.0
     return LoadPlan(
         load, sample, messages, inward, drawn, outward, servers, core, memory + 2 * load.model_bytes, bound,
         proxies, passes, through, actor, held / servers,

@@ -104,7 +104,11 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
     server.add_argument(
-        "--byte-limit", type=size, default=0, metavar="SIZE", help="of the caches held, such as 4GiB; 0: 1GiB"
+        "--byte-limit",
+        type=size,
+        default=0,
+        metavar="SIZE",
+        help="of the caches held, such as 4GiB; 0: 1GiB, or half of the memory of its container",
     )
     add_keys(server)
     add_io_threads(server)

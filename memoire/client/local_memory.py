@@ -10,8 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError
-from memoire.limits import MiB
+from memoire.limits import CONTAINER, MiB, Reservation
 from memoire.replay.autoreset import layout
+from memoire.replay.engine_setup import memory_bytes
 from memoire.replay.episode_store import Changes, ExactObserver
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -72,16 +73,21 @@ class LocalMemory:
     def begin_again(self, capacity: int | None) -> None:
         """Replace it by an empty one. Its writers go on until `end_writers`."""
         with self.lock:
+            if self._memory is not None:
+                self._memory.unreserve()
             self._memory, self._capacity = self._make(capacity or self._capacity), capacity or self._capacity
 
     def _make(self, capacity: int | None) -> Memory:
         told, schema = self._session.told, self._session.schema
         least, most = DEFAULT_MEMORY_ENTRIES
-        fitting = DEFAULT_MEMORY_BYTES // max(1, schema.entry_bytes)
-        entries = capacity or told.max_step or min(most, max(least, fitting))
+        usual, allowed = (Reservation(CONTAINER).default("capacity", size) for size in (DEFAULT_MEMORY_BYTES, 0))
+        fitting = max(least, usual // max(1, schema.entry_bytes))
+        if allowed:
+            fitting = max(1, min(fitting, allowed // memory_bytes(schema, 1)))
+        entries = capacity or told.max_step or min(most, fitting)
         if told.storage == "caches":
             # Whoever chose a capacity has thought of how much its entries take.
-            return self._make_recent(entries, 0 if capacity or told.max_step else DEFAULT_MEMORY_BYTES)
+            return self._make_recent(entries, 0 if capacity or told.max_step else usual)
         return self._make_open(entries)
 
     def _make_recent(self, entries: int, ragged_bytes: int) -> Memory:
@@ -94,7 +100,7 @@ class LocalMemory:
     def _make_open(self, entries: int) -> OpenEpisodes:
         # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
         schema, most_bytes = self._session.schema, self._session.most_bytes
-        ragged = most_bytes // 2 if schema.ragged else 0
+        ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
         fitting = (most_bytes - ragged) // (schema.entry_bytes + EPISODE_FACTS)
         largest = min(self._session.told.limits.get("episode_entries", entries), fitting)
         room = entries if self._session.told.storage == "rollouts" else min(entries, 2 * max(1, largest))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.batch import GatheredSamples, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
@@ -69,7 +69,7 @@ class Pool:
         schema: Schema,
         parameters: Parameters | None = None,
         *,
-        byte_limit: int = DEFAULTS.held_bytes,
+        byte_limit: int = HELD_BYTES,
         cache_limit: int = 0,
         client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,

@@ -20,6 +20,7 @@ import numpy as np
 from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, ProtocolError, StaleEntry
 from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
+from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters
@@ -28,8 +29,6 @@ from memoire.wire import _bytes
 
 from .episode_checks import CheckedEpisode
 
-ENTRY_OVERHEAD: Final = 112
-"""Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
 MAX_DEFAULT_ENTRIES: Final = 1_000_000
 """Entries that there is room for at most where nobody said a number: their bookkeeping takes memory at once."""
 
@@ -93,7 +92,8 @@ class EpisodeMemory:
 
     def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
         limit = self.room.value_bytes(entries, byte_limit)
-        made = Memory(self.room.schema, entries, parameters, seed=seed_of(self._seed, self._made), ragged_limit=limit)
+        seed = seed_of(self._seed, self._made)
+        made = Memory(self.room.schema, entries, parameters, seed=seed, ragged_limit=limit, container=None)
         self._made += 1
         return NamedMemory(made, secrets.token_bytes(16))
 
@@ -148,7 +148,7 @@ class EpisodeMemory:
         numbers = numbers | {"ragged_limit": old.ragged_limit}
         if keeps_generator:
             numbers |= {"engine": numbers["engine"] | {"random": mine[0]}, "generator": mine[1]}
-        return Memory(self.room.schema, old.capacity, parameters), SavedLayout(numbers, layout.arrays)
+        return Memory(self.room.schema, old.capacity, parameters, container=None), SavedLayout(numbers, layout.arrays)
 
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> None:
         """Go on with this memory: see `EpisodePool.take_over`."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from memoire.arguments import whole
 from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.replay import dataset
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
@@ -74,7 +74,7 @@ class EpisodePool(LastingPool):
         parameters: Parameters | None = None,
         *,
         capacity: int = 0,
-        byte_limit: int = DEFAULTS.held_bytes,
+        byte_limit: int = HELD_BYTES,
         client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from memoire.errors import ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.prompts.bytes import Saved
 from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
 from memoire.prompts.rows import PromptState
@@ -56,7 +56,7 @@ class PromptPool(BatchlessPool):
         *,
         capacity: int = 0,
         is_bounded: bool = False,
-        byte_limit: int = DEFAULTS.held_bytes,
+        byte_limit: int = HELD_BYTES,
         client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,
         first: int | None = None,

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
@@ -64,7 +64,7 @@ class RolloutPool(BatchlessPool):
         *,
         capacity: int = 0,
         is_bounded: bool = False,
-        byte_limit: int = DEFAULTS.held_bytes,
+        byte_limit: int = HELD_BYTES,
         client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = wall_clock,

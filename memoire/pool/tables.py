@@ -19,6 +19,7 @@ from memoire import arguments
 from memoire.arguments import whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
+from memoire.limits import Reservation
 from memoire.prompts.settings import PROMPT_NAMES, PromptSettings, refuse_elsewhere, taken_from
 from memoire.replay.limiter import Limiter, check_size
 from memoire.replay.parameters import NAMES, Parameters, Start
@@ -266,12 +267,20 @@ class Tables:
     Args:
         settings: By name.
         make_pool: Makes the pool of a table, by its name and settings.
+        reserved: The memory that all of them may fill; None reserves none.
 
     Raises:
         ParameterError: there is none, too many, or a name that is none, or taken.
     """
 
-    def __init__(self, settings: Mapping[str, Table], make_pool: Callable[[str, Table], AnyPool]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Table],
+        make_pool: Callable[[str, Table], AnyPool],
+        reserved: Reservation | None = None,
+    ) -> None:
+        self.reserved = reserved or Reservation(None)
+        """The memory that all of them may fill."""
         if ROUNDTRIP in settings:
             raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
         self._roundtrip = _roundtrip()
@@ -354,8 +363,26 @@ class Tables:
             if limit < (least := intakes[name].least_bytes):
                 expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
                 raise ParameterError("held_bytes", held_bytes, expected)
+        self.reserved.reserve("held_bytes", held_bytes, sum(limits.values()))
         for name, limit in limits.items():
             intakes[name].limit(limit)
+
+    def limit(self, table: OpenTable, byte_limit: int) -> int:
+        """Hold at most so many bytes in one table from now on; returns how many caches or episodes had to go.
+
+        Raises:
+            ParameterError: it is no such number, or more than the container has; nothing was changed.
+        """
+        own = whole("byte_limit", byte_limit, 1)
+        others = sum(each.pool.byte_limit for each in self if each is not table)
+        self.reserved.reserve("byte_limit", byte_limit, others + own)
+        try:
+            gone = table.pool.limit(own)
+        except BaseException:
+            self.reserved.reserve("byte_limit", byte_limit, others + table.pool.byte_limit)
+            raise
+        table.own_limit = own
+        return gone
 
     def is_probe(self, number: int) -> bool:
         """Whether clients of the table of this number only try the way there and back: no run counts them."""

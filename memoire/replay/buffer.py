@@ -48,7 +48,8 @@ class Buffer(StrictAttributes):
 
     Args:
         schema: The columns of an entry; a mapping is made a `Schema`.
-        capacity: Entries there is room for.
+        capacity: Entries there is room for. `schema.entry_bytes` and 112 bytes each must fit the memory limit of the
+            process's container, beside its other buffers and servers.
         sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. By
             default Prioritized(0.6, beta=0.4).
         parameters: All settings of sampling at once; the others here change single ones.
@@ -58,13 +59,15 @@ class Buffer(StrictAttributes):
         start: Windows that reach before an episode's first entry: "repeat" its first observation, as by default, put
             in "zero" ones, or "skip" such samples.
         seed: Of the draws; None is different each time.
-        ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any.
+        ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any; in a
+            container at most half of what its memory limit leaves.
         fields: Any other field of `Parameters`, such as min_size=1000.
 
     `Server` and `Table` take the same keywords for the same things.
 
     Raises:
-        ParameterError: a parameter is outside its range, or does not fit the schema.
+        ParameterError: a parameter is outside its range, does not fit the schema, or makes more memory than the
+            container has.
     """
 
     @checked_names(NAMES)

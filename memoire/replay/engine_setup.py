@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,21 @@ from memoire.errors import ParameterError
 
 from .columns import Column
 from .parameters import PRIORITIZATIONS, STARTS, Parameters
+from .schema import Schema
 
 _POINTER_BYTES = 8  # what a row has of a ragged column
+ENTRY_OVERHEAD: Final = 112
+"""Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
+
+
+def memory_bytes(schema: Schema, capacity: int) -> int:
+    """Bytes that a memory of so many entries fills. Values of ragged columns come on top, and the states in which
+    episodes ended.
+    """
+    columns = (
+        _POINTER_BYTES if column.is_ragged else column.nbytes for column in map(schema.__getitem__, schema.names)
+    )
+    return capacity * (sum(columns) + ENTRY_OVERHEAD)
 
 
 def storage_of(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:

@@ -15,10 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core, arguments
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
+from memoire.limits import CONTAINER, Container, Reservation
 
 from . import memory_checks
 from .batch import GatheredSamples, place
-from .engine_setup import checked_page_rows, cutting_of, limits_of, storage_of
+from .engine_setup import checked_page_rows, cutting_of, limits_of, memory_bytes, storage_of
 from .entry_conversion import (
     WEIGHT,
     check_out,
@@ -64,10 +65,13 @@ class Memory(_core.EntryStore, StrictAttributes):
         seed: Of the draws; None is different each time.
         page_rows: Rows that a lane takes at once, a power of two; None chooses.
         ragged_limit: Bytes that values of ragged columns may take (`ragged_bytes`): the oldest closed episodes make
-            room, and what does not fit beside the open ones is refused. 0 is any.
+            room, and what does not fit beside the open ones is refused. 0 is any; in a container half of what its
+            memory limit leaves.
+        container: That in which its memory is reserved (see `memory_bytes`); None reserves none.
 
     Raises:
-        ParameterError: an argument is outside its range, or does not fit the schema.
+        ParameterError: an argument is outside its range, does not fit the schema, or makes more than the container
+            has.
     """
 
     _COPY = "Write memoire.dataset.save(memory, path), and fill another one with memoire.dataset.fill(memory, path)."
@@ -82,6 +86,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         seed: int | None = None,
         page_rows: int | None = None,
         ragged_limit: int = 0,
+        container: Container | None = CONTAINER,
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
@@ -98,6 +103,8 @@ class Memory(_core.EntryStore, StrictAttributes):
         check_whole("capacity", capacity, 1, MAX_ROWS)
         page_rows = checked_page_rows(page_rows, int(capacity))
         parameters.check_for(schema)
+        self._reserved, self._ragged_reserved = Reservation(container), Reservation(container)
+        self._reserved.reserve("capacity", capacity, memory_bytes(schema, int(capacity)))
         self.schema = schema
         self.live = live
         self._dimensions = reward_size(schema)
@@ -136,7 +143,7 @@ class Memory(_core.EntryStore, StrictAttributes):
 
     @property
     def ragged_limit(self) -> int:
-        """Bytes that values of ragged columns may take; 0 is any."""
+        """Bytes that values of ragged columns may take, as it was set; 0 is any, or what the container leaves."""
         return self._ragged_limit
 
     def seed(self, seed: int) -> None:
@@ -159,10 +166,21 @@ class Memory(_core.EntryStore, StrictAttributes):
         return f"Memory({self.num_entries} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
 
     def limit_ragged(self, ragged_limit: int) -> None:
-        """Allow values of ragged columns so many bytes from now on, 0 is any; the oldest closed episodes make room."""
+        """Allow values of ragged columns so many bytes from now on, 0 is as when it is made; the oldest closed episodes
+        make room.
+        """
         check_whole("ragged_limit", ragged_limit, 0, 1 << 62)
-        self._ragged_limit = int(ragged_limit)
-        self._limit_ragged(self._ragged_limit)
+        most = int(ragged_limit)
+        if self.schema.ragged:
+            most = most or self._ragged_reserved.default("ragged_limit", 0)
+            self._ragged_reserved.reserve("ragged_limit", ragged_limit, most)
+        self._ragged_limit, self._ragged_most = int(ragged_limit), most
+        self._limit_ragged(most)
+
+    def unreserve(self) -> None:
+        """Leave the container's memory that is reserved for this one to another one, which takes its place."""
+        self._reserved.release()
+        self._ragged_reserved.release()
 
     def reseed(self, seeds: np.random.SeedSequence) -> None:
         """Draw from now on by these seeds."""
@@ -244,7 +262,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         status, lane, values = refused.args
         if status == _core.REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call") from None
-        refuse(self, self.schema, lane, status, values, self._ragged_limit)
+        refuse(self, self.schema, lane, status, values, self._ragged_most)
 
     def extend(self, lane: int, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0) -> Int64s:
         """Add T consecutive entries to a lane's open episode, all or none, and return their numbers.
@@ -268,7 +286,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         numbers = np.empty(count, np.int64)
         status = self._extend(lane, arrays, init_weights(init_w, count), numbers, version)
         if status < 0:
-            refuse(self, self.schema, lane, status, arrays, self._ragged_limit)
+            refuse(self, self.schema, lane, status, arrays, self._ragged_most)
         return numbers
 
     def insert(
@@ -295,7 +313,7 @@ class Memory(_core.EntryStore, StrictAttributes):
             numbers = np.empty(len(init_w), np.int64)
             status = self._extend(0, values, init_w, numbers, int(model_version[0]), is_checked=True)
             if status < 0:
-                refuse(self, self.schema, 0, status, values, self._ragged_limit)
+                refuse(self, self.schema, 0, status, values, self._ragged_most)
             self._tell(0, model_version, age)
             self.close(**end)
 
@@ -633,5 +651,5 @@ class Memory(_core.EntryStore, StrictAttributes):
         if status == _core.BAD_WEIGHT:
             raise ParameterError("init_w", init_w, WEIGHT)
         if status < 0:
-            refuse(self, self.schema, lane, status, exact, self._ragged_limit)
+            refuse(self, self.schema, lane, status, exact, self._ragged_most)
         return status

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from memoire.arguments import whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
+from memoire.limits import CONTAINER, Container, Reservation
 from memoire.replay.forks import ForkedGenerator
 
 from .codec import Codec
@@ -61,6 +62,8 @@ class GenericMemory:
         folder: Where columns are files that are mapped into memory; None keeps them in memory.
         keeps_info: Whether `info` of samples is kept, for `transition`.
         seed: Of the draws; None takes entropy from the system.
+        container: That whose memory limit has to allow columns in memory; None is no limit. Their sizes are known, and
+            checked, when the first sample comes.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class GenericMemory:
         folder: str | Path | None = None,
         keeps_info: bool = False,
         seed: int | None = None,
+        container: Container | None = CONTAINER,
     ) -> None:
         self.capacity = whole("capacity", capacity, 2)
         self.codec = codec or NONE
@@ -83,6 +87,7 @@ class GenericMemory:
         self._reward = np.zeros(self.capacity, np.float32)
         self._ends = np.zeros((2, self.capacity), np.bool_)  # terminated, truncated
         self._infos = _Objects("info", self.capacity) if keeps_info else None
+        self._reserved = Reservation(container)  # for the columns, once the first sample shows their sizes
         self._first = np.zeros(self.capacity, np.int64)  # number of the first sample of each one's episode
         self._boundary = _Boundary(self.capacity)
         history = self.codec.history
@@ -116,6 +121,7 @@ class GenericMemory:
 
         Raises:
             EntryError: a sample is nested otherwise than the first one, or has another shape. Nothing was taken.
+            ParameterError: after the first sample, the capacity makes more than the container has.
         """
         if not samples:
             return
@@ -156,6 +162,9 @@ class GenericMemory:
                 columns.append(_Ring(name, self.capacity, np.asarray(leaf), self._file(place)))
         if self._history and any(isinstance(each, _Objects) for each in columns[: len(acts)]):
             raise ParameterError("history", "actions that are bytes", "left out, or actions in arrays")
+        if self._folder is None:
+            size = sum(each.rows.nbytes for each in columns if isinstance(each, _Ring))
+            self._reserved.reserve("capacity", self.capacity, size)
         self._structures, self._columns, self._n_act = (act, obs), columns, len(acts)
 
     def _file(self, place: int) -> Path | None:

@@ -29,7 +29,7 @@ from .options import ServerOptions
 
 def make_tables(options: ServerOptions) -> Tables:
     """The tables, with nothing in them. Raises ParameterError."""
-    tables = Tables(options.settings, lambda name, settings: _make_pool(options, name, settings))
+    tables = Tables(options.settings, lambda name, settings: _make_pool(options, name, settings), options.reserved)
     for table in tables:
         if isinstance(table.pool, RolloutPool):
             table.pool.on_room = table.limiter.drew

@@ -26,7 +26,7 @@ from memoire.accounting.runs import Run, StateStore
 from memoire.accounting.timings import Timing
 from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
@@ -137,7 +137,7 @@ class Dispatcher:
         self._clients = ClientsHandler(
             state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
         )
-        self.keyed_rows = KeyedStore(limits.held_bytes)
+        self.keyed_rows = KeyedStore(limits.held_bytes or HELD_BYTES)
         """What `memoire.tq` keeps here."""
         keyed = KeyedHandler(state, self.keyed_rows)
         prompts = PromptsHandler(state)

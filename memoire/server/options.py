@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from memoire import arguments
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
-from memoire.limits import Limits
+from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
 from memoire.pool.tables import Full, Storage, Table, checked, shared_out
 from memoire.replay.parameters import Parameters, Start
 from memoire.replay.sampling import Sampler
@@ -65,6 +65,10 @@ class ServerOptions:
     """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
     budgets: Mapping[str, int] = field(init=False)
     """Bytes that each table may hold at first."""
+    reserved: Reservation = field(init=False)
+    """The memory of them all."""
+    container: ClassVar[Container] = CONTAINER
+    """That in which it is reserved."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", self._settings())
@@ -74,9 +78,21 @@ class ServerOptions:
             arguments.name("name", self.name)
         self._check_snapshots()
         self._check_inference()
-        held = self.limits.held_bytes if self.byte_limit is None else whole("byte_limit", self.byte_limit, 1)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
-        object.__setattr__(self, "budgets", shared_out(own, held))
+        reserved = Reservation(self.container)
+        if self.byte_limit is None:
+            name, held = "held_bytes", self.limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
+        else:
+            name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
+        budgets = shared_out(own, held)
+        reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
+        object.__setattr__(self, "reserved", reserved)
+        object.__setattr__(self, "budgets", budgets)
+        object.__setattr__(self, "limits", replace(self.limits, held_bytes=held))
 
     @property
     def saves_memory(self) -> bool:

@@ -70,7 +70,8 @@ class Server(Node):
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
-        byte_limit: Most bytes of caches and episodes that are held; by default `limits.held_bytes`.
+        byte_limit: Most bytes of caches and episodes that are held; by default `limits.held_bytes`. More than the
+            memory limit of the process's container is refused.
         name: Name of this server, the same after a restart; by default its host and port.
         seed: Of the draws; None takes entropy from the system. In a state folder, no life draws as a former one did.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
@@ -640,6 +641,7 @@ class Server(Node):
         with self._closer(deadline) as is_mine:
             if is_mine:
                 self._io.close(deadline)
+                self._tables.reserved.release()
 
     def _is_over(self) -> bool:
         return self._closing.is_set() or self.finished

@@ -303,8 +303,7 @@ class TableHandle(StrictAttributes):
         to go.
         """
         self._check_open()
-        self._table.own_limit = whole("byte_limit", byte_limit, 1)
-        gone = self._table.pool.limit(self._table.own_limit)
+        gone = self._dispatcher.tables.limit(self._table, byte_limit)
         self._dispatcher.grant(None)  # its clients' shares are others now
         return gone
 

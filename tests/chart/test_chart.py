@@ -287,6 +287,17 @@ def test_an_open_cluster_is_not_shown_to_the_outside():
         ([*INSECURE, "server.enabled=false"], "there is no server"),
         ([*INSECURE, "server.snapshots.atEnd=true"], "server.persistence.enabled=true"),
         ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=2Gi"], "needs 4352Mi at least"),
+        ([*INSECURE, "server.settings.byte-limit=4Gi"], "server.settings.byte-limit is what server.heldBytes says"),
+        (
+            [
+                *INSECURE,
+                "server.tables.a.env=E",
+                "server.tables.a.byte_limit=800MiB",
+                "server.tables.b.env=E",
+                "server.tables.b.byte_limit=800000000",
+            ],
+            "byte_limit of 1638860800 bytes in all, above server.heldBytes=1Gi",
+        ),
         ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=lots"], '"lots" is no size'),
         ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.maxReplicas=1"], "above maxReplicas"),
         ([*INSECURE, "proxy.autoscaling.enabled=true", 'proxy.resources={"limits":{"memory":"2Gi"}}'], "requests.cpu"),

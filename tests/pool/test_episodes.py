@@ -21,11 +21,11 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.pool.draw import finish, plan
-from memoire.pool.episode_memory import ENTRY_OVERHEAD
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.columns import Column
+from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema

@@ -19,18 +19,11 @@ from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.identity import DEFAULT_TABLE, table_number
 from netkit import SCHEMA
-
-DEFAULTS = {
-    name: each.default
-    for name, each in inspect.signature(Server).parameters.items()
-    if each.default is not inspect.Parameter.empty
-}
+from serverkit import server_options
 
 
 def options(**changes):
-    return ServerOptions(
-        **{"endpoint": None, **DEFAULTS, "fields": {}, "schema": SCHEMA, "limits": Limits(held_bytes=1000)} | changes
-    )
+    return server_options(**{"limits": Limits(held_bytes=1000)} | changes)
 
 
 def test_options_are_what_a_server_takes():

@@ -1,5 +1,7 @@
 """What the tests of a server's handlers share: its state without a dispatcher, and messages through the wire's frames."""
 
+import inspect
+
 from fake_store import Disk, MemoryStore
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -13,7 +15,9 @@ from memoire.server.handlers.clients import ClientsHandler
 from memoire.server.handlers.control import ControlHandler
 from memoire.server.handlers.feedback import FeedbackHandler
 from memoire.server.handlers.models import ModelsHandler
+from memoire.server.options import ServerOptions
 from memoire.server.owners import ClientOwners
+from memoire.server.server import Server
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
@@ -119,3 +123,11 @@ def cache_of(entries=20, parameters=PARAMETERS):
         memory.add(0, entry(SCHEMA, step))
     memory.close(terminated=True)
     return pack.build(memory, now=0.0)
+
+
+def server_options(kind=ServerOptions, **changes):
+    """The options of a server that is asked for these, and for the default of everything else."""
+    taken = inspect.signature(Server).parameters.items()
+    defaults = {name: each.default for name, each in taken if each.default is not inspect.Parameter.empty}
+    given = {"endpoint": None, "fields": {}, "schema": SCHEMA, "limits": Limits()}
+    return kind(**defaults | given | changes)

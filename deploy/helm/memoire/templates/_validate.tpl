@@ -32,6 +32,16 @@
 {{- if and (or $v.server.snapshots.atEnd $v.server.snapshots.everySeconds) (not $v.server.persistence.enabled) -}}
 {{- $wrong = append $wrong "server.snapshots need a state folder: set server.persistence.enabled=true" -}}
 {{- end -}}
+{{- if hasKey $v.server.settings "byte-limit" -}}
+{{- $wrong = append $wrong "server.settings.byte-limit is what server.heldBytes says, and the memory of the Pods follows from: set server.heldBytes" -}}
+{{- end -}}
+{{- $own := 0 -}}
+{{- range $v.server.tables -}}
+{{- with .byte_limit -}}{{- $own = add $own (include "memoire.bytes" (regexReplaceAll "B$" (toString (ternary (int64 .) . (kindIs "float64" .))) "")) -}}{{- end -}}
+{{- end -}}
+{{- if gt (int64 $own) (int64 (include "memoire.bytes" $v.server.heldBytes)) -}}
+{{- $wrong = append $wrong (printf "server.tables have byte_limit of %d bytes in all, above server.heldBytes=%s, which the memory of the Pods follows from: raise server.heldBytes" (int64 $own) (toString $v.server.heldBytes)) -}}
+{{- end -}}
 {{- $server := include "memoire.resources.server" . | fromYaml -}}
 {{- $proxy := include "memoire.resources.proxy" . | fromYaml -}}
 {{- with (default dict $server.limits).memory -}}

@@ -1,0 +1,197 @@
+"""The memory limit of a container: where it is read, what is refused for it, and which defaults follow it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dockit import ROOT
+from memoire.errors import ParameterError
+from memoire.limits import HELD_BYTES, Container, Limits, MiB, Reservation
+from memoire.replay.columns import Column
+from memoire.replay.engine_setup import ENTRY_OVERHEAD
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Schema
+from memoire.rl.memory import GenericMemory
+from memoire.server import build
+from memoire.server.options import ServerOptions
+from serverkit import server_options
+
+SCHEMA = Schema({"obs": (np.uint8, (588,)), "reward": np.float32})
+ENTRY = 588 + 4 + ENTRY_OVERHEAD
+RAGGED = Schema({"obs": (np.uint8, (8,)), "tokens": Column(np.int32, (None,)), "reward": np.float32})
+V1, V2 = "memory.limit_in_bytes", "memory.max"
+
+
+def container(root: Path, groups: str, **files: str) -> Container:
+    """A container whose files say this: each name is the path of a file, with __ for /."""
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys" / "fs" / "cgroup" / name.replace("__", "/").replace("--", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return Container(root)
+
+
+def of(root: Path, mib: int) -> Container:
+    """A container of so many MiB, as Docker makes them under version 2."""
+    return container(root, "0::/\n", **{"memory--max": str(mib * MiB)})
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {"memory--max": "1000"}, 1000),
+        ("0::/\n", {"memory--max": "max"}, None),
+        ("0::/a/b\n", {"a__b__memory--max": "max", "a__memory--max": "700", "memory--max": "900"}, 700),
+        ("0::/a/b\n", {"a__b__memory--max": "500", "a__memory--max": "700"}, 500),
+        ("0::/of/the/host\n", {"memory--max": "800"}, 800),
+        ("0::/../../x\n", {"memory--max": "800", "x__memory--max": "1"}, 800),
+        ("4:memory:/a\n0::/\n", {"memory__a__memory--limit_in_bytes": "600", "unified__memory--max": "max"}, 600),
+        ("4:cpu,memory:/\n", {"memory__memory--limit_in_bytes": "9223372036854771712"}, None),
+        ("4:cpu:/\n", {"memory__memory--limit_in_bytes": "5"}, None),
+        ("0::/\n", {"memory--max": "nonsense"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_least_limit_of_the_groups_of_a_process_is_its_limit(tmp_path, groups, files, limit):
+    found = container(tmp_path, groups, **files).limit
+    assert (found and found.size) == limit
+    assert found is None or int(found.file.read_text()) == limit
+
+
+def test_a_machine_that_has_no_such_files_has_no_limit(tmp_path):
+    empty = Reservation(Container(tmp_path))
+    empty.reserve("capacity", 1 << 60, 1 << 60)
+    assert empty.default("held_bytes", 5) == 5
+
+
+def test_a_memory_above_the_limit_is_refused_and_both_sizes_are_named(tmp_path):
+    place = of(tmp_path, 300)
+    with pytest.raises(ParameterError) as refused:
+        Memory(SCHEMA, 1_000_000, container=place)
+    assert str(refused.value) == (
+        "capacity must be smaller (it makes 671.4 MiB of memory, and the limit of this process's container is 300.0 MiB "
+        f"in {place.limit.file}), or the limit larger, got 1000000. Nothing was changed."
+    )
+    assert sum(place.sizes.values()) == 0
+    trainer = GenericMemory(1_000_000, container=place)  # what its samples take is seen at the first one
+    with pytest.raises(ParameterError, match=r"^capacity must be smaller \(it makes 560.8 MiB"):
+        trainer.append([(0, np.zeros(580, np.uint8), 0.0, False, False, {})])
+    assert len(trainer) == sum(place.sizes.values()) == 0
+    Memory(SCHEMA, 300 * MiB // ENTRY, container=place)
+
+
+def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_exceed_the_limit(tmp_path):
+    place = of(tmp_path, 10)
+    held = Memory(SCHEMA, 6 * MiB // ENTRY, container=place)
+    others = {
+        "capacity": lambda: Memory(SCHEMA, 6 * MiB // ENTRY, container=place),
+        "ragged_limit": lambda: Memory(RAGGED, 10, ragged_limit=6 * MiB, container=place),
+        "byte_limit": lambda: served(place, byte_limit=6 * MiB),
+        "held_bytes": lambda: served(place, limits=Limits(held_bytes=6 * MiB)),
+    }
+    for name, make in others.items():
+        with pytest.raises(
+            ParameterError, match=rf"^{name} must be smaller .* may fill 6.0 MiB\), or the limit larger"
+        ):
+            make()
+    del held
+    for make in others.values():
+        make()  # and what is garbage reserves nothing
+
+
+def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed(tmp_path):
+    place = of(tmp_path, 10)
+    tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
+    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
+        with pytest.raises(ParameterError, match="makes 11.0 MiB"):
+            change()
+    with pytest.raises(ParameterError, match="at least"):
+        tables.limit(tables.first, 1)
+    assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 4 * MiB)
+    tables.share_out(9 * MiB)
+    assert sum(place.sizes.values()) == 9 * MiB
+    memory = Memory(RAGGED, 10, ragged_limit=MiB // 2, container=place)
+    with pytest.raises(ParameterError, match="^ragged_limit must be smaller"):
+        memory.limit_ragged(2 * MiB)
+    assert memory.ragged_limit == MiB // 2
+
+
+def test_defaults_are_half_of_what_the_limit_leaves(tmp_path):
+    place = of(tmp_path, 300)
+    first, second = served(place), served(place)
+    assert (first.limits.held_bytes, second.limits.held_bytes) == (150 * MiB, 75 * MiB)
+    memory = Memory(RAGGED, 10, container=place)  # 0: no size of its values is asked for
+    assert memory.ragged_limit == 0
+    assert 37 * MiB < sum(place.sizes.values()) - 225 * MiB < 38 * MiB
+
+
+def test_without_a_limit_a_server_holds_what_it_always_did(tmp_path):
+    made = served(container(tmp_path, "0::/\n"))
+    assert (made.limits.held_bytes, sum(made.budgets.values())) == (HELD_BYTES, HELD_BYTES)
+
+
+def test_values_of_ragged_columns_stay_within_the_container_and_the_oldest_make_room(tmp_path):
+    memory = Memory(RAGGED, 100, container=of(tmp_path, 1))
+    tokens = np.zeros(25_000, np.int32)  # 100 kB
+    for _ in range(20):
+        memory.open(0)
+        memory.extend(0, [np.zeros((1, 8), np.uint8), [tokens], np.zeros(1, np.float32)])
+        memory.close(0)
+    assert memory.ragged_bytes < MiB // 2
+    assert 2 <= memory.num_episodes <= 5
+
+
+def served(place: Container, **changes: object) -> ServerOptions:
+    """Options of a server in this container."""
+
+    class Contained(ServerOptions):
+        container = place
+
+    return server_options(Contained, **changes)
+
+
+REAL = """
+import memoire, numpy as np, sys
+schema = {"obs": (np.uint8, (588,)), "reward": np.float32}
+try:
+    memoire.Buffer(schema, 1_000_000)
+except memoire.errors.ParameterError as error:
+    print(error)
+server = memoire.Server(None, schema)
+print(server.limits.held_bytes)
+buffer = memoire.Buffer(schema, 100_000)
+for column in buffer.memory.contents()["columns"]:
+    column[:] = 1
+print("filled")
+"""
+"""What a program says in a container of 300 MiB."""
+
+
+def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
+    hosts = {Path("/sys/fs/cgroup/memory"): V1, Path("/sys/fs/cgroup"): V2}
+    for mount, name in hosts.items():
+        group = mount / f"memoire-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            request.addfinalizer(group.rmdir)
+            with open(group / name, "r+") as file:  # the kernel makes it, if it can be
+                file.write(str(300 * MiB))
+            break
+        except OSError as error:
+            reason = error
+    else:
+        pytest.skip(f"this user can make no control group with a memory limit: {reason}")
+    enter = f'echo $$ > {group}/cgroup.procs && exec {sys.executable} -c "$0"'
+    done = subprocess.run(
+        ["sh", "-c", enter, REAL],
+        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    refused, held, filled = done.stdout.splitlines()
+    assert "makes 671.4 MiB of memory" in refused and f"300.0 MiB in {group / name}" in refused
+    assert (int(held), filled) == (150 * MiB, "filled")
