@@ -20,6 +20,8 @@ HELD_BYTES = 1 * GiB
 """Bytes that a server holds by default, if no container allows less."""
 NO_LIMIT = 1 << 60
 """Bytes from which on a control group of version 1 means that there is no limit."""
+HEADER_BYTES = 96
+"""What stands in front of each message's tail."""
 
 
 @checked_fields
@@ -115,7 +117,7 @@ class Limits:
     @property
     def reply_bytes(self) -> int:
         """Largest frame of a reply: a batch that is drawn far away, or what any other request is answered with."""
-        return max(self.message_bytes, self.request_bytes)
+        return max(self.message_bytes, self.request_bytes, self.tail_bytes + HEADER_BYTES)
 
 
 class ContainerLimit(NamedTuple):

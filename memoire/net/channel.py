@@ -20,6 +20,7 @@ from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, MessageHeader, check_payload, encode, parse, peek
+from memoire.wire.receivers import introduced
 
 from . import sockets
 from .context import Context, Socket
@@ -38,6 +39,9 @@ DENIED_TIMEOUT = 2.5
 """Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
 ATTEMPT_TIMEOUT = 12.0
 """Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
+TOO_LARGE = "too_large", "tail"
+FINAL = "version", *TOO_LARGE
+"""Codes of replies that would be the same if they came again."""
 LARGE_PAYLOAD = 1 << 16
 """Bytes of a payload from which on one more pass over it is worth avoiding."""
 
@@ -174,6 +178,8 @@ class Channel:
             patience: Least seconds before it is sent again, where a second answer would cost much.
         """
         number = next(self._numbers) if sequence is None else sequence
+        if isinstance(body, messages.Hello):
+            body = introduced(body, self._limits)
         try:
             frames = encode(
                 body,
@@ -340,7 +346,7 @@ class Channel:
                 raise ProtocolError("client", "a reply for somebody else")
         except ProtocolError as error:
             self.refused[error.code] += 1
-            if error.code == "version":
+            if error.code in FINAL:
                 self._end_call(frames[1:], error)
             return
         self.heard_at = time.monotonic()
@@ -353,12 +359,13 @@ class Channel:
             call.finish(message)
 
     def _end_call(self, frames: list[zmq.Frame], error: ProtocolError) -> None:
-        """The other side speaks another version: it never answers this request in words that can be read here."""
+        """The other side never answers this request in words that can be read here."""
         header = peek(frames)
         if header is not None and header.client == self._client:
             call = self._calls.take(header.sequence)
             if call is not None:
-                call.finish(Refused(self.endpoint, error.code, error.detail))
+                text = f"its reply was not taken: {error.detail}" if error.code in TOO_LARGE else error.detail
+                call.finish(Refused(self.endpoint, error.code, text))
 
     def _timeout(self, call: PendingRequest, now: float) -> MemoireTimeout:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."

@@ -62,6 +62,11 @@ class PromptLeases:
 
     # Workers
 
+    def next_of(self, worker: bytes, having: Collection[int]) -> PromptRow | None:
+        """The prompt that `take` would give; it stays where it is."""
+        forgotten = self._held.get(worker, set()).difference(having)
+        return self._rows[min(forgotten)] if forgotten else self._book.waiting.first()
+
     def take(
         self, worker: bytes, now: float, seconds: float | None = None, having: Collection[int] = ()
     ) -> PromptRow | None:

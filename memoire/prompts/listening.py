@@ -88,14 +88,21 @@ class ListenerCalls(TableCalls):
             name: PromptRequest(messages.Prompts(call="list", since=(since or {}).get(name, 0), **facts))
             for name in self._servers.names
         }
-        found: list[PromptInfo] = []
+        found: dict[str, list[PromptInfo]] = {name: [] for name in requests}
         cursor: Cursor = {}
-        for name, reply in self._servers.all(requests, deadline).items():
-            rows = [_info(row, self.schema, name) for row in reply.body.prompts]
+        facts |= {"consumer": "", "is_going_on": False}  # the first page has moved its cursor
+        while requests:
+            for name, reply in self._servers.all(requests, deadline).items():
+                found[name] += [_info(row, self.schema, name) for row in reply.body.prompts]
+                cursor[name], left = reply.body.cursor, limit - len(found[name])
+                if reply.body.is_whole or left <= 0:
+                    del requests[name]
+                else:
+                    page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": left}))
+                    requests[name] = PromptRequest(page)
+        for name, rows in found.items():
             self._worker.learn([row.key for row in rows], name)
-            found += rows
-            cursor[name] = reply.body.cursor
-        return found, cursor
+        return [row for rows in found.values() for row in rows], cursor
 
     def fetch(
         self, keys: Iterable[Key], columns: Sequence[str] | None = None, timeout: float | None = None

@@ -58,15 +58,24 @@ class PromptQueue:
         """Take one out, if it is inside."""
         self._inside.pop(row.key, None)
 
+    def first(self) -> PromptRow | None:
+        """The next one, which stays inside; None if there is none."""
+        dataset = self._next_dataset()
+        return None if dataset is None else self._inside[self._heaps[dataset][0][2]][2]
+
     def pop(self) -> PromptRow | None:
         """Take the next one out; None if there is none."""
-        found = [(self._turn_of(dataset), dataset) for dataset in self._heaps if self._first(dataset) is not None]
-        if not found:
+        dataset = self._next_dataset()
+        if dataset is None:
             return None
-        dataset = min(found)[1]
         _, _, key = heapq.heappop(self._heaps[dataset])
         self._taken[dataset] = self._taken.get(dataset, 0) + 1
         return self._inside.pop(key)[2]
+
+    def _next_dataset(self) -> str | None:
+        """The data set whose turn it is; what was taken out before left its heap."""
+        found = [(self._turn_of(dataset), dataset) for dataset in self._heaps if self._first(dataset) is not None]
+        return min(found)[1] if found else None
 
     def undo(self, row: PromptRow) -> None:
         """One that was popped does not count in its data set's share."""

@@ -7,7 +7,7 @@ PromptLeases  who answers what until when           PromptBytes   payloads, colu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -126,16 +126,24 @@ class PromptTable:
 
     def lease(
         self, worker: bytes, now: float, *, count: int = 1, seconds: float = 0.0, version: int | None = None,
-        having: Iterable[int] = (),
+        having: Iterable[int] = (), fits: Callable[[PromptRow], bool] = lambda row: True,
     ) -> tuple[list[PromptRow], str]:  # fmt: skip
-        """Prompts for a worker, and why there are no more."""
+        """Prompts for a worker, and why there are no more.
+
+        Args:
+            fits: Whether the reply has room for a prompt that is next; else it is not leased.
+        """
         known, rows = set(having), list[PromptRow]()
         while len(rows) < count:
             is_forgotten = self.leases.has_forgotten(worker, known)
             why = "" if is_forgotten else self.leases.why_not(version) or self._full()
-            row = None if why else self.leases.take(worker, now, seconds or None, known)
+            row = None if why else self.leases.next_of(worker, known)
             if row is None:
                 return rows, why or nothing_waits(self.book)
+            if not fits(row):
+                return rows, ""
+            row = self.leases.take(worker, now, seconds or None, known)
+            assert row is not None
             known.add(row.lease)
             rows.append(row)
         return rows, ""

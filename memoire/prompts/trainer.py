@@ -13,10 +13,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from memoire.arguments import finite
-from memoire.errors import EpochOver, MemoireTimeout
+from memoire.errors import EpochOver, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
@@ -84,8 +85,8 @@ class PromptTrainer:
         )  # fmt: skip
 
     def _look(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[Drawn] | None, str]:
-        body = messages.Groups(call="draw", session=self.session, step=step, wanted=groups, replay=replay)
-        told = self._servers.every(body, deadline)
+        body = self._body(step, groups, replay, None, count=0)
+        told = self._whole(self._servers.every(body, deadline), step, deadline)
         plan = max(
             (each.body.plan for each in told.values() if each.body.plan), key=lambda plan: plan.version, default=None
         )
@@ -132,7 +133,7 @@ class PromptTrainer:
             name: PromptRequest(self._body(step, groups, replay, plan, count=count))
             for name, count in plan.groups.items()
         }
-        told = self._servers.all(requests, deadline)
+        told = self._whole(self._servers.all(requests, deadline), step, deadline)
         if (found := _complete(plan, told)) is not None:
             self._short_since.pop(step, None)
             return found or None, ""
@@ -149,7 +150,7 @@ class PromptTrainer:
     ) -> None:  # fmt: skip
         """Servers that lack groups give what they have, if others can give the rest, or nothing more comes."""
         short = [name for name, count in plan.groups.items() if len(told[name].body.groups or ()) < count]
-        asked = self._servers.every(messages.Groups(call="draw", session=self.session, step=step), deadline)
+        asked = self._servers.every(self._body(step, 0, 0.0, None, count=0), deadline)
         spare = {name: _spare(each.body, replay, groups) for name, each in asked.items()}
         lacking = sum(plan.groups[name] - spare.pop(name) for name in short)
         if sum(spare.values()) < lacking and not self._is_over(asked):
@@ -158,7 +159,7 @@ class PromptTrainer:
             name: PromptRequest(self._body(step, groups, replay, None, count=plan.groups[name], is_last=True))
             for name in short
         }
-        fixed = {name: len(each.body.groups or ()) for name, each in self._servers.all(closing, deadline).items()}
+        fixed = {name: each.body.done for name, each in self._servers.all(closing, deadline).items()}
         changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare))
         for name in sorted(changed.groups):
             body = self._body(step, groups, replay, changed, count=changed.groups[name])
@@ -176,8 +177,25 @@ class PromptTrainer:
     ) -> messages.Groups:
         return messages.Groups(
             call="draw", session=self.session, step=step, wanted=groups, count=count, replay=replay, plan=plan,
-            is_last=is_last,
+            is_last=is_last, after=0,
         )  # fmt: skip
+
+    def _whole(self, told: Mapping[str, PromptReply], step: int, deadline: float) -> dict[str, PromptReply]:
+        """The same replies with all groups of a step: what was left of them is asked for."""
+        whole = dict(told)
+        for name, reply in told.items():
+            if reply.body.is_whole:
+                continue
+            groups, page = list(reply.body.groups or ()), reply.body
+            while not page.is_whole:
+                body = messages.Groups(call="draw", session=self.session, step=step, after=len(groups))
+                former, page = page, self._servers.one(name, PromptRequest(body), deadline).body
+                if page.done != former.done or not page.groups:  # it was given more meanwhile: from the beginning
+                    groups, page = [], msgspec.structs.replace(page, is_whole=False)
+                    continue
+                groups += page.groups
+            whole[name] = PromptReply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
+        return whole
 
     def _fetch(self, mine: Sequence[Drawn], schema: Schema, places: Sequence[int], deadline: float) -> list[StepAnswer]:
         found: list[StepAnswer] = []
@@ -236,18 +254,31 @@ def fetched(
     """
     found: list[dict[int, tuple[int, RawColumns]]] = []
     mask = mask_of_places(places)
+    open_answers: dict[int, tuple[int, RawColumns]] = {}  # to the first prompt that is not whole
+    part = bytearray()  # of the next one of these
     while len(found) < len(keys):
         asked = keys_of(keys[len(found) :][:4096])
-        body = messages.Prompts(call="fetch", keys=asked, columns=mask, rank=rank[0], ranks=rank[1])
+        body = messages.Prompts(
+            call="fetch", keys=asked, columns=mask, rank=rank[0], ranks=rank[1], after=len(open_answers),
+            offset=len(part),
+        )  # fmt: skip
         reply = servers.one(name, PromptRequest(body), deadline)
-        come: list[dict[int, tuple[int, RawColumns]]] = [{} for _ in range(reply.body.answered)]
+        come: list[dict[int, tuple[int, RawColumns]]] = [open_answers, *({} for _ in asked)]
         begin = 0
         for told in reply.body.columns:
-            part = reply.payload[begin : begin + told.bytes]
+            data = reply.payload[begin : begin + told.bytes]
             begin += told.bytes
-            made = checked(schema, told.columns, told.lengths, part) if told.columns else NOTHING
+            if reply.body.rest or part:  # it is the only one, or the first one
+                part += data
+                if reply.body.rest:
+                    break
+                data, part = memoryview(part), bytearray()
+            made = checked(schema, told.columns, told.lengths, data) if told.columns else NOTHING
             come[told.key][told.answer] = told.version, unpacked(schema, made)
-        found += come
+        if not (reply.body.columns or reply.body.answered):
+            raise Refused(name, "unexpected", "answered a fetch of answers with none of them")
+        found += come[: reply.body.answered]
+        open_answers = come[reply.body.answered]
     return found
 
 

@@ -15,7 +15,8 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header
+from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header, reply
+from memoire.wire.receivers import passed_on
 from memoire.wire.refusals import FOR_INFERENCE, no_inference
 
 from .backend import Backend
@@ -112,7 +113,14 @@ class Requests(Generic[B]):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return None  # its server may answer soon, and the request comes again
         self._counts.requests += 1
-        return ForwardRequest(back, request)
+        return ForwardRequest(back, self._introduced(request) if header.type is messages.Type.HELLO else request)
+
+    def _introduced(self, request: EnvelopedRequest) -> EnvelopedRequest:
+        """A HELLO that says what this proxy takes of replies, too, if that is less than what its client takes."""
+        said = parse(request.message, self._limits)
+        assert isinstance(said.body, messages.Hello)
+        hello = passed_on(said.body, self._limits)
+        return request if hello is said.body else request._replace(message=reply(said.header, hello))
 
     def _check_let_in(self) -> None:
         if why := self._router.denied:

@@ -34,6 +34,7 @@ from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import Message, MessageHeader
+from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.refusals import CODES, FOR_INFERENCE, no_inference
 
@@ -125,7 +126,7 @@ class Dispatcher:
         self.home, self.epoch = state.home, state.epoch
         self.runs, self.models = state.runs, state.models
         self.learners, self.newcomers = state.learners, state.newcomers
-        self.client_names = state.client_names
+        self.client_names, self.receivers = state.client_names, state.receivers
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)
@@ -347,6 +348,15 @@ class Dispatcher:
         """The group that was collected last is on disk."""
         with self.lock:
             self.committer.saved(self.runs)
+
+    def frames_of(self, header: MessageHeader, reply: Reply, payload: Any) -> list[Any]:
+        """A reply as it is sent. One that its receiver would throw away, and has no pages, is refused in its place."""
+        frames = encode_reply(header, reply.body, payload=payload, **reply.changed)
+        try:
+            self.receivers.of(header.client).check(header.client, reply.body, frames)
+        except ProtocolError as error:
+            return encode_reply(header, self.refuse(error).body)
+        return frames
 
     def send(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> None:
         """Send a reply: at once, or when what it promises is on disk."""

@@ -16,11 +16,13 @@ from memoire.prompts.users import checked_rank
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader
+from memoire.wire.receivers import Receiver
 
 from .dispatch import Dispatcher
 from .reply import Reply
 
 DEFAULT_TIMEOUT = 30.0
+UNBOUNDED = Receiver(*[1 << 53] * 3)
 
 
 class DirectPrompts:
@@ -30,6 +32,7 @@ class DirectPrompts:
         self.limits = dispatcher.limits
         self._dispatcher, self._table, self._check_open = dispatcher, table, check_open
         self._client, self._numbers = secrets.token_bytes(16), itertools.count(1)
+        dispatcher.receivers.register(self._client, UNBOUNDED)  # its replies stay in this process
 
     def table(self, deadline: float) -> tuple[str, Schema]:
         """Name and columns of the table."""

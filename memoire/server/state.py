@@ -13,6 +13,7 @@ from memoire.models.model import ModelStore
 from memoire.pool.tables import Tables
 from memoire.security.throttle import TokenBuckets
 from memoire.wire.identity import name_hash
+from memoire.wire.receivers import Receivers
 
 from .durability import Committer
 from .learners import Learners
@@ -68,6 +69,8 @@ class ServerState:
         self.tables, self.limits, self.committer = tables, limits, committer
         self.models = ModelStore(limits.model_bytes)
         self.learners = Learners()
+        self.receivers = Receivers()
+        """What its clients take of a reply."""
         self.client_names = ClientNames()
         self.informed: set[bytes] = set()
         """Clients that have said that they know that the run is over."""

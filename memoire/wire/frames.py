@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from memoire.errors import MemoireError, ProtocolError
+from memoire import limits as _limits
 from memoire.limits import Limits
 
 from . import _bytes, former
@@ -18,7 +19,7 @@ from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
 from .messages import BODIES, VERSION, Body, News, Notice, PayloadRule, Refused, Type, Update
 
 MAGIC: Final = b"MEMR"
-HEADER_BYTES: Final = 96
+HEADER_BYTES: Final = _limits.HEADER_BYTES
 
 Buffer: TypeAlias = Any
 """Anything with the buffer protocol and contiguous bytes: bytes, memoryview, zmq.Frame, a NumPy array."""
@@ -65,7 +66,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
 _TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
 _PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
-_LARGE: Final = frozenset(
+LARGE: Final = frozenset(
     {
         Type.CACHE,
         Type.EPISODE,
@@ -77,7 +78,8 @@ _LARGE: Final = frozenset(
         Type.PROMPTED,
     }
 )
-_SMALL: Final = frozenset(kind for kind, rule in _PAYLOADS.items() if rule is PayloadRule.ALWAYS) - _LARGE
+"""Messages whose payload may have `message_bytes`; that of others has `request_bytes` at most."""
+_SMALL: Final = frozenset(kind for kind, rule in _PAYLOADS.items() if rule is PayloadRule.ALWAYS) - LARGE
 _WITH_PAYLOAD: Final = {number: kind for number, kind in _TYPES.items() if _PAYLOADS[kind] is not PayloadRule.NEVER}
 _UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()
@@ -276,11 +278,26 @@ def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limi
         if header.payload_checksum:
             raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
         return
-    allowed = limits.message_bytes if header.type in _LARGE else limits.request_bytes
+    allowed = limits.message_bytes if header.type in LARGE else limits.request_bytes
     if size > allowed:
         raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
     if (given := memoryview(frames[1]).nbytes) != size:
         raise ProtocolError("size", f"frame 1 has {given} bytes, the header says {size}")
+
+
+def encoded_bytes(part: Any) -> int:
+    """Bytes that a part of a body takes in its tail."""
+    return len(_ENCODER.encode(part))
+
+
+def check_bounds(kind: Type, frame: Buffer) -> None:
+    """Raise ProtocolError (code "too_large") if a list, map or text of a tail that was made here is beyond its bound:
+    whoever gets it would throw it away.
+    """
+    try:
+        _DECODERS[kind].decode(memoryview(frame)[HEADER_BYTES:])
+    except _UNDECODED as problem:
+        raise ProtocolError("too_large", f"a reply of {kind.name} is beyond what it may hold: {problem}") from None
 
 
 def tail_of(body: Body) -> bytes:

@@ -147,6 +147,7 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # of a reader: what its learner shows
     figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # of a reader: what it has counted by itself
     inserted: Count = 0  # of an actor: steps of this run, less passed_steps, that it has recorded until now
+    takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies to it that are not the default
 
 
 class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -591,6 +592,8 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     most: Small = 1000
     keys: Annotated[list[PromptKey], Meta(max_length=65536)] = []
     columns: Word = 0  # a bit each
+    after: Small | None = None  # fetch: answers to the first key that came already; null: no answer comes in parts
+    offset: Count = 0  # bytes of the next one that came already
     rank: Small = 0  # of the trainer that fetches its part of a step
     ranks: Small = 0  # of how many; 0: these are no groups of a step
 
@@ -643,6 +646,7 @@ class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     wanted: Small = 0  # groups that the whole step is to have
     replay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     is_last: bool = False  # take what is ready, also if it is less
+    after: Small | None = None  # draw: groups of the step that came already; null: all of them come in one reply
     plan: StepPlan | None = None  # to be kept here
     version: Count | None = None  # of the newest model
 
@@ -662,6 +666,7 @@ class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     cursor: Word = 0  # after the last one of these
     sizes: Annotated[list[Count], Meta(max_length=65536)] = []  # of the payloads that were asked for
     columns: Annotated[list[AnswerColumns], Meta(max_length=65536)] = []
+    rest: Count = 0  # bytes of the last one of `columns` that are left
     answered: Small = 0  # keys of the request that `columns` and `sizes` are complete for
     groups: Annotated[list[GroupFacts], Meta(max_length=65536)] | None = None  # of the step here, if they are fixed
     is_closed: bool = False  # the step gets no more here
@@ -669,6 +674,7 @@ class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     committed: Count | None = None  # the newest step that is committed
     is_over: bool = False  # no more prompts come, and none is on its way
     is_empty: bool = False  # no prompt was ever given here
+    is_whole: bool = True  # whether there are no further prompts or groups to ask for
 
 
 class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):

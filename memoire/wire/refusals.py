@@ -18,7 +18,7 @@ CODES: Final = {
     "tail": "a tail that is not this type's msgpack map",
     "size": "a payload of another size than the header says",
     "payload": "payload changed on the way",
-    "too_large": "larger than this node allows",
+    "too_large": "larger than this node, or the client that asks, allows",
     "topic": "topic frame and notice disagree",
     "unexpected": "a type of message that does not belong on this channel",
     "schema": "made for another schema",

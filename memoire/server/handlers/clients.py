@@ -54,6 +54,7 @@ class ClientsHandler:
     def hello(self, now: float, header: MessageHeader, body: messages.Hello, _: Any) -> Reply:
         """Register a client, a reader or another peer, and tell it all that it needs to begin."""
         state = self._state
+        state.receivers.met(header.client, body)
         table = state.tables.named(body.table)
         since, granted, is_saved = 0, NO_LIMIT, True
         if body.role == "actor":

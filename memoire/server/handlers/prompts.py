@@ -14,6 +14,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
+
 from memoire.errors import ProtocolError
 from memoire.pool.prompts import PromptPool
 from memoire.prompts.columns import NOTHING, Packed, checked
@@ -23,10 +25,13 @@ from memoire.prompts.table import PromptTable
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import MessageHeader
+from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.receivers import Page, too_large
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
+UNKNOWN: Final = 1 << 40
+"""Stands for the number of a lease that is yet to begin."""
 MAX_LISTED = 2000
 """Prompts of one reply."""
 OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
@@ -47,7 +52,8 @@ class PromptsHandler:
                 return self._reply(table, counts=counts_of(table.book) | figures_of(table))
             if body.call == "list":
                 return self._list(table, body, header.client)
-            return self._fetch(table, body) if body.call == "fetch" else self._payloads(table, body)
+            page = self._page(header.client)
+            return self._fetch(table, body, page) if body.call == "fetch" else self._payloads(table, body, page)
 
     def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
         """Lease prompts, take answers in, let leases end."""
@@ -66,7 +72,7 @@ class PromptsHandler:
             if body.call == "add":
                 return self._add(table, body, memoryview(payload or b"").cast("B"))
             if body.call == "draw":
-                return self._draw(table, body, pool.now())
+                return self._draw(table, body, header.client, pool.now())
             return self._order(table, body)
 
     # What nobody changes
@@ -75,43 +81,68 @@ class PromptsHandler:
         since = body.since
         if body.consumer:
             since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
-        rows = list(itertools.islice(table.rows(body.states, body.tags, since), min(body.most, MAX_LISTED)))
-        told = [_facts_of(row) for row in rows]
-        return self._reply(table, prompts=told, cursor=rows[-1].changed if rows else since)
+        told, most, page = list[messages.PromptFacts](), min(body.most, MAX_LISTED), self._page(client)
+        is_whole = body.most <= MAX_LISTED
+        for row in table.rows(body.states, body.tags, since):
+            facts = _facts_of(row)
+            if len(told) >= most or not page.takes(f"prompt {row.key}", facts):
+                return self._reply(table, prompts=told, cursor=since, is_whole=is_whole and len(told) >= most)
+            told.append(facts)
+            since = row.changed
+        return self._reply(table, prompts=told, cursor=since)
 
-    def _fetch(self, table: PromptTable, body: messages.Prompts) -> Reply:
-        told: list[messages.AnswerColumns] = []
-        parts: list[bytes] = []
-        size, limit, answered = 0, self._state.limits.message_bytes // REPLY_PART, 0
+    def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
+        """Columns of answers, as many as a page has room for; of one that is longer alone, a part."""
+        told, parts, answered, rest = list[messages.AnswerColumns](), list[bytes](), 0, 0
         for place, key in enumerate(body.keys):
-            if size > limit:
-                break
             row = table.book.rows.get(_key_of(key))
+            indexes = [] if row is None or not row.has_columns else row.group
+            if body.after is None:  # whole prompts alone
+                made = [_columns_of(table, row, place, index, body.columns) for index in indexes if row]
+                if not page.takes(f"all answers to prompt {_key_of(key)}", *_sums(made)):
+                    break
+            else:
+                made = []
+                for index in indexes[0 if place else body.after :]:
+                    assert row is not None
+                    facts, data = _columns_of(table, row, place, index, body.columns)
+                    data = data if made or place else data[body.offset :]
+                    part = data if told or made else data[: page.payload_room]
+                    facts = msgspec.structs.replace(facts, bytes=len(part))
+                    if not page.takes(f"answer {index} to prompt {row.key}", facts, len(part)):
+                        break
+                    made.append((facts, part))
+                    if rest := len(data) - len(part):
+                        break
+            told += [facts for facts, _ in made]
+            parts += [data for _, data in made]
+            if body.after is not None and (rest or len(made) < len(indexes) - (0 if place else body.after)):
+                break
             if row is not None:
                 table.count_tokens(row, body.rank, body.ranks)
-            for index in [] if row is None else row.group if row.has_columns else []:
-                assert row is not None
-                made = table.columns(row, index, body.columns)
-                parts.append(made.data)
-                size += len(made.data)
-                version, lengths = max(0, row.answers[index].version), list(made.lengths)
-                told.append(messages.AnswerColumns(place, index, version, made.columns, lengths, len(made.data)))
             answered = place + 1
-        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered)
+        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered, rest=rest)
 
-    def _payloads(self, table: PromptTable, body: messages.Prompts) -> Reply:
+    def _payloads(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
         parts: list[bytes] = []
         for key in body.keys:
-            if sum(map(len, parts)) > self._state.limits.message_bytes // REPLY_PART:
+            payload = table.store.payload(table.book.find(_key_of(key)).key)
+            if not page.takes(f"the payload of prompt {_key_of(key)}", len(payload), len(payload)):
                 break
-            parts.append(table.store.payload(table.book.find(_key_of(key)).key))
+            parts.append(payload)
         return self._reply(table, payload=b"".join(parts), sizes=list(map(len, parts)), answered=len(parts))
 
     # Workers
 
     def _lease(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
         facts: dict[str, Any] = {"count": min(body.count, MAX_LISTED), "seconds": body.seconds, "version": body.version}
-        rows, why = table.lease(worker, now, having=body.leases, **facts)
+        page = self._page(worker)
+
+        def fits(row: PromptRow) -> bool:
+            size = len(table.store.payload(row.key))
+            return page.takes(f"the lease of prompt {row.key}", _lease_of(row, now, size, UNKNOWN), size)
+
+        rows, why = table.lease(worker, now, having=body.leases, fits=fits, **facts)
         payloads = [table.store.payload(row.key) for row in rows]
         told = [_lease_of(row, now, len(data)) for row, data in zip(rows, payloads, strict=True)]
         return self._reply(table, payload=b"".join(payloads), leases=told, wait=why, done=len(rows), is_saved=True)
@@ -217,8 +248,11 @@ class PromptsHandler:
         "model": _model, "commit": _commit, "rewind": _rewind, "score": _score,
     }  # fmt: skip
 
-    def _draw(self, table: PromptTable, body: messages.Groups, now: float) -> Reply:
+    def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
         facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
+        page = self._page(client)
+        if body.after is None:
+            self._check_drawn(table, body, client)
         found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
         plan = table.plans.get(body.step)
         if found is None:
@@ -227,12 +261,35 @@ class PromptsHandler:
         if not table.steps.is_kept(found):
             text = f"the columns of step {body.step} were let go: step {table.book.facts.committed} is committed"
             raise ProtocolError("missing", text)
-        groups = [_group_of(table.book.rows[key], None) for key in found.keys]
-        for key, importance in zip(found.replayed, found.importance, strict=True):
-            groups.append(_group_of(table.book.rows[key], importance))
-        return self._reply(table, groups=groups, plan=plan, is_closed=found.is_closed, counts=_drawable(table))
+        keys = [*((key, None) for key in found.keys), *zip(found.replayed, found.importance, strict=True)]
+        groups = list[messages.GroupFacts]()
+        for key, importance in keys[body.after or 0 :]:
+            group = _group_of(table.book.rows[key], importance)
+            if not page.takes(f"group {key}", group):
+                break
+            groups.append(group)
+        is_whole = (body.after or 0) + len(groups) >= len(keys)
+        if not is_whole and body.after is None:
+            size = sum(map(encoded_bytes, (_group_of(table.book.rows[key], importance) for key, importance in keys)))
+            raise too_large(f"the {len(keys)} groups of step {body.step}", size, page.tail_room, "tail_bytes", client)
+        return self._reply(
+            table, groups=groups, plan=plan, is_closed=found.is_closed, counts=_drawable(table), done=len(keys),
+            is_whole=is_whole,
+        )  # fmt: skip
+
+    def _check_drawn(self, table: PromptTable, body: messages.Groups, client: bytes) -> None:
+        """Refuse a draw whose reply would not fit, before anything is drawn, to a trainer that asks for no pages."""
+        sizes = [encoded_bytes(_group_of(row, 1.0)) for row in table.book.ready.rows()] if body.count else []
+        page = self._page(client)
+        if sizes and max(sizes) * body.count > page.tail_room:
+            raise too_large(f"{body.count} groups", max(sizes) * body.count, page.tail_room, "tail_bytes", client)
 
     # Replies
+
+    def _page(self, client: bytes) -> Page:
+        """An empty reply to a client."""
+        most = self._state.limits.message_bytes // REPLY_PART
+        return Page(self._state.receivers.of(client), messages.Type.PROMPTED, client, payload_bytes=most)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
         committed = table.book.facts.committed
@@ -271,9 +328,23 @@ def _facts_of(row: PromptRow) -> messages.PromptFacts:
     )  # fmt: skip
 
 
-def _lease_of(row: PromptRow, now: float, size: int) -> messages.LeasedPrompt:
+def _lease_of(row: PromptRow, now: float, size: int, number: int | None = None) -> messages.LeasedPrompt:
     left = max(0.0, row.until - now)
-    return messages.LeasedPrompt(*row.key, row.lease, left, row.missing, row.is_evaluation, row.tags, size)
+    lease = row.lease if number is None else number
+    return messages.LeasedPrompt(*row.key, lease, left, row.missing, row.is_evaluation, row.tags, size)
+
+
+def _columns_of(
+    table: PromptTable, row: PromptRow, place: int, index: int, mask: int
+) -> tuple[messages.AnswerColumns, bytes]:
+    """Columns of an answer, as a reply tells them, and their bytes."""
+    made, version = table.columns(row, index, mask), max(0, row.answers[index].version)
+    facts = messages.AnswerColumns(place, index, version, made.columns, list(made.lengths), len(made.data))
+    return facts, made.data
+
+
+def _sums(made: list[tuple[messages.AnswerColumns, bytes]]) -> tuple[list[messages.AnswerColumns], int]:
+    return [facts for facts, _ in made], sum(len(data) for _, data in made)
 
 
 def _drawable(table: PromptTable) -> dict[str, int]:

@@ -1,0 +1,171 @@
+"""What peers take in one reply: HELLO says it, and replies are made in pages, or refused, by it. Pure.
+
+fits into half of it       a page: rows until then, and where the next page begins
+one row is more than that  it goes alone, if it fits
+else                       REFUSED too_large, before anything has changed. It is final: no client asks that again
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+
+from . import frames
+from .messages import Body, Hello, Type
+
+MAX_RECEIVERS: Final = 1 << 16
+"""Peers that are known to take something else than others do; the one that said HELLO least recently is forgotten."""
+ROW_PART: Final = 0.75
+"""Part of a tail that one row may take: the rest is for the tail's other fields."""
+CHECKED_TAIL: Final = 4096
+"""Bytes of a tail from which on the lengths of its lists are compared with their bounds: what is shorter cannot be
+beyond one that counts.
+"""
+_SUMS: Final = frozenset({Type.SUMMED, Type.DRAWN})  # their rows are one field, which the tail's bytes bound
+_DEFAULTS: Final = Limits()
+
+
+class Receiver(NamedTuple):
+    """Bytes that a peer takes of a reply: those of `Limits` that it was made with."""
+
+    message_bytes: int = _DEFAULTS.message_bytes
+    request_bytes: int = _DEFAULTS.request_bytes
+    tail_bytes: int = _DEFAULTS.tail_bytes
+
+    @classmethod
+    def of(cls, said: Mapping[str, int]) -> Receiver:
+        """What a HELLO said of its sender; a field that it does not name is the default."""
+        return cls(**{name: said[name] for name in cls._fields if name in said})
+
+    @classmethod
+    def with_limits(cls, limits: Limits) -> Receiver:
+        """A peer that was made with these limits."""
+        return cls(limits.message_bytes, limits.request_bytes, limits.tail_bytes)
+
+    def within(self, limits: Limits) -> Receiver:
+        """This peer behind a proxy with these limits: the lower ones of both."""
+        return Receiver(*map(min, self, Receiver.with_limits(limits)))
+
+    @property
+    def takes(self) -> dict[str, int]:
+        """HELLO's field: what differs from the default."""
+        return {
+            name: value for name, value, default in zip(self._fields, self, Receiver(), strict=True) if value != default
+        }
+
+    def payload_bytes(self, kind: Type) -> tuple[int, str]:
+        """Bytes of the payload of such a message, and the limit's name."""
+        if kind in frames.LARGE:
+            return self.message_bytes, "message_bytes"
+        return self.request_bytes, "request_bytes"
+
+    def check(self, client: bytes, body: Body, sent: Sequence[Any]) -> None:
+        """Raise ProtocolError (code "too_large") if the frames of a reply are not taken there."""
+        tail = len(sent[0]) - frames.HEADER_BYTES
+        if tail > self.tail_bytes:
+            raise too_large(f"{body.type.name}, whose tail", tail, self.tail_bytes, "tail_bytes", client)
+        most, limit = self.payload_bytes(body.type)
+        if len(sent) > 1 and (size := memoryview(sent[1]).nbytes) > most:
+            raise too_large(f"{body.type.name}, whose payload", size, most, limit, client)
+        if tail > CHECKED_TAIL and body.type not in _SUMS:
+            frames.check_bounds(body.type, sent[0])
+
+
+class Receivers:
+    """What the clients of a node take. Those that take the default are not kept."""
+
+    def __init__(self) -> None:
+        self._others: OrderedDict[bytes, Receiver] = OrderedDict()
+        self._default = Receiver()
+
+    def met(self, client: bytes, said: Hello) -> None:
+        """A client said HELLO."""
+        self.register(client, Receiver.of(said.takes))
+
+    def register(self, client: bytes, receiver: Receiver) -> None:
+        """Know from now on what a client takes."""
+        self._others.pop(client, None)
+        if receiver == self._default:
+            return
+        self._others[client] = receiver
+        while len(self._others) > MAX_RECEIVERS:
+            self._others.popitem(last=False)
+
+    def of(self, client: bytes) -> Receiver:
+        """What a client takes."""
+        return self._others.get(client, self._default)
+
+
+class Page:
+    """Rows of one reply, as long as they fit into half of what its receiver takes.
+
+    Args:
+        client: Id of the receiver, for the refusal.
+        payload_bytes: Most bytes of payload, if half of what the receiver takes is more.
+    """
+
+    def __init__(self, receiver: Receiver, kind: Type, client: bytes, *, payload_bytes: int | None = None) -> None:
+        self._client, self._kind = client, kind
+        self._most_tail, (self._most_payload, self._limit) = receiver.tail_bytes, receiver.payload_bytes(kind)
+        half = self._most_payload // 2
+        self.tail_room = self._most_tail // 2
+        """Bytes of the tail that are left."""
+        self._payload_room = half if payload_bytes is None else min(half, payload_bytes)
+        self._is_empty = True
+
+    @property
+    def payload_room(self) -> int:
+        """Bytes of payload that are left."""
+        return max(0, self._payload_room)
+
+    def takes(self, what: str, row: Any = None, payload: int = 0) -> bool:
+        """Whether a further row fits, with its part of the payload; it is in the reply then.
+
+        Args:
+            what: What it is, if it is to be refused.
+            row: What stands of it in the tail; None: nothing does.
+
+        Raises:
+            ProtocolError: (code "too_large") it fits into no reply to this receiver.
+        """
+        tail = 0 if row is None else frames.encoded_bytes(row)
+        if tail > self.tail_room or payload > self._payload_room:
+            if not self._is_empty:
+                return False
+            if tail > self._most_tail * ROW_PART:
+                text = f"{self._kind.name} with {what}, whose row"
+                raise too_large(text, tail, int(self._most_tail * ROW_PART), "tail_bytes", self._client)
+            if payload > self._most_payload:
+                text = f"{self._kind.name} with {what}, whose payload"
+                raise too_large(text, payload, self._most_payload, self._limit, self._client)
+        self._is_empty = False
+        self.tail_room -= tail
+        self._payload_room -= payload
+        return True
+
+
+def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> ProtocolError:
+    """Why a reply is refused, and what to do: who asked takes no more."""
+    text = (
+        f"a reply of {what} takes {size} bytes; client {client.hex()[:8]} has room for {most} ({limit}). Ask for less "
+        f"at once, or make the client, and proxies before it, with a larger Limits({limit}=...)"
+    )
+    return ProtocolError("too_large", text)
+
+
+def introduced(hello: Hello, limits: Limits) -> Hello:
+    """A HELLO of whoever was made with these limits, which says what it takes."""
+    takes = Receiver.with_limits(limits).takes
+    return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello
+
+
+def passed_on(hello: Hello, limits: Limits) -> Hello:
+    """A HELLO as a proxy with these limits hands it on: replies come back through the proxy."""
+    takes = Receiver.of(hello.takes).within(limits).takes
+    return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello
