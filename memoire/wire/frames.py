@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from memoire.errors import MemoireError, ProtocolError
 from memoire import limits as _limits
+from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
 from . import _bytes, former

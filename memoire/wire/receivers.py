@@ -49,7 +49,7 @@ class Receiver(NamedTuple):
         return cls(limits.message_bytes, limits.request_bytes, limits.tail_bytes)
 
     def within(self, limits: Limits) -> Receiver:
-        """This peer behind a proxy with these limits: the lower ones of both."""
+        """A peer that is reached through a proxy with these limits: the lower ones of both."""
         return Receiver(*map(min, self, Receiver.with_limits(limits)))
 
     @property

@@ -112,7 +112,7 @@ def answer_all(prompts, size):
 
 def test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages():
     (small, usual), end = prompts_of()
-    usual.add({i: b"x" for i in range(40)}, LONG)
+    usual.add(dict.fromkeys(range(40), b"x"), LONG)
     answer_all(usual, lambda index, answer: 1 + 700 * (index % 7 == answer))
     listed, cursor = small.list(limit=1000)
     assert sorted(info.key[2] for info in listed) == list(range(40)) and len(end.replies) > 20
@@ -159,7 +159,7 @@ def test_a_prompt_that_fits_into_no_reply_is_refused_and_waits_for_others():
 
 def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
     (_, usual), end = prompts_of()
-    usual.add({i: b"x" for i in range(9)}, LONG)
+    usual.add(dict.fromkeys(range(9), b"x"), LONG)
     answer_all(usual, lambda index, answer: 1)
     asked = messages.Groups(call="draw", session="a", count=9, wanted=9)
     refused = end.one(asked)
