@@ -31,7 +31,9 @@ from .jobs import Jobs, LeasedJob, settle
 from .stats import JobStats, StartsStats
 
 MAX_WORKERS = 4096
-"""Clients whose newest answers are kept; beyond, those that are silent for longest are forgotten."""
+"""Clients whose newest answers are kept; a further one is refused until one of them is silent for `IDLE_TIMEOUT`."""
+IDLE_TIMEOUT = 60.0
+"""Seconds of silence after which a client may be forgotten. Resends come sooner."""
 KEPT_ANSWERS = 4
 """Newest answers to each client that are kept for resends."""
 
@@ -57,6 +59,8 @@ class _Worker:
     """Of its connection."""
     heard_at: float = -math.inf
     """When it asked for work last."""
+    came_at: float = -math.inf
+    """When its newest request came."""
     waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
     """Whom to give a job, while it waits: the envelope and header of its WORK."""
     until: float = 0.0
@@ -200,10 +204,17 @@ class JobService:
         self.jobs.close()
 
     def _worker(self, client: bytes) -> _Worker:
-        worker = self._workers.setdefault(client, _Worker())
+        """What is known of a client. Raises ProtocolError (code "busy"): as many others as may be have not gone."""
+        worker, now = self._workers.get(client), time.monotonic()
+        if worker is None and len(self._workers) >= MAX_WORKERS:
+            idlest, idle = next(iter(self._workers.items()))
+            if now < idle.came_at + IDLE_TIMEOUT:
+                raise ProtocolError("busy", f"{MAX_WORKERS} clients ask this agent for jobs, as many as may")
+            del self._workers[idlest]
+            self._waiting.pop(idlest, None)
+        worker = self._workers.setdefault(client, worker or _Worker())
         self._workers.move_to_end(client)
-        if len(self._workers) > MAX_WORKERS:
-            self._waiting.pop(self._workers.popitem(last=False)[0], None)
+        worker.came_at = now
         return worker
 
     def _give(self) -> None:

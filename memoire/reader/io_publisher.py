@@ -64,8 +64,10 @@ class Publisher:
         names = ", ".join(repr(server.name) for server in missing)
         what = f"model of topic {topic!r} at server {names}" if missing else f"answer to a model of topic {topic!r}"
         advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
-        trouble = "" if missing else f"{self._channels.trouble(probe=False)} "
-        return MemoireTimeout(what, self._channels.where, patience, trouble + advice)
+        with self._monitor.changed:
+            put_off = self._publishing.put_off(missing, topic)
+        why = put_off if missing else [self._channels.trouble(probe=False)]
+        return MemoireTimeout(what, self._channels.where, patience, " ".join([*why, advice]))
 
     # Inside of the thread
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from memoire.errors import Closed, MemoireError, Refused
+from memoire.errors import Closed, MemoireError, Refused, escape
 from memoire.models.model import Model
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
@@ -24,8 +24,10 @@ from .directory import Directory, RemoteServer, RunChange
 
 LEAST_STRETCH = 1 << 16
 """Bytes of the shortest stretch that is tried at a server that takes shorter requests than this reader sends."""
-NOT_NOW = frozenset({"run", "client", "closed", "busy"})
-"""Refusals after which a server is offered the same model again: it has to be met first."""
+NOT_NOW = frozenset({"run", "client", "closed"})
+"""Refusals after which a server is offered the same model again: it has to be met first, at once."""
+LATER = frozenset({"busy", "disk"})
+"""The same, after one more HELLO: they end by themselves, but not at once."""
 
 
 class _Transfer:
@@ -43,11 +45,13 @@ class _Delivery:
         self.transfers: dict[str, _Transfer] = {}  # on their way
         self.taken: dict[str, int] = {}  # newest version that it was given and answered
         self.wrong: dict[str, MemoireError] = {}  # why it did not take the newest one
+        self.put_off: dict[str, Refused] = {}  # why it could not take it the last time; it is asked again
 
     def forget(self) -> None:
         """It knows nothing of what was published: another run has begun."""
         self.transfers.clear()
         self.taken.clear()
+        self.put_off.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,10 @@ class Publishing:
         if isinstance(answer, Refused) and answer.code == "too_large" and send.sent_bytes > LEAST_STRETCH:
             return [replace(send, length=send.sent_bytes // 2)]
         del delivery.transfers[topic]
-        if isinstance(answer, Refused) and answer.code in NOT_NOW:
-            self._directory.ask_soon()
+        if isinstance(answer, Refused) and answer.code in NOT_NOW | LATER:
+            delivery.put_off[topic] = answer
+            if answer.code in NOT_NOW:
+                self._directory.ask_soon()
             return []
         if not (isinstance(answer, Refused) and answer.code == "missing" and send.offset):
             self._settle(delivery, send.transfer.model, answer)
@@ -186,6 +192,7 @@ class Publishing:
 
     def _settle(self, delivery: _Delivery, model: Model, answer: Answer) -> None:
         delivery.taken[model.topic] = model.version
+        delivery.put_off.pop(model.topic, None)
         if isinstance(answer, MemoireError):
             delivery.wrong[model.topic] = answer
             self._directory.ask_soon()  # at its version, where somebody else published
@@ -215,6 +222,11 @@ class Publishing:
             if transfer is not None and not transfer.is_heard:
                 found.append(server)
         return found
+
+    def put_off(self, servers: Iterable[RemoteServer], topic: str) -> list[str]:
+        """Why those of them that refused a model for now did so, a sentence each."""
+        told = [(server.name, self._delivery(server).put_off.get(topic)) for server in servers]
+        return [f"Server {name!r} refused it for now ({why.code}): {escape(why.text)}." for name, why in told if why]
 
     def refusal(self, order: PublishOrder) -> MemoireError | None:
         """Why a server did not take it; None if none said so."""

@@ -274,7 +274,7 @@ class Dispatcher:
     def _handle_once(self, message: Message, most: int) -> Reply:
         """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""
         with self._granting:
-            reply = self._given.find(message.header, most)
+            reply = self._given.find(message.header, most, self._clock())
             if reply is None:
                 reply = self._handle(message)
                 self._given.keep(message.header, reply, most)

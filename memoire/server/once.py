@@ -8,6 +8,7 @@ DRAW 3 of reader r      refused if newer replies have replaced that of number 3
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from memoire.errors import ProtocolError
 from memoire.wire import messages
@@ -15,8 +16,19 @@ from memoire.wire.frames import MessageHeader
 
 from .reply import Reply
 
-MAX_READERS = 64
-"""Rows of requests (of a client, a type and a table) whose replies are kept; the one that is idle for longest goes."""
+KEPT_ROWS = 64
+"""Rows of requests (of a client, a type and a table) whose replies are kept, however long they are idle."""
+MAX_ROWS = 1024
+"""Rows at most; a further one is refused until one of them is idle."""
+IDLE_TIMEOUT = 60.0
+"""Seconds without a request after which a row beyond `KEPT_ROWS` leaves: its reader has gone. Resends come sooner."""
+
+
+@dataclass(slots=True)
+class _Row:
+    asked_at: float
+    replies: dict[int, Reply] = field(default_factory=dict)
+    """By number."""
 
 
 class GivenReplies:
@@ -26,9 +38,9 @@ class GivenReplies:
     """
 
     def __init__(self) -> None:
-        self._given: OrderedDict[tuple[bytes, messages.Type, int], OrderedDict[int, Reply]] = OrderedDict()
+        self._given: OrderedDict[tuple[bytes, messages.Type, int], _Row] = OrderedDict()  # the idlest one first
 
-    def find(self, header: MessageHeader, most: int) -> Reply | None:
+    def find(self, header: MessageHeader, most: int, now: float) -> Reply | None:
         """The reply that this request was given before; None if it has to be granted now.
 
         Args:
@@ -36,20 +48,29 @@ class GivenReplies:
 
         Raises:
             ProtocolError: (code "missing") it is older than all that are kept: nobody knows whether it was granted.
+                (code "busy") too many others ask: none of their replies may go that they may still ask for.
         """
         key = header.client, header.type, header.table
-        given = self._given.setdefault(key, OrderedDict())
+        row = self._given.get(key) or self._new_row(key, now)
+        row.asked_at = now
         self._given.move_to_end(key)
-        while len(self._given) > MAX_READERS:
-            self._given.popitem(last=False)
-        number = header.sequence
+        given, number = row.replies, header.sequence
         if number not in given and len(given) == most and number < min(given):
             raise ProtocolError("missing", f"request {number} was overtaken by {min(given)}")
         return given.get(number)
 
+    def _new_row(self, key: tuple[bytes, messages.Type, int], now: float) -> _Row:
+        while len(self._given) >= KEPT_ROWS and now >= next(iter(self._given.values())).asked_at + IDLE_TIMEOUT:
+            self._given.popitem(last=False)
+        if len(self._given) >= MAX_ROWS:
+            text = f"{MAX_ROWS} rows of requests are answered here already, the most. Ask again: one without a request "
+            raise ProtocolError("busy", f"{text}for {IDLE_TIMEOUT:g} s leaves")
+        row = self._given[key] = _Row(now)
+        return row
+
     def keep(self, header: MessageHeader, reply: Reply, most: int) -> None:
         """The request that `find` was asked for last was granted."""
-        given = self._given[header.client, header.type, header.table]
+        given = self._given[header.client, header.type, header.table].replies
         given[header.sequence] = reply
         while len(given) > most:
             del given[min(given)]

@@ -183,7 +183,7 @@ def forgotten_replies() -> None:
     """Servers that are asked a second time for rollouts hand out the next ones: those of the first answer are lost."""
     from memoire.server.once import GivenReplies
 
-    GivenReplies.find = lambda self, header, most: None  # type: ignore[method-assign]
+    GivenReplies.find = lambda self, header, most, now: None  # type: ignore[method-assign]
     GivenReplies.keep = lambda self, header, reply, most: None  # type: ignore[method-assign]
 
 

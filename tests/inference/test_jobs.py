@@ -2,13 +2,16 @@
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
+from memoire.inference.io_jobs import MAX_WORKERS, JobService
 from memoire.inference.jobs import RECONNECT_TIMEOUT, Jobs
+from memoire.replay.schema import Schema
 
 LEASE = 10.0
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
@@ -51,6 +54,18 @@ def test_whoever_was_slow_has_its_job_back_if_nobody_else_took_it():
     jobs.expire(10.0)
     assert jobs.renew(A, job.number, 11.0) and jobs.leased == 1 and jobs.take(B, 11.0) is None
     assert jobs.expire(21.0) == [] and jobs.take(B, 22.0) is job
+
+
+def test_no_number_of_clients_makes_one_be_forgotten_that_may_still_ask():
+    service = JobService(Jobs(LEASE), None, Schema({"obs": np.float32}))
+    clients = [number.to_bytes(16, "little") for number in range(1, MAX_WORKERS + 2)]
+    for client in clients[:-1]:
+        service.hello(client, "")
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="4096 clients ask this agent for jobs") as caught:
+            service.hello(clients[-1], "")
+        assert caught.value.code == "busy"
+    service.hello(clients[0], "the first one")
 
 
 def test_a_job_without_attempts_is_lost_and_its_future_says_so():

@@ -151,7 +151,7 @@ def test_a_server_that_forgot_the_beginning_is_sent_all_of_it_again():
     assert world.made.is_taken(order, 0.0)
 
 
-@pytest.mark.parametrize("code", ["run", "client", "closed", "busy"])
+@pytest.mark.parametrize("code", ["run", "client", "closed"])
 def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then(code):
     world = World("a")
     order = world.publish()
@@ -162,6 +162,22 @@ def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then
     world.met("a")
     world.answer_all()
     assert world.made.is_taken(order, 0.0)
+
+
+@pytest.mark.parametrize("code", ["busy", "disk"])
+def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_why_until_then(code):
+    world = World("a", "b")
+    order = world.publish()
+    world.directory.addresses[0].hello.due = 5.0
+    world.answer("a", refused(code))
+    world.answer("b")
+    assert [send.server.name for send in world.sends] == ["b"] and world.directory.next_time() == 5.0
+    missing = world.made.missing(order)
+    assert missing == list(order.there) and world.made.refusal(order) is None
+    assert world.made.put_off(missing, "policy") == [f"Server 'a' refused it for now ({code}): no."]
+    world.met("a")
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0) and not world.made.put_off(order.there, "policy")
 
 
 def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():

@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.server.once import MAX_READERS, GivenReplies
+from memoire.server.once import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
 from memoire.server.reply import Reply
 from memoire.wire import messages
 from serverkit import ME, YOU, message
@@ -17,8 +17,12 @@ def reply(number):
     return Reply(messages.Taken(samples=number))
 
 
-def give(given, number, most=2, **facts):
-    assert given.find(header(number, **facts), most) is None
+def find(given, number, most=2, now=0.0, **facts):
+    return given.find(header(number, **facts), most, now)
+
+
+def give(given, number, most=2, now=0.0, **facts):
+    assert find(given, number, most, now, **facts) is None
     given.keep(header(number, **facts), reply(number), most)
 
 
@@ -26,7 +30,7 @@ def test_a_request_that_comes_again_gets_the_reply_of_the_first_time():
     given = GivenReplies()
     give(given, 1)
     give(given, 2)
-    assert given.find(header(1), 2) == reply(1) and given.find(header(2), 2) == reply(2)
+    assert find(given, 1) == reply(1) and find(given, 2) == reply(2)
 
 
 def test_one_that_is_older_than_all_that_are_kept_is_refused():
@@ -34,20 +38,20 @@ def test_one_that_is_older_than_all_that_are_kept_is_refused():
     for number in (5, 6, 7):
         give(given, number)
     with pytest.raises(ProtocolError, match="request 5 was overtaken by 6") as caught:
-        given.find(header(5), 2)
-    assert caught.value.code == "missing" and given.find(header(6), 2) == reply(6)
+        find(given, 5)
+    assert caught.value.code == "missing" and find(given, 6) == reply(6)
 
 
 def test_requests_may_come_in_another_order_while_there_is_room():
     given = GivenReplies()
     for number in (9, 3):
         give(given, number)
-    assert given.find(header(3), 2) == reply(3) and given.find(header(9), 2) == reply(9)
+    assert find(given, 3) == reply(3) and find(given, 9) == reply(9)
 
 
 def test_one_that_was_refused_by_its_handler_may_be_granted_later():
     given = GivenReplies()
-    assert given.find(header(1), 2) is None
+    assert find(given, 1) is None
     give(given, 1)
 
 
@@ -57,16 +61,29 @@ def test_clients_tables_and_types_have_numbers_of_their_own():
     give(given, 1, client=YOU)
     give(given, 1, table=5)
     give(given, 1, body=messages.Control())
-    assert given.find(header(1), 2) == reply(1)
+    assert find(given, 1) == reply(1)
 
 
-def test_the_row_that_is_idle_for_longest_gives_way():
+def client_of(number):
+    return (number + 1).to_bytes(16, "little")
+
+
+def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
     given = GivenReplies()
-    clients = [bytes([number + 1]) * 16 for number in range(MAX_READERS)]
-    for client in clients:
-        give(given, 1, client=client)
-    assert given.find(header(1, client=clients[0]), 2) == reply(1)  # it is not idle
-    give(given, 1, client=bytes(15) + b"x")
-    assert given.find(header(1, client=clients[0]), 2) == reply(1)
-    assert given.find(header(1, client=clients[2]), 2) == reply(1)
-    assert given.find(header(1, client=clients[1]), 2) is None
+    for number in range(MAX_ROWS):
+        give(given, 1, client=client_of(number))
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="1024 rows of requests are answered here already") as caught:
+            find(given, 1, client=client_of(MAX_ROWS))
+        assert caught.value.code == "busy"
+    assert all(find(given, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))
+
+
+def test_rows_that_are_idle_for_long_give_way_but_for_the_last_ones():
+    given = GivenReplies()
+    for number in range(KEPT_ROWS + 10):
+        give(given, 1, client=client_of(number), now=0.5 * number)
+    assert find(given, 1, client=client_of(0), now=50.0) == reply(1)
+    give(given, 1, client=client_of(999), now=2.0 + IDLE_TIMEOUT)
+    gone = [number for number in range(KEPT_ROWS + 10) if find(given, 1, client=client_of(number)) is None]
+    assert gone == [1, 2, 3, 4]

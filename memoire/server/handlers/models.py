@@ -90,12 +90,12 @@ class ModelsHandler:
 
     # What is asked from far away
 
-    def receive(self, _: float, header: MessageHeader, body: messages.Publish, payload: Any) -> Reply:
+    def receive(self, now: float, header: MessageHeader, body: messages.Publish, payload: Any) -> Reply:
         """Take a chunk of a model; with the last one the model is published."""
         if self._state.models.is_numbered(body.topic, body.version, body.checksum):  # again, by who cannot know that
             self._uploads.drop(header.client, body.topic)
             return _published(body, body.version)
-        offset, whole = self._uploads.receive(header.client, body, payload)
+        offset, whole = self._uploads.receive(header.client, body, payload, now)
         if whole is None:
             return Reply(messages.Published(topic=body.topic, received=offset))
         try:
