@@ -146,6 +146,7 @@ class History:
     """
 
     def __init__(self, path: str | None) -> None:
+        path = os.path.abspath(path) if path else None
         self.path = path or ":memory:"
         self.left_out = 0
         """Points of names beyond `MAX_SERIES`."""

@@ -90,6 +90,10 @@ class StateStore(SavedState, Protocol):
     def restored(self) -> int:
         """How often a backup was put back into the folder."""
 
+    @property
+    def missing(self) -> Sequence[str]:
+        """What was not there, or not whole, when it was opened, a sentence each."""
+
     def start(
         self,
         collect: Callable[[], SavedGroup | None],

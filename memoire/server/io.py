@@ -101,7 +101,7 @@ class ServerThreads:
             dispatcher,
             store,
             limits=options.limits,
-            stays=options.snapshot_every is not None,
+            is_timed=options.snapshot_every is not None,
             keeps_generators=options.seed is not None,
             clock=options.clock,
         )
@@ -147,7 +147,7 @@ class ServerThreads:
         if self.store is None:
             return
         saves, self._saves_memory = self._saves_memory, False  # a file that is refused stays
-        self.restorer.load(self._options.discard_mismatched)
+        self.archive.is_kept = self.restorer.load(self._options.discard_mismatched)
         self._saves_memory = saves
 
     def start(self) -> None:
@@ -155,6 +155,7 @@ class ServerThreads:
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()
+        self.restorer.wait_noted()
 
     # What is seen of it
 
@@ -192,6 +193,7 @@ class ServerThreads:
         """Its part of `ServerStats`."""
         return {
             "restored": 0 if self.store is None else self.store.restored,
+            "missing": (*(() if self.store is None else self.store.missing), *self.restorer.missing),
             "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,15 +16,19 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.replacement import remove_abandoned_in
 from memoire.storage import snapshot
 from memoire.storage.restore import RestoreCounts, restore
+from memoire.storage.snapshot_file import SnapshotFile
 
 from .dispatch import Dispatcher
-from .io_snapshots import MEMORY, ORDERED
+from .io_snapshots import HELD, MEMORY, ORDERED
 
 _log = logging.getLogger(__name__)
 
 _WITHOUT: Final = (
-    "discard_mismatched=True (--discard-mismatched) starts without what does not fit, and does not keep the file."
+    "discard_mismatched=True (--discard-mismatched) starts with what is whole and fits; then the next snapshot takes "
+    "the file's place."
 )
+NOTE_TIMEOUT: Final = 5.0
+"""Seconds that a start waits for its note of the file that it holds again."""
 _RESTORED: Final = "restored"  # the setting that names files that were restored once
 
 
@@ -32,8 +37,8 @@ class Restorer:
 
     Args:
         store: Its state folder; None if it has none.
-        stays: Whether the folder's own file stays when it was read: a timer replaces it. Else it goes, so that a crash
-            does not serve its samples again.
+        is_timed: Whether a timer replaces the folder's own file: then each start holds again what that has. Else only
+            one life does, so that a crash does not serve its samples again.
         keeps_generators: Whether a seed was given: then a file that another server wrote does not change the draws'
             generator.
         clock: Seconds since 1970.
@@ -45,12 +50,15 @@ class Restorer:
         store: StateStore | None,
         *,
         limits: Limits,
-        stays: bool,
+        is_timed: bool,
         keeps_generators: bool,
         clock: Callable[[], float],
     ) -> None:
         self._keeps_generators = keeps_generators
-        self._dispatcher, self._store, self._limits, self._stays, self._clock = dispatcher, store, limits, stays, clock
+        self._dispatcher, self._store, self._limits, self._clock = dispatcher, store, limits, clock
+        self._is_timed = is_timed
+        self.missing: list[str] = []
+        """What the server was begun without, a sentence each."""
 
     def restore(
         self,
@@ -110,42 +118,84 @@ class Restorer:
         except ProtocolError as error:
             raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
 
-    def load(self, discard_mismatched: bool) -> None:
-        """At the server's begin: hold again what its former life held at its end, if it counted the same run.
+    def load(self, discard_mismatched: bool) -> bool:
+        """At the server's begin: hold again what its former life held at its end, if that counted the same run.
 
         Args:
-            discard_mismatched: Begin without what was made with other values than hold now.
+            discard_mismatched: Begin without what was made with other values than hold now, or is damaged.
+
+        Returns:
+            Whether the folder's file has something that is not held again, and that nobody discarded.
 
         Raises:
             SnapshotMismatch: it was made with other values, and the file stays as it is.
-            DataError: the file is of another form, or damaged at its beginning; likewise.
+            DataError: the file is of another form, or damaged; likewise.
         """
         assert self._store is not None
         folder, dispatcher = self._store.folder, self._dispatcher
         for place in (folder, folder / ORDERED):
             if place.is_dir():
                 remove_abandoned_in(place, ".snapshot")  # of a life that was killed while it wrote
-        path = folder / MEMORY
+        path, known = folder / MEMORY, self._store.settings().get(HELD, "")
         if not path.exists():
-            return
-        former = next((facts.name for facts in self._store.runs() if not facts.ended), None)
-        if former == dispatcher.run_name:
-            self._load(path, discard_mismatched)
-        if not self._stays:
-            path.unlink(missing_ok=True)
-
-    def _load(self, path: Path, discard_mismatched: bool) -> None:
-        name = self._dispatcher.name
+            if known:
+                self._miss(f"{path} is gone: what the former life held is not held again")
+                self._note("")
+            return False
         try:
-            done = self.restore(
-                [path], skip_damaged=True, stays=False, is_same=True, discard_mismatched=discard_mismatched
-            )
+            head = snapshot.heads([path])[path]
+            if head.about.run != dispatcher.run_name:
+                self._miss(
+                    f"{path} stays and is not held again: it is of run {head.about.run!r}, and this server counts "
+                    f"{dispatcher.run_name!r}. Server.restore takes it"
+                )
+                return True
+            if known == head.id.hex() and not self._is_timed:
+                self._miss(
+                    f"{path} stays and is not held again: a former life did, and ended without a snapshot of its own. "
+                    "Server.restore takes it; samples that were drawn since may be drawn once more"
+                )
+                return False
+            is_whole = self._load(path, skip_damaged=discard_mismatched)
         except SnapshotMismatch as error:
             raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
         except DataError as error:
             if not discard_mismatched:
                 raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
-            _log.warning("%s: what its former life held is not held again: %s", name, error)
+            self._miss(f"what the former life held is not held again: {error}")
+            return False
+        self._note("" if self._is_timed else head.id.hex())
+        return not (is_whole or discard_mismatched)
+
+    def _load(self, path: Path, *, skip_damaged: bool) -> bool:
+        """Hold again what is in the file; whether that is all of it."""
+        with SnapshotFile(path) as file:
+            damage = file.verify()
+            if damage and not skip_damaged:
+                raise DataError(str(path), f"has {damage}")
+            is_complete = file.end is not None and file.end.complete
+        done = self.restore([path], skip_damaged=True, stays=False, is_same=True, discard_mismatched=skip_damaged)
+        if damage or done.damaged or done.refused:
+            self._miss(f"of {path} are held again: {done}")
+        elif not is_complete:
+            self._miss(f"{path} was not finished in time: of what the former life held are held again: {done}")
         else:
-            level = logging.WARNING if done.damaged or done.refused else logging.INFO
-            _log.log(level, "%s: of its former life are held again: %s", name, done)
+            _log.info("%s: of its former life are held again: %s", self._dispatcher.name, done)
+        return not (done.damaged or done.refused)
+
+    def _miss(self, sentence: str) -> None:
+        self.missing.append(sentence)
+        _log.warning("%s: %s", self._dispatcher.name, sentence)
+
+    def _note(self, held: str) -> None:
+        with self._dispatcher.lock:
+            self._dispatcher.committer.add_setting(HELD, held)
+
+    def wait_noted(self) -> None:
+        """Wait until it is on disk which file is held again: the next life does not do that once more."""
+        if self._is_timed or self._store is None:
+            return
+        is_saved = threading.Event()
+        with self._dispatcher.lock:
+            self._dispatcher.committer.after(is_saved.set)
+        is_saved.wait(NOTE_TIMEOUT)

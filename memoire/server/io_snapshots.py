@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 MEMORY: Final = "memory.snapshot"
 ORDERED: Final = "snapshots"
+HELD: Final = "memory"
+"""The setting that says of `MEMORY`: "saved", that a life has written it, or the id of the one that a life without a
+timer holds again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Archive:
         self._dispatcher, self._every = dispatcher, every
         self._folder = None if store is None else store.folder
         self._is_closing, self._clock, self._at = is_closing, clock, at
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._lock = threading.Lock()  # for all that follows
         self._orders = SnapshotOrders()
         self._timer: threading.Thread | None = None
@@ -84,6 +87,8 @@ class Archive:
         self.trouble = ""
         """Why the timer's last one was not; empty where it was."""
         self.newest: Snapshot | None = None
+        self.is_kept = False
+        """Whether `MEMORY` has what is not held here: it is put aside, not replaced."""
 
     # ---------------------------------------------------------------------------------------------------- taking
 
@@ -127,12 +132,28 @@ class Archive:
                 self.newest = made
             return made
 
+    def _replace(self, deadline: float | None = None) -> Snapshot:
+        """Take one in the place of the folder's own file; that which must not go is in `ORDERED` then."""
+        assert self._folder is not None
+        path = self._folder / MEMORY
+        with self._taking:
+            if self.is_kept and path.exists():
+                private_files.make_folder(self._folder / ORDERED)
+                aside = self._folder / ORDERED / f"kept-{snapshot.heads([path])[path].id.hex()}.snapshot"
+                path.replace(aside)
+                _log.warning("%s: %s is %s from now on", self._dispatcher.name, path, aside)
+            self.is_kept = False
+            made = self._take(path, deadline)
+        with self._dispatcher.lock:
+            self._dispatcher.committer.add_setting(HELD, "saved")
+        return made
+
     def save(self, deadline: float) -> None:
         """At the server's end: save what is held, as much of it as there is time for, and what draws go on from."""
         assert self._folder is not None
         path = self._folder / MEMORY
         try:
-            made = self._take(path, deadline)
+            made = self._replace(deadline)
         except (OSError, MemoireError) as error:
             _log.warning("%s: what is held was not saved: %s", path, error)
             return
@@ -151,7 +172,7 @@ class Archive:
         assert self._folder is not None and self._every is not None
         while not self._is_closing.wait(self._every):
             try:
-                self.take(self._folder / MEMORY)
+                self._replace()
                 self.trouble = ""
             except Closed:
                 return

@@ -81,8 +81,8 @@ class Server(Node):
         snapshot_every: Seconds between two times that the same is saved while the server goes on: one that is killed
             has again what it held then (of caches, samples that were drawn since may be drawn once more). None saves
             nothing in between.
-        discard_mismatched: Start without what was saved so, if it was made with other values than hold now, such as
-            another discount. Else the start is refused then, and the file stays.
+        discard_mismatched: Start without what was saved so, if it is damaged or was made with other values than hold
+            now, such as another discount. Else the start is refused then, and the file stays.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same one on both sides.
         clock: Seconds since 1970.
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
@@ -98,6 +98,7 @@ class Server(Node):
     Raises:
         StateError: the folder cannot be used, or not as it is; says what to do.
         SnapshotMismatch: what the tables held when the former life ended was made with other values; names both.
+        DataError: the file of it is damaged.
         EndpointError: an address is in use or malformed.
         ParameterError: a setting is out of its range.
         KeyFileError: the keys cannot be used.

@@ -131,6 +131,8 @@ class ServerStats:
     """Whether a reply means "on disk"; otherwise it means "in memory"."""
     restored: int
     """How often an older backup was put back into the state folder; what ended clients did since it is missing."""
+    missing: tuple[str, ...]
+    """What the start went on without, such as a model whose file is gone, a sentence each: the log has them, too."""
     totals: Totals
     refused: dict[str, int]
     """Messages that were refused, by code."""

@@ -84,7 +84,7 @@ class Store:
         clock: Callable[[], float] = wall_clock,
         at: Callable[[str], None] = _nothing,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # a program may leave the folder that it is in
         limits, self._at, self._pid = limits or Limits(), at, os.getpid()
         self._opened = opened = OpenFolder(self.folder, name, default_name, limits, clock, at)
         self.name, self.epoch = opened.name, opened.epoch
@@ -93,6 +93,8 @@ class Store:
         """The epoch since which the folder has forgotten nothing: accounts that are opened in it say that one."""
         self.restored = opened.restored
         """How often a backup was put back into this folder."""
+        self.missing = opened.models.missing
+        """What was not there, or not whole, when it was opened, a sentence each: the log has them, too."""
         self._file, self._lines, self._models = opened.file, opened.lines, opened.models
         self._prompts = opened.prompts
         self.prompts = opened.prompts.rows

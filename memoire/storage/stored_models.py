@@ -38,6 +38,8 @@ class StoredModels:
     def __init__(self, folder: Path, at: Callable[[str], None]) -> None:
         self._folder, self._at = folder, at
         self._stored: Stored = {}
+        self.missing: list[str] = []
+        """Models that have no body any more, a sentence each."""
         private_files.make_folder(folder)
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -46,7 +48,8 @@ class StoredModels:
             run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
             model = self._stored[run, topic] = msgspec.msgpack.decode(body, type=StoredModel)
             if model.body is None and not (path := self._path(run, topic, model.version)).exists():
-                _log.warning("%s is missing: topic %r has no model until the next one is published", path, topic)
+                self.missing.append(f"{path} is gone: topic {topic!r} has no model until the next one is published")
+                _log.warning("%s", self.missing[-1])
         named = {self._path(run, topic, model.version) for (run, topic), model in self._stored.items()}
         for path in self._folder.iterdir():
             if path.suffix in (".model", ".new") and path not in named:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from scipy.stats import chisquare
 from dispatchkit import arrive, cache_of, made_dispatcher
 from fake_store import Disk, MemoryStore
 from memoire.cli import main
-from memoire.errors import Closed, MemoireError, ParameterError, Refused, SnapshotMismatch
+from memoire.errors import Closed, DataError, MemoireError, ParameterError, Refused, SnapshotMismatch
 from memoire.nodes import snapshots
 from memoire.pool.tables import STORAGES, Table
 from memoire.prompts.columns import packed, raw_columns
@@ -183,7 +184,11 @@ def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
     server.close(100.0)
     again = cluster.server(schema=None, tables=TABLES, state_dir=tmp_path, snapshot_caches=True)
     assert content_of(again) == before and again.stats().tables["online"].held_caches == 2
-    assert not (tmp_path / MEMORY).exists()
+    shutil.copytree(tmp_path, killed := tmp_path.with_name("killed"))  # as `kill -9` leaves it now
+    third = cluster.server(schema=None, tables=TABLES, state_dir=killed, snapshot_caches=True)
+    (missing,) = third.stats().missing
+    assert "a former life did, and ended without a snapshot" in missing and third.stats().held_caches == 0
+    assert third.restore([killed / MEMORY]).caches == 2
 
 
 def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(cluster, tmp_path, monkeypatch):
@@ -742,3 +747,61 @@ def test_a_server_with_a_seed_draws_otherwise_in_its_next_life(tmp_path, storage
             lives.append(server.get_batch(64)["obs"].tobytes())
         server.close(20.0)
     assert len(set(lives)) == len(lives)
+
+
+OTHER_STARTS = {
+    "another schema": {"schema": {"obs": (np.float32, (3,))}},
+    "another table": {"schema": None, "tables": {"elsewhere": Table(SCHEMA, parameters=SMALL)}, "parameters": None},
+    "another storage": {"storage": "episodes"},
+    "another discount": {"parameters": None, "cache_size": 16, "discount": 0.5},
+    "another run": {"run": "other"},
+    "another run and schema": {"run": "other", "schema": {"obs": (np.float32, (3,))}},
+    "another run, nothing is saved": {"run": "other", "snapshot_caches": False},
+    "another run, a timer": {"run": "other", "snapshot_caches": False, "snapshot_every": 0.01},
+}  # fmt: skip
+STATE = {"name": "s", "snapshot_caches": True}
+
+
+@pytest.mark.parametrize("other", OTHER_STARTS.values(), ids=list(OTHER_STARTS))
+def test_a_snapshot_that_a_start_does_not_hold_again_stays_and_is_named(cluster, tmp_path, caplog, other):
+    state = {"state_dir": tmp_path, "limits": QUICK, "parameters": SMALL} | STATE
+    serving(cluster, run="one", **state).close(100.0)
+    kept, options = (tmp_path / MEMORY).read_bytes(), {**state, **other}
+    try:
+        wrong = cluster.server(**options)
+    except SnapshotMismatch:
+        assert (tmp_path / MEMORY).read_bytes() == kept
+    else:
+        (missing,) = wrong.stats().missing
+        assert f"{tmp_path / MEMORY} stays" in missing and missing in caplog.text
+        assert "is of run 'one', and this server counts 'other'" in missing and wrong.stats().held_caches == 0
+        until(lambda: "snapshot_every" not in other or wrong.stats().snapshots)
+        wrong.close(100.0)
+        if options["snapshot_caches"] or "snapshot_every" in other:  # for the other run
+            (aside,) = (tmp_path / "snapshots").iterdir()
+            assert aside.read_bytes() == kept and f"is {aside} from now on" in caplog.text
+            aside.replace(tmp_path / MEMORY)
+    assert (tmp_path / MEMORY).read_bytes() == kept
+    again = cluster.server(run="one", **state)
+    assert (again.stats().held_caches, again.stats().missing) == (12, ())
+
+
+@pytest.mark.parametrize("is_discarded", [False, True])
+def test_a_snapshot_that_is_damaged_or_gone_is_named_at_the_start(cluster, tmp_path, is_discarded):
+    state = {"state_dir": tmp_path, "limits": QUICK, "parameters": SMALL, "discard_mismatched": is_discarded} | STATE
+    serving(cluster, **state).close(100.0)
+    good = (tmp_path / MEMORY).read_bytes()
+    for place in (0, 30, len(good) // 2, len(good) - 1):
+        bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        (tmp_path / MEMORY).write_bytes(bad)
+        if is_discarded:
+            shutil.copytree(tmp_path, copy := tmp_path / f"copy-{place}")
+            server = cluster.server(**state | {"state_dir": copy})
+            assert str(copy / MEMORY) in " ".join(server.stats().missing)
+            continue
+        with pytest.raises(DataError, match=r"discard_mismatched=True \(--discard-mismatched\) starts with") as raised:
+            cluster.server(**state)
+        assert str(tmp_path / MEMORY) in str(raised.value) and (tmp_path / MEMORY).read_bytes() == bad
+    (tmp_path / MEMORY).unlink()
+    server = cluster.server(**state)
+    assert server.stats().missing == (f"{tmp_path / MEMORY} is gone: what the former life held is not held again",)
