@@ -112,7 +112,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
-        place = Path(folder)
+        place = Path(folder).absolute()
         place.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         name = f"events.out.tfevents.{clock():.0f}.{socket.gethostname()}.{os.getpid()}.{id(self):x}"
@@ -164,7 +164,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         """The file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock

@@ -119,7 +119,7 @@ def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
 
 def folder_at(place: str | Path) -> Path:
     """The folder, made where it is not there. Raises StateUnusable."""
-    path = Path(place)
+    path = Path(place).absolute()
     try:
         private_files.make_folder(path)
         if not os.access(path, os.W_OK | os.X_OK):

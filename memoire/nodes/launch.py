@@ -80,6 +80,9 @@ class Options:
     """Seconds that a learner has to open its server."""
 
     def __post_init__(self) -> None:
+        for name in ("state_dir", "logs", "keys"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.path.abspath(path))
         for name, value, least in (("--actors", self.actors, 1), ("--restarts", self.restarts, 0)):
             if value < least:
                 raise ParameterError(name, value, f"at least {least}")

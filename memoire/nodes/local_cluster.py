@@ -67,11 +67,14 @@ class Nodes:
 
     def __post_init__(self) -> None:
         check_counts(self.servers, self.proxies)
+        for name in ("tables", "state_dir", "keys"):  # programs that are started later may be started elsewhere
+            if isinstance(path := getattr(self, name), str | os.PathLike):
+                object.__setattr__(self, name, _found_anywhere(os.fspath(path)))
 
     def server_flags(self, number: int) -> tuple[str, ...]:
         """What the command of a server has beside its address."""
         return (
-            *(("--schema", self.schema.to_json()) if self.schema else ("--tables", _found_anywhere(str(self.tables)))),
+            *(("--schema", self.schema.to_json()) if self.schema else ("--tables", str(self.tables))),
             *("--name", f"server-{number}"),
             *with_keys(self.keys, "server"),
             *(() if self.run is None else ("--run", self.run)),
@@ -171,6 +174,6 @@ def check_counts(servers: int, proxies: int) -> None:
         raise ParameterError("--proxies", proxies, "at least 1 where there are several servers, at least 0 otherwise")
 
 
-def _found_anywhere(tables: str) -> str:
-    """The path of a file with tables as from any folder; or the JSON that it is in place of one."""
-    return tables if tables.lstrip().startswith("{") else os.path.abspath(tables)
+def _found_anywhere(path: str) -> str:
+    """A path as from any folder; or the JSON that tables are in place of one."""
+    return path if path.lstrip().startswith("{") else os.path.abspath(path)

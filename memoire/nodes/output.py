@@ -78,7 +78,7 @@ class ProcessOutput:
         self._colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
         self._terminal = terminal
         self._is_coloured = terminal is not None and terminal.isatty() and not os.environ.get("NO_COLOR")
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else Path(folder).absolute()
         self._files: dict[str, IO[str]] = {}
         try:
             if self._folder is not None:

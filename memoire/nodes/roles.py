@@ -6,6 +6,7 @@ through its tether, and reports how it fares.
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -218,7 +219,7 @@ class ServersFile:
     """A list of servers in a file: an address on each line, # begins a comment. Read again while the proxy runs."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path = os.path.abspath(path)
         self._text: str | None = None
 
     def read(self) -> list[str] | None:

@@ -28,7 +28,7 @@ class Checkpoints:
     """The files of one rank in a folder."""
 
     def __init__(self, folder: str | Path, rank: int = 0) -> None:
-        self.folder, self._prefix = Path(folder), f"rank-{rank}-"
+        self.folder, self._prefix = Path(folder).absolute(), f"rank-{rank}-"
 
     def newest(self) -> int:
         """The newest iteration that was saved; -1 if there is none."""

@@ -80,7 +80,7 @@ class GenericMemory:
         self.codec = codec or NONE
         self.random = ForkedGenerator(seed)
         """Draws."""
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else Path(folder).absolute()
         self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
         self._columns: list[_Ring | _Objects] = []  # of the leaves of act, then of obs
         self._n_act = 0  # how many of them are act's

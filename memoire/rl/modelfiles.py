@@ -10,6 +10,7 @@ Files of torch are read, too, by its `weights_only`: nothing in them is run.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -49,12 +50,13 @@ class ModelFiles:
         role: str,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else Path(path).absolute()
         self._every = whole("model_history", every, 0) if history is not None else 0
-        self._history, self._now = history, now
+        self._history = None if history is None else os.path.join(os.getcwd(), history)  # may end with /
+        self._now = now
         self._since = 0  # models since the last one that was kept in the history
         self._lock = None if self.path is None else _locked(self.path, role)
-        if self._every and (folder := Path(f"{history}x").parent).is_dir():
+        if self._every and (folder := Path(f"{self._history}x").parent).is_dir():
             remove_abandoned_in(folder, ".pth")
 
     def read(self) -> bytes | None:

@@ -163,6 +163,7 @@ class Pipeline:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", os.path.abspath(self.folder))
         told = getattr(self.agent, "keywords", {}).get("gamma")
         if self.table.discount is not None:
             check_gamma(SimpleNamespace(gamma=told), np.ravel(self.table.discount).tolist())

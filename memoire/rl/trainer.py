@@ -188,10 +188,10 @@ class Trainer:
         self._stopped = threading.Event()
         self._files = ModelFiles(model_path, role="trainer")
         self._lock: FileLock | None = None
-        self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
+        self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
         self._made_as: Any = None  # form of the agent before it was trained; None where nothing is saved
         self._said: set[str] = set()  # attributes that the log has named
-        self._profiles = Path(profile_folder or ".")
+        self._profiles = Path(profile_folder or ".").absolute()
         try:
             self._lock = self._lock_checkpoint()
             self.reader = connected(

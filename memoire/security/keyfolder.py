@@ -49,7 +49,7 @@ class Keys:
     """
 
     def __init__(self, folder: str | os.PathLike[str], role: str = "") -> None:
-        self.folder = folder_for(Path(folder), role)
+        self.folder = folder_for(Path(folder).absolute(), role)
         self.changes = 0
         """How often something in it has changed."""
         self.own: Key

@@ -46,12 +46,12 @@ class Tokens:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, given: tuple[str, ...] = ()) -> None:
-        self._path, self._tokens = path, given
+        self._path, self._tokens = None if path is None else os.path.abspath(path), given
         self._seen: object = None
         self._lock = threading.Lock()
-        if path is not None:
-            self._seen = _state(path)
-            self._tokens = read_tokens(path)
+        if self._path is not None:
+            self._seen = _state(self._path)
+            self._tokens = read_tokens(self._path)
 
     @classmethod
     def of(cls, given: Self | str | None) -> Self | None:

@@ -29,7 +29,7 @@ class LogFile:
     def __init__(self, path: str | Path, mode: str = "a") -> None:
         if mode not in MODES:
             raise ParameterError("mode", mode, f"one of {', '.join(map(repr, MODES))}")
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.failed = 0
         """Lines that could not be written."""
         self._lock = threading.Lock()

@@ -1,9 +1,14 @@
 """Wrong arguments of every public call: an error that says which, and nothing else is disturbed."""
 
+import contextlib
 import gc
+import importlib
 import inspect
+import itertools
 import math
+import pkgutil
 import random
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -11,14 +16,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import memoire
 from classic_help import templates
 from memoire.arguments import FOR_EVER, seconds
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
+from memoire.client import former_clients
 from memoire.client.client import Client, connect
+from memoire.dashboard.collect.history import History
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.inference.node import Inference
 from memoire.limits import Limits
+from memoire.loggers import JsonLines, TensorBoard
+from memoire.nodes.launch import Options
+from memoire.nodes.local_cluster import Nodes
+from memoire.nodes.output import ProcessOutput
+from memoire.nodes.roles import ServersFile
 from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
 from memoire.reader.prompts import Prompts
@@ -26,6 +39,13 @@ from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.row_schema import RowSchema
+from memoire.rl import weights
+from memoire.rl.memory import GenericMemory
+from memoire.rl.modelfiles import ModelFiles
+from memoire.rl.sample_journal import SampleJournal
+from memoire.security import key_writer, keypairs
+from memoire.security.keyfolder import Keys
+from memoire.security.tokens import Tokens
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.wire import messages
@@ -326,3 +346,154 @@ def test_every_text_that_a_public_call_takes_is_tried():
                     assert known or call == "Client.log", (
                         f"{call} {each.name}: is a text sent or saved? Add it to TEXTS"
                     )
+
+
+def of_a_server(path, leave, _):
+    with Server("inproc://leaves", SCHEMA, state_dir=path, name="s") as server:
+        leave()
+        server.publish("policy", bytes(100_000))
+    return lambda absolute: Server("inproc://leaves", SCHEMA, state_dir=absolute, name="s").model("policy").version == 1
+
+
+def of_a_client(path, leave, _):
+    folder = former_clients.folder_at(path)
+    leave()
+    facts = {"label": 0, "table": "", "home": "", "episodes": 0, "lines": 0, "parts": []}
+    former_clients.save(folder, former_clients.FinalCounts(client=bytes(16), steps=1, **facts))
+    return lambda absolute: list(absolute.iterdir())
+
+
+def of_keys(path, leave, absolute):
+    key_writer.write_one(absolute, keypairs.make("server", "s"))
+    keys, other = Keys(path), keypairs.make("actor", "a")
+    leave()
+    key_writer.authorize(absolute, other)
+    until(keys.refresh)
+    return lambda _: len(keys.authorized) == 1
+
+
+def of_tokens(path, leave, absolute):
+    absolute.write_text("a" * 40)
+    tokens = Tokens(path)
+    leave()
+    absolute.write_text("b" * 41)
+    return lambda _: tokens.now() == ("b" * 41,)
+
+
+def of_a_list_of_servers(path, leave, absolute):
+    absolute.write_text("tcp://a:1")
+    servers = ServersFile(path)
+    leave()
+    return lambda _: servers.read() == ["tcp://a:1"]
+
+
+def of_figures(kind):
+    def make(path, leave, _):
+        logger = kind(path)
+        leave()
+        logger.log({"loss": 1.0}, 1)
+        return lambda _: b"loss" in logger.path.read_bytes()
+
+    return make
+
+
+def of_curves(path, leave, _):
+    history = History(path)
+    leave()
+    history.flush()
+    history.close()
+    return lambda absolute: absolute.stat().st_size
+
+
+def of_output(path, leave, _):
+    with ProcessOutput(["a"], path) as output:
+        leave()
+        output("a", "line")
+    return lambda absolute: (absolute / "a.log").read_text() == "line\n"
+
+
+def of_programs(path, leave, absolute):
+    key_writer.write_one(absolute, keypairs.make("server", "s"))
+    nodes = Nodes(schema=SCHEMA, state_dir=path, keys=path)
+    options = Options(learner=("x",), actor=(), state_dir=path, logs=path, keys=path)
+    leave()
+    flags = nodes.server_flags(0)
+    told = flags[flags.index("--state-dir") + 1], flags[flags.index("--keys") + 1]
+    return lambda _: (
+        told == (str(absolute / "server-0"), str(absolute))
+        and {
+            options.state_dir,
+            options.logs,
+            options.keys,
+        }
+        == {str(absolute)}
+    )
+
+
+def of_samples(path, leave, _):
+    with SampleJournal(path, 64) as journal:
+        leave()
+        journal.keep(SimpleNamespace(memory=[(0, 0.0, False, {})]))
+        journal.commit()
+    return lambda absolute: list(absolute.glob("*.samples"))
+
+
+def of_columns(path, leave, _):
+    memory = GenericMemory(10, folder=path)
+    leave()
+    memory.append([(np.zeros(2), np.zeros(2), 0.0, False, False, {})] * 3)
+    return lambda absolute: list(absolute.glob("*.npy"))
+
+
+def of_model_files(path, leave, _):
+    files = ModelFiles(path, f"{path}-", 1, role="trainer")
+    leave()
+    files.keep(weights.pack({"w": np.zeros(3)}))
+    files.close()
+    return lambda absolute: len(list(absolute.parent.glob("relative*.pth"))) == 1 and absolute.exists()
+
+
+LEAVES = {
+    "Server.state_dir": of_a_server, "Client.state_dir": of_a_client, "Keys.folder": of_keys, "Tokens.path": of_tokens,
+    "ServersFile.path": of_a_list_of_servers, "JsonLines.path": of_figures(JsonLines), "TensorBoard.folder": of_figures(TensorBoard),
+    "History.path": of_curves, "ProcessOutput.folder": of_output, "Nodes.state_dir": of_programs, "Nodes.keys": of_programs,
+    "Options.state_dir": of_programs, "Options.logs": of_programs, "SampleJournal.folder": of_samples, "GenericMemory.folder": of_columns,
+    "ModelFiles.path": of_model_files, "ModelFiles.history": of_model_files,
+}  # fmt: skip
+"""Whatever uses a path after it was made."""
+THROUGH = {
+    "ModelFiles": ["Trainer.model_path", "RolloutWorker.model_path", "RolloutWorker.model_path_history"],
+    "Server": ["ServerOptions.state_dir"],
+    "JsonLines": ["Wandb.fallback"],
+    "absolute beside what LEAVES has": ["Trainer.checkpoint_path", "Trainer.profile_folder", "Pipeline.folder"],
+    "opened at once": ["OpenedRun.path", "FileLock.path", "FileLock.opening", "ServiceAccount.folder", "RunHead.path"],
+    "a figure": ["ServerStats.folder"],
+    "absolute already": ["Connection.folder", "UnreportedClient.path", "Snapshot.path", "ReplayBuffer.path"],
+}
+
+
+def test_each_path_that_a_class_takes_is_tried_or_goes_through_one_that_is():
+    known, found = {*LEAVES, *itertools.chain(*THROUGH.values())}, set()
+    for module in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if not re.search(r"\._|__main__|memoire\.(errors|storage|tmrl|torch|sb3|trl|tq|cli|wire)", module.name):
+            with contextlib.suppress(ImportError):
+                found |= set(paths_of(importlib.import_module(module.name)))
+    assert found <= known, found - known
+
+
+def paths_of(module):
+    for name, kind in vars(module).items():
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_"):
+            with contextlib.suppress(TypeError, ValueError):
+                for each in inspect.signature(kind).parameters.values():
+                    if re.search(r"\b(Path|PathLike)\b", str(each.annotation)) or each.name in ("folder", "state_dir"):
+                        yield f"{name}.{each.name}"
+
+
+@pytest.mark.parametrize("use", dict.fromkeys(LEAVES.values()), ids=lambda use: use.__name__)
+def test_a_relative_path_is_of_the_folder_in_which_its_object_was_made(use, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    monkeypatch.chdir(here)
+    is_kept = use("relative", lambda: monkeypatch.chdir(there), here / "relative")
+    assert is_kept(here / "relative") and not list(there.iterdir())
