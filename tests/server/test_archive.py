@@ -795,7 +795,7 @@ def test_a_snapshot_that_is_damaged_or_gone_is_named_at_the_start(cluster, tmp_p
         bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
         (tmp_path / MEMORY).write_bytes(bad)
         if is_discarded:
-            shutil.copytree(tmp_path, copy := tmp_path / f"copy-{place}")
+            shutil.copytree(tmp_path, copy := tmp_path.with_name(f"copy-{place}"))
             server = cluster.server(**state | {"state_dir": copy})
             assert str(copy / MEMORY) in " ".join(server.stats().missing)
             continue
