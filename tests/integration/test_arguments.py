@@ -471,9 +471,6 @@ THROUGH = {
     "Server": ["ServerOptions.state_dir"],
     "JsonLines": ["Wandb.fallback"],
     "absolute beside what LEAVES has": ["Trainer.checkpoint_path", "Trainer.profile_folder", "Pipeline.folder"],
-    "opened at once": ["OpenedRun.path", "FileLock.path", "FileLock.opening", "ServiceAccount.folder", "RunHead.path"],
-    "a figure": ["ServerStats.folder"],
-    "absolute already": ["Connection.folder", "UnreportedClient.path", "Snapshot.path", "ReplayBuffer.path"],
 }
 
 
@@ -491,7 +488,7 @@ def paths_of(module):
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_"):
             with contextlib.suppress(TypeError, ValueError):
                 for each in inspect.signature(kind).parameters.values():
-                    if re.search(r"\b(Path|PathLike)\b", str(each.annotation)) or each.name in ("folder", "state_dir"):
+                    if re.search(r"str \| [a-z.]*Path", str(each.annotation)) or each.name == "state_dir":
                         yield f"{name}.{each.name}"
 
 
