@@ -61,14 +61,11 @@ class SavedGroup:
     """Replies that wait until this group is on disk; nothing for a store to save."""
 
     @property
-    def has_rows(self) -> bool:
-        """Whether there is something to save beside prompts."""
-        return bool(self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings)
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to save; there may be tickets."""
-        return not (self.prompts or self.has_rows)
+        return not (
+            self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings or self.prompts
+        )
 
 
 class UnsavedChanges:

@@ -20,7 +20,7 @@ from memoire.limits import HELD_BYTES, Limits
 from memoire.prompts.bytes import Saved
 from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
 from memoire.prompts.rows import PromptState
-from memoire.prompts.saving import restore, take_changes
+from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
 from memoire.prompts.settings import PromptSettings
 from memoire.prompts.snapshot import KeptPrompt, go_on, kept_of, order_of, put_back
 from memoire.prompts.table import PromptTable
@@ -105,10 +105,19 @@ class PromptPool(BatchlessPool):
         with self._waiter.lock:
             return take_changes(self._table)
 
-    def restore(self, saved: Iterable[tuple[int, bytes, bytes]]) -> None:
-        """Go on from what was saved. Raises msgspec's errors and ValueError: that is nothing of this table."""
+    def restore(self, saved: Iterable[tuple[int, bytes, bytes]]) -> tuple[int, int]:
+        """Go on from what was saved.
+
+        Returns:
+            Prompts of which answers are missing, which wait again; and those that were dropped, without their payload.
+
+        Raises:
+            msgspec.MsgspecError, ValueError: that is nothing of this table.
+        """
         with self._waiter.lock:
-            restore(self._table, saved, self._clock())
+            incomplete = restore(self._table, saved, self._clock())
+        dropped = sum(row.reason == NO_PAYLOAD for row in incomplete)
+        return len(incomplete) - dropped, dropped
 
     # What every pool has to be
 

@@ -97,6 +97,10 @@ class PromptBytes:
         self.bytes -= len(self._payloads.pop(key, b""))
         self._save(PAYLOAD, packed_key(*key), None)
 
+    def lose(self, kind: int, *key: str | int) -> None:
+        """A payload or an answer that was saved is missing: its row is to go."""
+        self._save(kind, packed_key(*key), None)
+
     def restore(self, kind: int, key: bytes, body: bytes) -> None:
         """Take what was saved of a payload, or of an answer's columns. Raises msgspec's errors."""
         if kind == PAYLOAD:

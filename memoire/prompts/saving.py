@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -11,8 +13,10 @@ from memoire.wire.messages import StepPlan
 
 from .book import TableFacts
 from .bytes import COLUMNS, FACTS, PAYLOAD, PLAN, ROW, STEP, Saved, packed_key
-from .rows import PromptRow, StepRow
+from .rows import AnswerRow, PromptRow, PromptState, StepRow
 from .table import PromptTable
+
+NO_PAYLOAD: Final = "payload is missing"
 
 
 def take_changes(table: PromptTable) -> list[Saved]:
@@ -34,34 +38,77 @@ def take_changes(table: PromptTable) -> list[Saved]:
     return found
 
 
-def restore(table: PromptTable, saved: Iterable[tuple[int, bytes, bytes]], now: float) -> None:
+def restore(table: PromptTable, saved: Iterable[tuple[int, bytes, bytes]], now: float) -> list[PromptRow]:
     """Take what was saved, into an empty table.
+
+    Returns:
+        The prompts of which something is missing. Those that lack answers wait for them again, unless they are over;
+        they leave their step. Those that lack their payload are dropped (`NO_PAYLOAD`).
 
     Raises:
         ParameterError: it was saved by a table with another group.
         msgspec.MsgspecError: it is nothing of a table's.
     """
-    facts = TableFacts()
+    facts, rows = TableFacts(), list[PromptRow]()
     for kind, key, body in saved:
         if kind == FACTS:
             facts = msgspec.msgpack.decode(body, type=TableFacts)
+        elif kind == ROW:
+            rows.append(_row(table, body))
         else:
             _restore_one(table, kind, key, body)
+    incomplete = [row for row in rows if _is_incomplete(table, row)]
+    for row in rows:
+        table.book.restore(row)
     table.book.go_on(facts)
-    for row in table.book.rows.values():
+    for row in rows:
         table.leases.restore(row, now)
+    for row in incomplete:
+        table.book.touch(row)
     table.steps.restore()
     table.tidy()
+    return incomplete
+
+
+def _row(table: PromptTable, body: bytes) -> PromptRow:
+    row = msgspec.msgpack.decode(body, type=PromptRow)
+    if len(row.answers) != table.rules.group:
+        raise ParameterError("group", table.rules.group, f"{len(row.answers)}, as when its prompts were saved")
+    return row
+
+
+def _is_incomplete(table: PromptTable, row: PromptRow) -> bool:
+    """Whether bytes of a prompt are missing; then it becomes what can still be."""
+    store, kept = table.store, row.has_columns
+    missing = [
+        i for i, each in enumerate(row.answers)
+        if kept and not each.failed and each.columns & ~store.packed(row.key, i).columns
+    ]  # fmt: skip
+    has_payload = len(store.payload(row.key)) == row.size
+    if has_payload and not missing:
+        return False
+    for index in missing:
+        store.lose(COLUMNS, *row.key, index)
+        store.let_go(row.key, index)
+    if not has_payload:
+        store.lose(PAYLOAD, *row.key)
+        row.state, row.reason, row.size = PromptState.DROPPED, NO_PAYLOAD, 0
+    is_over = row.state in (PromptState.COMMITTED, PromptState.DROPPED)
+    table.steps.lose(row, is_over=row.state is PromptState.COMMITTED)
+    row.lease, row.worker, row.until, row.given_up = 0, b"", math.inf, []
+    if is_over:
+        row.has_columns = False
+        store.let_go(row.key)
+    else:
+        for index in missing:
+            row.answers[index] = AnswerRow()
+        row.state, row.attempts, row.score = PromptState.WAITING, 0, 0.0
+    return True
 
 
 def _restore_one(table: PromptTable, kind: int, key: bytes, body: bytes) -> None:
     decode = msgspec.msgpack.decode
-    if kind == ROW:
-        row = decode(body, type=PromptRow)
-        if len(row.answers) != table.rules.group:
-            raise ParameterError("group", table.rules.group, f"{len(row.answers)}, as when its prompts were saved")
-        table.book.restore(row)
-    elif kind in (PAYLOAD, COLUMNS):
+    if kind in (PAYLOAD, COLUMNS):
         table.store.restore(kind, key, body)
     elif kind == STEP:
         step = decode(body, type=StepRow)

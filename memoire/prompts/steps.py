@@ -134,6 +134,25 @@ class PromptSteps:
                 self.hold(row)
         self._let_go()
 
+    def lose(self, row: PromptRow, *, is_over: bool) -> None:
+        """Before `restore`: a prompt can be drawn by no step any more, and be replayed by none.
+
+        Args:
+            is_over: Whether its own step keeps it.
+        """
+        for step in self.steps.values():
+            if row.key in step.replayed:
+                place = step.replayed.index(row.key)
+                del step.replayed[place], step.importance[place]
+                self.dirty[step.step] = step
+        own = self.steps.get(row.step)
+        if not is_over:
+            row.step = NO_STEP
+            if own is not None and row.key in own.keys:
+                own.keys.remove(row.key)
+                self.dirty[own.step] = own
+        row.place = NO_PLACE
+
     def _replayed(self) -> set[Key]:
         """Groups that steps which may be drawn again have drawn from the ring."""
         return {key for step in self.steps.values() for key in step.replayed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from . import recovery
 from .announcements import Announcements
 from .dispatch import Dispatcher
 from .options import ServerOptions
+
+_log = logging.getLogger(__name__)
 
 
 def make_tables(options: ServerOptions) -> Tables:
@@ -123,12 +126,17 @@ def recover_prompts(tables: Tables, store: StateStore | None) -> None:
         if next(iter(store.prompts(table.name)), None) is not None:
             recovery.check_making(table, store, str(store.folder))
         try:
-            table.pool.restore(store.prompts(table.name))
+            again, dropped = table.pool.restore(store.prompts(table.name))
         except (msgspec.MsgspecError, ValueError) as error:
             advice = "Start it with the settings that it had (group, schema), or give the server another state folder."
             raise StateCorrupt(
                 str(store.folder), f"table {table.name!r} cannot be restored: {error}", advice
             ) from error
+        if again or dropped:
+            _log.warning(
+                "%s: table %r: answers of %d prompts are missing, which wait for them again if they are not over; %d "
+                "prompts were dropped, because their payload is missing", store.folder, table.name, again, dropped,
+            )  # fmt: skip
 
 
 def make_dispatcher(

@@ -21,25 +21,32 @@ from memoire.errors import StateForeign
 from . import private_files
 from .disk_errors import RESTORE, corrupt
 from .file_system import sync
-from .records import META, SEAL, FactRow, add_up, checked_accounts, checked_fact
+from .records import META, SEAL, FactRow, add_up, checked_fact, checked_parts
 from .seal import RowsChecksum
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
-VERSION: Final = 3
+VERSION: Final = 4
 """Of the tables, as SQLite's user_version."""
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
+PARTS: Final = ("accounts", "prompts")
+"""Tables whose rows are many and alike: number of the run, or kind; key, body, checksum."""
+PART_COLUMNS: Final = "part, key, body, sum"
 LINE_COLUMNS: Final = "id, client, number, received, label, said, text, sum"
 
 _TABLES: Final = """
 CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
                     PRIMARY KEY (kind, key)) WITHOUT ROWID;
-CREATE TABLE accounts (run INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
-                       PRIMARY KEY (run, key)) WITHOUT ROWID;
+CREATE TABLE accounts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
+                       PRIMARY KEY (part, key)) WITHOUT ROWID;
+CREATE TABLE prompts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
+                      PRIMARY KEY (part, key)) WITHOUT ROWID;
 CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER NOT NULL, received REAL NOT NULL,
                     label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
 """
+TABLES: Final = frozenset(filter(None, map(str.strip, _TABLES.split(";"))))
+"""The tables as SQLite describes them: a name of a column there may be damaged, too."""
 _HEADER: Final = b"SQLite format 3\x00"
 
 
@@ -134,12 +141,21 @@ def read_facts(
         yield key, body
 
 
-def read_accounts(
-    connection: sqlite3.Connection, path: Path, run: int, begin: bytes, most: int, before: bytes
+def read_parts(
+    connection: sqlite3.Connection,
+    path: Path,
+    table: str,
+    part: int,
+    begin: bytes,
+    most: int,
+    before: bytes,
+    order: str = "key",
 ) -> Iterator[Packed]:
-    """At most so many accounts of a run, checked, in the order of their keys: from `begin` on, and below `before`."""
-    query = "SELECT run, key, body, sum FROM accounts WHERE run = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
-    for _, key, body, _ in checked_accounts(connection.execute(query, (run, begin, before, most)), path):
+    """Keys and bodies of at most so many rows of `accounts` or `prompts`, checked, in the order of their keys or
+    bodies: those whose key is `begin` or above it, and below `before`.
+    """
+    query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
+    for _, key, body, _ in checked_parts(connection.execute(query, (part, begin, before, most)), path, table):
         yield key, body
 
 
@@ -156,7 +172,7 @@ def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
 
 
 def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
-    """Write a backup of the file at `path` to the empty file `target`: all facts and accounts of one moment, no lines.
+    """Write a backup of the file at `path` to the empty file `target`: all rows of one moment but the lines.
 
     Raises:
         StateCorrupt: a row is missing or has a wrong checksum.
@@ -174,9 +190,14 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
             else:
                 write_facts(copy, [row])
                 facts += 1
-        rows = checked_accounts(source.execute("SELECT run, key, body, sum FROM accounts"), path)
-        written = copy.executemany("INSERT INTO accounts VALUES (?, ?, ?, ?)", rows)
-        if seal is None or (seal.facts, seal.accounts) != (facts, written.rowcount):
+        written = [
+            copy.executemany(
+                f"INSERT INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)",  # noqa: S608
+                checked_parts(source.execute(f"SELECT {PART_COLUMNS} FROM {table}"), path, table),  # noqa: S608
+            ).rowcount
+            for table in PARTS
+        ]
+        if seal is None or [seal.facts, seal.accounts, seal.prompts] != [facts, *written]:
             raise corrupt(path, "rows are missing")
         write_seal(copy, seal.without_lines())
         copy.execute("COMMIT")

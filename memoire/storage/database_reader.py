@@ -13,7 +13,7 @@ from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
 
 from . import private_files
-from .database import LINE_COLUMNS, connect, copy_into, read_accounts, read_facts
+from .database import LINE_COLUMNS, connect, copy_into, read_facts, read_parts
 from .disk_errors import corrupt, is_damage
 from .file_system import sync
 from .records import LAST, entry_of
@@ -69,7 +69,9 @@ class DatabaseReader:
 
     def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
         """At most so many accounts of a run, ascending, from this key on and below `before`."""
-        return self._read(lambda connection: list(read_accounts(connection, self._path, run, begin, most, before)))
+        return self._read(
+            lambda connection: list(read_parts(connection, self._path, "accounts", run, begin, most, before))
+        )
 
     def lines(self, where: str, values: list[Any], order: str, most: int) -> list[LogEntry]:
         """Log lines that fulfil a condition; see `search.condition`."""
@@ -79,7 +81,7 @@ class DatabaseReader:
         )
 
     def copy_to(self, path: Path) -> None:
-        """Write a backup to this path: all facts and accounts, no lines.
+        """Write a backup to this path: all rows but the lines.
 
         Raises:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.

@@ -13,7 +13,16 @@ from .disk_errors import unusable
 
 _REMOTE: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "glusterfs"}
 _LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
-_OURS: Final = ("state.db*", "committed", "lock", "*.snapshot", "log/*.log", "models/*.model", "snapshots/*")
+_OURS: Final = (
+    "state.db*",
+    "committed",
+    "lock",
+    "*.snapshot",
+    "log/*.log",
+    "models/*.model",
+    "prompts/*.bodies",
+    "snapshots/*",
+)
 
 
 def sync(path: Path) -> None:

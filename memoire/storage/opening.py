@@ -17,11 +17,11 @@ from .database_reader import DatabaseReader
 from .disk_errors import RESTORE, as_saved, translated, unusable
 from .file_system import check_file_system, make_folder, sync, tighten
 from .folder_lock import lock_folder
-from .prompt_file import PromptFile
 from .records import META, MODEL
 from .rotating_log import LineLog
 from .state_file import StateFile
 from .stored_models import StoredModels
+from .stored_prompts import StoredPrompts
 from .witness import Witness
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class OpenFolder:
             try:
                 with as_saved(self.path):
                     self.name = self._check_name(name, default_name)
+                    self.prompts = StoredPrompts(self.folder / "prompts", self.file, self._at)
                     self._begin(self._witness)
             except BaseException:
                 self.file.close()
@@ -76,7 +77,8 @@ class OpenFolder:
         left = sorted(
             path.name
             for path in self.folder.iterdir()
-            if path.name.startswith(("state.db.backup-", "committed")) or path.name in ("log", "models")
+            if path.name.startswith(("state.db.backup-", "committed"))
+            or path.name in ("log", "models", "prompts", "prompts.db")
         )
         if left:
             raise StateCorrupt(str(self.path), f"it is missing, while {', '.join(left)} are there", f"{RESTORE}.")
@@ -142,7 +144,7 @@ class OpenFolder:
         self.lines.recover(was_clean=was_clean)
         self.lines.complete()
         self.models.load(file.rows(MODEL))
-        self.prompts = PromptFile(self.folder)
+        self.prompts.tidy()
         self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 
@@ -154,7 +156,6 @@ class OpenFolder:
     def close(self) -> None:
         """Close everything, and let another process have the folder."""
         self.reader.close()
-        self.prompts.close()
         self.file.close()
         self._unlock()
 

@@ -1,7 +1,9 @@
 """What a row of the state folder's database is: its key, its body and its checksum. Nothing is read or written here.
 
 facts      kind, key, body, sum     runs, models, settings, ...: one row for each thing, replaced when it changes
-accounts   run, key, body, sum      what each client has counted, packed (`packed_accounts`): there may be millions
+accounts   part, key, body, sum     what each client has counted in a run, packed (`packed_accounts`): there may be
+                                    millions
+prompts    part, key, body, sum     prompts, their steps, and where their payloads and answers are (`stored_prompts`)
 lines      run << 40 | index, ...   log lines as the log file has them, oldest first
 """
 
@@ -38,8 +40,10 @@ Fact: TypeAlias = tuple[int, bytes, bytes | None]
 """Kind, key, and the body that it gets; None takes it out."""
 FactRow: TypeAlias = tuple[int, bytes, bytes, int]
 """Kind, key, body and checksum."""
-AccountRow: TypeAlias = tuple[int, bytes, bytes, int]
-"""Number of the run, key, body and checksum."""
+PartRow: TypeAlias = tuple[int, bytes, bytes, int]
+"""A row of `accounts` or `prompts`: number of the run, or kind; key, body and checksum."""
+PartChanges: TypeAlias = Mapping[tuple[int, bytes], bytes | None]
+"""The bodies that such rows get, by number and key; None takes a row out."""
 LineRow: TypeAlias = tuple[int, bytes, int, float, int, float, str, int]
 """Run and index in one number, client, the client's number, when it was received, label, when it was written, text and
 checksum.
@@ -54,9 +58,9 @@ def add_up(kind: int, key: bytes, body: bytes) -> int:
     return _bytes.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
 
 
-def account_sum(run: int, key: bytes, body: bytes) -> int:
-    """Checksum of a row of accounts, in 31 bits: there are many of them."""
-    return _bytes.checksum(b"%d %b%b" % (run, key, body)) >> 33
+def part_sum(part: int, key: bytes, body: bytes) -> int:
+    """Checksum of a row of accounts or prompts, in 31 bits: there are many of them."""
+    return _bytes.checksum(b"%d %b%b" % (part, key, body)) >> 33
 
 
 def run_key(run: int, rest: bytes = b"") -> bytes:
@@ -226,9 +230,9 @@ def checked_fact(row: FactRow, path: Path) -> FactRow:
     return row
 
 
-def checked_accounts(rows: Iterable[AccountRow], path: Path) -> Iterator[AccountRow]:
-    """The rows as they are. Raises StateCorrupt: a checksum is wrong."""
-    for run, key, body, check in rows:
-        if account_sum(run, key, body) != check:
-            raise corrupt(path, "an account has a wrong checksum")
-        yield run, key, body, check
+def checked_parts(rows: Iterable[PartRow], path: Path, table: str) -> Iterator[PartRow]:
+    """The rows of `accounts` or `prompts` as they are. Raises StateCorrupt: a checksum is wrong."""
+    for part, key, body, check in rows:
+        if part_sum(part, key, body) != check:
+            raise corrupt(path, f"a row of {table} has a wrong checksum")
+        yield part, key, body, check

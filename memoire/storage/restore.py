@@ -395,7 +395,7 @@ class _Restoring:
 
     def _take_state(self, table: HasMemory, body: TableRecord) -> None:
         if self._is_same and body.prompts is not None:
-            return  # prompts.db has it, as it was last
+            return  # state.db has it, as it was last
         goes_on, taken = self._goes_on(table), self._taken.get(table.name)
         if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
             self._limiters[table.name] = body.limiter

@@ -6,28 +6,32 @@ Not thread-safe: the store's writer thread owns it. Whoever reads beside it has 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
+from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
 from memoire.errors import StateCorrupt, StateUnusable
 
 from .database import (
     LINE_COLUMNS,
     LIVE,
+    PART_COLUMNS,
+    PARTS,
+    TABLES,
     connect,
-    read_accounts,
     read_facts,
     read_head,
+    read_parts,
     set_aside,
     write_facts,
     write_seal,
 )
 from .disk_errors import RESTORE, corrupt, is_damage
 from .records import (
+    LAST,
     META,
     SEAL,
     SEGMENT,
@@ -36,20 +40,23 @@ from .records import (
     FactRow,
     LineRow,
     LogSegment,
+    PartChanges,
     StateContents,
-    account_sum,
     add_up,
     checked_fact,
     entry_of,
     last_of_each,
     line_row,
+    part_sum,
     segment_key,
 )
 from .seal import SUMS, RowsChecksum
 
+SHORT_BYTES: Final = 64
+"""Bytes of a row's body that is handed back when the row goes."""
 MAX_TRIMMED_ROWS: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
-_NO_ACCOUNTS: Final[Mapping[tuple[int, bytes], bytes]] = MappingProxyType({})
+_NO_CHANGES: Final[PartChanges] = MappingProxyType({})
 
 
 class StateFile:
@@ -69,16 +76,16 @@ class StateFile:
         self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
         self._saved_words = 0
         self.was_backup = read_head(path)
-        if self.was_backup:
-            set_aside(path)
-        # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good.
+        self._found = {beside: beside.read_bytes() if beside.exists() else None for beside in _log_of(path)}
+        # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good. A
+        # log beside a backup belongs to another file: an immutable one has none.
         has_journal = path.with_name(path.name + "-journal").exists()
-        self._connection = connect(path, "rw" if self.was_backup or has_journal else "ro")
+        self._connection = connect(path, "rw" if has_journal else "ro&immutable=1" if self.was_backup else "ro")
         try:
             self._load()
             self._check_witness(witnessed)
         except BaseException as error:
-            self._connection.close()
+            self.close()
             if is_damage(error):
                 raise corrupt(path, f"SQLite says {error}") from error
             raise
@@ -106,6 +113,9 @@ class StateFile:
         damage = [row[0] for row in self._connection.execute("PRAGMA quick_check(3)")]
         if damage != ["ok"]:
             raise corrupt(self.path, "; ".join(damage))
+        tables = self._connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")
+        if TABLES.symmetric_difference(sql for (sql,) in tables):
+            raise corrupt(self.path, "the description of its tables has changed")
         seal = self._load_facts()
         facts = len(self._sums), sum(self._sums.values()) & SUMS
         # Of lines only what they add up to: there may be a million, and each is checked when it is read.
@@ -114,11 +124,14 @@ class StateFile:
         ).fetchone()
         lines_sum = (high << 32) + low & SUMS
         # A key of another type would be out of the order in which accounts are looked for.
-        accounts = self._connection.execute(
-            "SELECT count(*), coalesce(sum(sum), 0) FROM accounts "
-            "WHERE typeof(run) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
-        ).fetchone()
-        if seal is None or seal != RowsChecksum(seal.generation, *facts, lines, lines_sum, *accounts):
+        accounts, prompts = (
+            self._connection.execute(
+                f"SELECT count(*), coalesce(sum(sum), 0) FROM {table} "  # noqa: S608
+                "WHERE typeof(part) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
+            ).fetchone()
+            for table in PARTS
+        )
+        if seal is None or seal != RowsChecksum(seal.generation, *facts, lines, lines_sum, *accounts, *prompts):
             raise corrupt(self.path, "rows are missing, or older than others")
         self.seal = seal
         self._saved_words = len(self.contents.words)
@@ -146,10 +159,13 @@ class StateFile:
         whose place it takes.
         """
         self._connection.close()
+        self._found.clear()
+        if self.was_backup:
+            set_aside(self.path)
         self._connection = connect(self.path)
         if self.was_backup:
             times = (self.number(META, b"restored") + 1).to_bytes(8, "big")
-            self.seal = replace(self.seal, generation=max(generation, self.seal.generation))
+            self.seal = self.seal._replace(generation=max(generation, self.seal.generation))
             self.save([(META, b"restored", times)], [], application=LIVE)
         mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -186,7 +202,14 @@ class StateFile:
 
     def account(self, run: int, key: bytes) -> bytes | None:
         """The body of an account, as its writer has it."""
-        return next((body for _, body in read_accounts(self._connection, self.path, run, key, 1, key + b"\0")), None)
+        rows = read_parts(self._connection, self.path, "accounts", run, key, 1, key + b"\0")
+        return next((body for _, body in rows), None)
+
+    def prompts(
+        self, kind: int, begin: bytes = b"", before: bytes = LAST, *, order: Literal["key", "body"] = "key"
+    ) -> Iterator[Packed]:
+        """Keys and bodies of the rows of prompts of a kind, checked: those from `begin` on, and below `before`."""
+        return read_parts(self._connection, self.path, "prompts", kind, begin, -1, before, order)
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -194,14 +217,18 @@ class StateFile:
         self,
         facts: Iterable[Fact],
         lines: list[tuple[int, LogEntry]],
-        accounts: Mapping[tuple[int, bytes], bytes] = _NO_ACCOUNTS,
+        accounts: PartChanges = _NO_CHANGES,
+        prompts: PartChanges = _NO_CHANGES,
         *,
         application: int = 0,
-    ) -> None:
-        """One transaction: facts, new lines (number of the run, entry) and bodies of accounts (by number of the run and
-        key).
+    ) -> list[bytes]:
+        """One transaction: facts, new lines (number of the run, entry), accounts (by number of the run and key) and
+        rows of prompts (by kind and key).
 
         On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
+
+        Returns:
+            The bodies of the rows of prompts that have gone or were replaced, the short ones.
         """
         words = enumerate(self.contents.words.after(self._saved_words), self._saved_words + 1)
         changed = last_of_each([*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in words)])
@@ -209,27 +236,41 @@ class StateFile:
         gone = [(kind, key) for kind, key, body in changed if body is None]
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
+        former_prompts: list[bytes] = []
         seal = self.seal.next().with_facts(former, [row[-1] for row in rows]).with_lines((), [row[-1] for row in new])
 
         def write() -> None:
             nonlocal seal
             if application:
                 self._connection.execute(f"PRAGMA application_id = {application}")
-            seal = self._write_accounts(accounts, seal)
+            seal = seal.with_accounts(*self._write_parts("accounts", accounts, []))
+            seal = seal.with_prompts(*self._write_parts("prompts", prompts, former_prompts))
             self._write_all(rows, gone, new, seal)
 
         self._transact(write)
         self._apply(rows, gone)
         self.seal = seal
         self._saved_words = len(self.contents.words)
+        self._at("after commit")
+        return former_prompts
 
-    def _write_accounts(self, accounts: Mapping[tuple[int, bytes], bytes], seal: RowsChecksum) -> RowsChecksum:
-        """Replace these accounts; returns what the seal comes to."""
-        query = "SELECT sum FROM accounts WHERE run = ? AND key = ?"
-        found = [self._connection.execute(query, name).fetchone() for name in accounts]
-        rows = [(run, key, body, account_sum(run, key, body)) for (run, key), body in accounts.items()]
-        self._connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?)", rows)
-        return seal.with_accounts([row[0] for row in found if row is not None], [row[-1] for row in rows])
+    def _write_parts(self, table: str, changes: PartChanges, former: list[bytes]) -> tuple[list[int], list[int]]:
+        """Replace these rows, or take them out; returns the checksums that have gone, and those that have come. Puts
+        the short bodies that have gone into `former`.
+        """
+        if not changes:
+            return [], []
+        # SQLite does not read a long body to know its length.
+        short = f"CASE WHEN length(body) <= {SHORT_BYTES} THEN body END"
+        query = f"SELECT sum, {short} FROM {table} WHERE part = ? AND key = ?"  # noqa: S608
+        rows_found = (self._connection.execute(query, name).fetchone() for name in changes)
+        found = [row for row in rows_found if row is not None]
+        former += [body for _, body in found if body is not None]
+        rows = [(*name, body, part_sum(*name, body)) for name, body in changes.items() if body is not None]
+        gone = [name for name, body in changes.items() if body is None]
+        self._connection.executemany(f"INSERT OR REPLACE INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)", rows)  # noqa: S608
+        self._connection.executemany(f"DELETE FROM {table} WHERE part = ? AND key = ?", gone)  # noqa: S608
+        return [check for check, _ in found], [row[-1] for row in rows]
 
     def _write_all(
         self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
@@ -265,7 +306,6 @@ class StateFile:
                 except sqlite3.Error:
                     pass  # the first error says more
             raise
-        self._at("after commit")
 
     def trim(self, segment: LogSegment) -> bool:
         """Take the oldest lines of a segment out, some of them at a time; True when it was the last of it.
@@ -288,6 +328,7 @@ class StateFile:
         self._transact(write)
         self.seal = seal
         self._apply((), gone)
+        self._at("after commit")
         return is_over
 
     def checkpoint(self) -> None:
@@ -295,5 +336,16 @@ class StateFile:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file. Before `go_live` its log and the log's index become what they were: SQLite makes an empty
+        log, and a new index, to read.
+        """
         self._connection.close()
+        for path, content in self._found.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif path.read_bytes() != content:
+                path.write_bytes(content)
+
+
+def _log_of(path: Path) -> list[Path]:
+    return [path.with_name(path.name + ending) for ending in ("-wal", "-shm")]

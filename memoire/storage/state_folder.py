@@ -2,9 +2,9 @@
 
     state/  state.db            everything that counts, in SQLite: write-ahead log, each transaction synced
             state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
-            prompts.db          prompts and their answers, if a table stores them (`prompt_file.py`)
             lock, committed     which process writes; how many transactions there must be
             log/  models/       text of log lines for people; bodies of models that are too large for the database
+            prompts/            payloads and answers of tables of prompts (`stored_prompts.py`)
             memory.snapshot, snapshots/     what the server held, if asked for (`snapshot.py`)
 
 One thread writes (`saver`). While it saves one group, the next one gathers (`journal`), so that three hundred clients
@@ -179,15 +179,12 @@ class Store:
         self._saver.wake()
 
     def save(self, group: SavedGroup) -> None:
-        """Have a group on disk when this returns: its prompts in one transaction, all else in another one. Only its
-        thread calls it once it was started.
+        """Have a group on disk when this returns, in one transaction. Only its thread calls it once it was started.
 
         Raises:
             sqlite3.Error, OSError: nothing of it was saved.
         """
-        if group.prompts:
-            self._prompts.save(group.prompts)
-        if not group.has_rows:
+        if group.is_empty:
             return
         file = self._file
         runs = dict(file.contents.runs)
@@ -199,13 +196,15 @@ class Store:
         facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
         accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)
         try:
-            file.save(facts, lines, accounts)
+            prompts = self._prompts.write(group.prompts)
+            former = file.save(facts, lines, accounts, prompts.rows)
         except BaseException:
             self._lines.drop(pieces)
             raise
         self._opened.testify()
         self._lines.finish(pieces)
         self._models.replace(written)
+        self._prompts.replace(prompts, former)
 
     def _trim(self) -> None:
         """Let the oldest text go where there is too much."""

@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from memoire.replay.replacement import replace_file
 from memoire.wire import _bytes
 
 from . import private_files
@@ -17,19 +18,19 @@ _FORM: Final = struct.Struct("<8sQQ")
 
 
 class Witness:
-    """The witness of a state folder, open; made when it is not there.
+    """The witness of a state folder. It is only read before `begin`, which makes it if it is not there.
 
     Raises:
-        OSError: it cannot be made or read.
+        OSError: it cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "committed"
-        if not path.exists():
-            made = path.with_suffix(".new")
-            private_files.write(made, _testimony(0))
-            made.replace(path)
-        self._opened = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._path, self._opened = folder / "committed", -1
+        self.found: int | None = 0
+        """Transactions that it said when it was opened: 0 where it was missing, None where it is damaged."""
+        if not self._path.exists():
+            return
+        self._open()
         try:
             content = os.pread(self._opened, 100, 0)
         except BaseException:
@@ -37,10 +38,15 @@ class Witness:
             raise
         generation = _FORM.unpack(content)[1] if len(content) == _FORM.size else 0
         self.found = int(generation) if content == _testimony(generation) else None
-        """Transactions that it said when it was opened: 0 where it was missing, None where it is damaged."""
+
+    def _open(self) -> None:
+        self._opened = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def begin(self, generation: int) -> None:
-        """Write it whole: it may have been damaged."""
+        """Write it whole: it may have been damaged, or missing."""
+        if self._opened < 0:
+            replace_file(self._path, _testimony(generation), mode=private_files.mode_in(self._path.parent))
+            self._open()
         os.ftruncate(self._opened, _FORM.size)
         self.write(generation)
 

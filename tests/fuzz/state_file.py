@@ -7,7 +7,6 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from memoire.errors import ParameterError, StateError
@@ -61,7 +60,7 @@ def _rewrite(place: int, body: bytes) -> None:
     connection = sqlite3.connect(FOLDER / "state.db", isolation_level=None)
     try:
         if kind == ACCOUNTS:
-            check = records.account_sum(1, key, body)
+            check = records.part_sum(1, key, body)
             connection.execute("UPDATE accounts SET body = ?, sum = ? WHERE key = ?", (body, check, key))
         else:
             check = records.add_up(kind, key, body)
@@ -72,7 +71,7 @@ def _rewrite(place: int, body: bytes) -> None:
         seal = RowsChecksum.unpack(packed)
         total = sum(records.add_up(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
         accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
-        database.write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
+        database.write_seal(connection, seal._replace(facts_sum=total, accounts_sum=accounts))
     finally:
         connection.close()
 

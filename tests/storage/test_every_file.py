@@ -3,13 +3,16 @@ it was. A further kind of file is one more entry of FILES.
 """
 
 import asyncio
+import errno
 import functools
 import itertools
 import json
 import logging
 import os
+import random
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,13 +23,21 @@ import numpy as np
 import pytest
 
 from faultkit import FailAt, KillAt, in_child
+from memoire.accounting.logbook import LogEntry
+from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.client import former_clients
-from memoire.errors import DataError, MemoireError, StateLocked
+from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable, Table
+from memoire.prompts.columns import packed
+from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.saving import restore as restore_prompts
+from memoire.prompts.saving import take_changes
+from memoire.prompts.table import PromptTable
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
+from memoire.replay.row_schema import row_schema_from
 from memoire.replay.schema import Schema
 from memoire.rl import weights
 from memoire.rl.sample_journal import SampleJournal
@@ -34,11 +45,15 @@ from memoire.storage import checked_file, restore, snapshot, snapshot_file
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.folder_lock import lock_folder
 from memoire.storage.record_log import RecordLog
+from memoire.storage.state_folder import Store
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
 from memoire.wire.rows import ACCOUNT
+from statekit import CLIENTS, RUN, account, folder_in_memory, own_accounts
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
+REFUSALS = (DataError, StateCorrupt)
+READ_LATER = "found when it was read"
 
 
 @dataclass
@@ -53,6 +68,10 @@ class File:
     """hold(folder): what has the folder until it is closed; None if several may write, and the last one stays."""
     is_checked_all: bool = True
     """Whether each changed bit is refused; else one that leaves the value right may be taken."""
+    is_database: bool = False
+    """Whether SQLite writes it: a sample of its many bits is changed, and to open it changes it."""
+    is_killed: bool = False
+    """Whether its writer was killed before anything is damaged."""
 
 
 def whole_file(folder, number, at):
@@ -209,6 +228,111 @@ def read_tq_checkpoint(folder):
     return number
 
 
+def in_store(folder, at, group_of):
+    """Save a group in a state folder, and close it. `group_of` makes it of what the store has."""
+    try:
+        with Store(folder, "home", at=at) as store:
+            store.save(group_of(store))
+            at("saved")
+    except StateUnusable as error:
+        raise OSError(errno.ENOSPC, "No space left on device") from error
+    if isinstance(at, FailAt) and len(at.steps) >= at.number > 0:
+        raise at.error  # while it was closed: everything was saved
+
+
+def state(folder, number, at):
+    def group(_):
+        line = LogEntry(number + 1, CLIENTS[0], 1.0, messages.Line(number + 1, 0.5, 3, f"line {number}"))
+        changed = account(CLIENTS[0], number, lines_through=number + 1)
+        runs = [RunFacts(RUN, began=1.0)] if number == 0 else []
+        return SavedGroup(accounts=[(RUN, changed)], lines=[(RUN, line)], runs=runs, settings={"n": str(number)})
+
+    in_store(folder, at, group)
+
+
+def read_state(folder):
+    """Log lines and accounts are not checked when it is opened, but when they are read."""
+    with Store(folder, "home") as store:
+        try:
+            number = int(store.settings()["n"])
+            (kept,) = own_accounts(store)
+            lines = store.search(RUN, most=1000)
+        except StateCorrupt as error:
+            error.add_note(READ_LATER)
+            raise
+        assert kept.report.episodes == number and store.line_count(RUN) == number + 1
+        assert [entry.line.text for entry in lines] == [f"line {n}" for n in range(number + 1)]
+    return number
+
+
+TOKENS = row_schema_from("schema", {"tokens": (np.int32, (None,))})
+
+
+def prompt_table(store):
+    table = PromptTable(TOKENS, PromptRules(group=1, at_least=1))
+    table.store.saves = {}
+    return table, restore_prompts(table, store.prompts("t"), 0.0)
+
+
+def payload(number):
+    """Every second one is too large for the database."""
+    return b"payload %d" % number * (8_000 if number % 2 else 1)
+
+
+def tokens(number):
+    return np.full(20_000 if number % 3 == 1 else 3, number, np.int32)
+
+
+def prompts(folder, number, at):
+    """Add and answer prompt `number`; draw the one before, and commit the one before that."""
+
+    def group(store):
+        table, incomplete = prompt_table(store)
+        assert not incomplete
+        table.add([("d", 0, number)], [payload(number)])
+        ((row,), _) = table.lease(b"w", 0.0)
+        table.answer(row, row.lease, 0, packed(table.schema, {0: tokens(number).tobytes()}))
+        if number > 0:
+            assert table.draw(number - 1, 1, "trainer").keys == [("d", 0, number - 1)]
+        if number > 1:
+            table.commit(number - 2, "trainer")
+        table.bring_on(row)
+        return SavedGroup(prompts={"t": take_changes(table)})
+
+    in_store(folder, at, group)
+
+
+def read_prompts(folder):
+    """A prompt whose answer is damaged may wait again; then the log names the file."""
+    logger, warnings = logging.getLogger("memoire.storage.stored_prompts"), []
+    logger.addFilter(lambda record: warnings.append(record.getMessage()))
+    try:
+        with Store(folder, "home") as store:
+            table, incomplete = prompt_table(store)
+    finally:
+        logger.filters.clear()
+    table.check_invariants()
+    number = len(table.book.rows) - 1
+    assert bool(incomplete) == bool(warnings) and all(str(folder / "prompts") in each for each in warnings)
+    for n in range(number + 1):
+        row = table.book.rows["d", 0, n]
+        assert table.store.payload(row.key) == payload(n)
+        if row in incomplete:
+            assert row.state is (PromptState.COMMITTED if n < number - 1 else PromptState.WAITING)
+            continue
+        states = [PromptState.READY, PromptState.DRAWN]
+        assert row.state is (states[number - n] if number - n < 2 else PromptState.COMMITTED)
+        columns = table.store.columns(row.key, 0)
+        assert row.has_columns == bool(columns) and (row.has_columns or n < number - 3)
+        assert not columns or columns[0] == tokens(n).tobytes()
+    return number
+
+
+def open_state(folder):
+    return Store(folder, "home")
+
+
+DATABASE = {"hold": open_state, "is_checked_all": False, "is_database": True}
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
@@ -217,17 +341,26 @@ FILES = {
     "a server's snapshot": File(server_snapshot, read_snapshot),
     "a model's file": File(model_file, read_model_file, is_checked_all=False),
     "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),
+    "a server's state": File(state, read_state, **DATABASE),
+    "a server's prompts": File(prompts, read_prompts, **DATABASE),
+    "a killed server's state": File(state, read_state, **DATABASE, is_killed=True),
+    "a killed server's prompts": File(prompts, read_prompts, **DATABASE, is_killed=True),
 }
 VALUES = 4
 """Written before something is damaged."""
 NEEDS_TORCH = ["a checkpoint of memoire.tq"]
-every_kind = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, id=name, marks=[pytest.mark.torch] if name in NEEDS_TORCH else [])
-        for name, kind in FILES.items()
-    ],
-)
+
+
+def every(kinds):
+    marks = {name: [pytest.mark.torch] for name in NEEDS_TORCH}
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(kind, id=name, marks=marks.get(name, [])) for name, kind in kinds.items()]
+    )
+
+
+every_kind = every(FILES)
+every_small_kind = every({name: kind for name, kind in FILES.items() if not kind.is_database})
+"""The soak test `state_damage` has the long form for databases."""
 
 
 def write(kind, folder, number, at=lambda step: None):
@@ -235,16 +368,32 @@ def write(kind, folder, number, at=lambda step: None):
 
 
 @pytest.fixture
-def folder(kind, tmp_path):
-    path = tmp_path / "files"
+def place(kind, tmp_path):
+    """Where a test may make folders: a database syncs much, and is in memory."""
+    with folder_in_memory() as path:
+        yield path if kind.is_database else tmp_path
+
+
+@pytest.fixture
+def folder(kind, place):
+    path = place / "files"
     path.mkdir()
-    for number in range(VALUES):
-        write(kind, path, number)
+    fill(kind, path)
     return path
 
 
+def fill(kind, folder):
+    for number in range(VALUES - 1 if kind.is_killed else VALUES):
+        write(kind, folder, number)
+    if kind.is_killed:
+        kill = KillAt("saved")
+        assert in_child(functools.partial(write, kind, folder, VALUES - 1, kill)) == -signal.SIGKILL
+        assert (folder / "state.db-wal").stat().st_size > 4096
+
+
 def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "lock"}
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def put(folder, files):
@@ -254,27 +403,53 @@ def put(folder, files):
         (folder / name).write_bytes(content)
 
 
+def some(kind, each, most=6):
+    """All of these; of a database a few, in the same order."""
+    each = list(each)
+    return each[:: max(1, len(each) // most)] if kind.is_database else each
+
+
 def assert_refused(kind, folder, files, why):
-    """The files are refused by name, and stay as they are."""
+    """The files are refused by name, and stay as they are; or taken, where that is allowed. Returns which."""
     put(folder, files)
     try:
         found = kind.read(folder)
-    except DataError as error:
+    except REFUSALS as error:
         assert str(folder) in str(error)
+        if READ_LATER in getattr(error, "__notes__", ()):
+            return "refused"
     else:
         assert found == VALUES - 1 and not kind.is_checked_all, f"{why}: taken in silence as {found}"
+        if kind.is_database:
+            return "taken"
     assert contents(folder) == files, why
+    return "refused"
 
 
-def flips(content, step):
-    for place in range(0, 8 * len(content), step):
+def damages(kind, name, content, step):
+    if not kind.is_database:
+        return itertools.chain(
+            flips(content, range(0, 8 * len(content), step)),
+            cuts(content, range(0, len(content), step)),
+            tails(content),
+        )
+    rng, trials = random.Random(name), (50 + len(content) // 80) if step == 1 else 2
+    ends = {*range(0, len(content), 4096), *range(32, len(content), 24 + 4096)}  # of pages, and of those of the log
+    ends |= {rng.randrange(len(content)) for _ in range(trials)} if content else set()
+    places = [rng.randrange(8 * len(content)) for _ in range(trials if content else 0)]
+    ends = sorted(ends) if step == 1 else rng.sample(sorted(ends), min(trials, len(ends)))
+    return itertools.chain(flips(content, places), cuts(content, ends), tails(content))
+
+
+def flips(content, places):
+    for place in places:
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
         yield f"bit {place}", bytes(damaged)
 
 
-def cuts(content, step):
-    for size in range(0, len(content), step):
+def cuts(content, sizes):
+    for size in sizes:
         yield f"cut to {size} bytes", content[:size]
 
 
@@ -289,27 +464,25 @@ def is_control(kind, folder):
 
 
 def try_all_damage(kind, folder, step):
-    good = contents(folder)
+    good, verdicts = contents(folder), Counter()
     is_control(kind, folder)
-    tried = 0
     for name, content in good.items():
-        for why, damaged in itertools.chain(flips(content, step), cuts(content, step), tails(content)):
-            assert_refused(kind, folder, good | {name: damaged}, f"{name}, {why}")
-            tried += 1
+        for why, damaged in damages(kind, name, content, step):
+            verdicts[assert_refused(kind, folder, good | {name: damaged}, f"{name}, {why}")] += 1
     put(folder, good)
     is_control(kind, folder)
-    return tried
+    return verdicts
 
 
 @every_kind
 def test_some_flipped_bits_and_truncations_of_each_file_are_refused(kind, folder):
-    assert try_all_damage(kind, folder, 37) > 20
+    assert try_all_damage(kind, folder, 37).total() > 20
 
 
 @pytest.mark.slow
-@every_kind
+@every_small_kind
 def test_each_flipped_bit_and_each_truncation_of_each_file_is_refused(kind, folder):
-    assert try_all_damage(kind, folder, 1) > 1000
+    assert try_all_damage(kind, folder, 1).total() > 1000
 
 
 @every_kind
@@ -318,52 +491,61 @@ def test_each_file_that_is_removed_or_exchanged_is_missed(kind, folder):
     for name in good:
         assert_refused(kind, folder, {each: good[each] for each in good if each != name}, f"{name} is missing")
         assert_refused(kind, folder, good | {name: b"the user's own file\n" * 100}, f"{name} is another one")
-    for one, other in itertools.permutations(good, 2):
+    for one, other in some(kind, itertools.permutations(good, 2)):
         assert_refused(kind, folder, good | {one: good[other]}, f"{one} has the content of {other}")
 
 
 @every_kind
 def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder):
     good = contents(folder)
-    for name, more in itertools.product(good, (b"\0", b"\0" * 512, b"\0" * 4096, b"more", *good.values())):
+    pieces = (b"\0", b"\0" * 512, b"\0" * 4096, b"more", *good.values())
+    for name, more in some(kind, itertools.product(good, pieces), 12):
         put(folder, good | {name: good[name] + more})
-        with suppress(DataError):
+        with suppress(*REFUSALS):
             is_control(kind, folder)
-        if "committed" in good and name == max(good.keys() - {"committed"}):
+        if kind.is_checked_all and "committed" in good and name == max(good.keys() - {"committed"}):
             is_control(kind, folder)  # the newest file of a log: an append was not finished
 
 
 @every_kind
-def test_a_disk_that_is_full_at_any_step_loses_nothing_and_the_next_try_goes_on(kind, folder, tmp_path):
+def test_a_disk_that_is_full_at_any_step_loses_nothing_and_the_next_try_goes_on(kind, folder, place):
+    for number, stays in some(kind, itertools.product(steps_of(kind, folder, place), (False, True))):
+        fail_at(kind, folder, place / f"{number}-{stays}", number, stays)
+
+
+def steps_of(kind, folder, place):
     counter = FailAt()
-    shutil.copytree(folder, tmp_path / "steps")
-    write(kind, tmp_path / "steps", VALUES, counter)
-    for number, stays in itertools.product(range(1, len(counter.steps) + 1), (False, True)):
-        place = tmp_path / f"{number}-{stays}"
-        shutil.copytree(folder, place)
-        with pytest.raises(OSError, match="No space left"):
-            write(kind, place, VALUES, FailAt(number, stays=stays))
-        assert not [name for name in contents(place) if "draft" in name]
-        found = kind.read(place)
-        assert found in (VALUES - 1, VALUES)
-        write(kind, place, found + 1)
-        assert kind.read(place) == found + 1
+    shutil.copytree(folder, place / "steps")
+    write(kind, place / "steps", VALUES, counter)
+    return range(1, len(counter.steps) + 1)
+
+
+def fail_at(kind, folder, place, number, stays):
+    shutil.copytree(folder, place)
+    with pytest.raises(OSError, match="No space left"):
+        write(kind, place, VALUES, FailAt(number, stays=stays))
+    assert not [name for name in contents(place) if "draft" in name]
+    found = kind.read(place)
+    assert found in (VALUES - 1, VALUES)
+    write(kind, place, found + 1)
+    assert kind.read(place) == found + 1
 
 
 @every_kind
-def test_a_process_that_is_killed_at_any_step_loses_nothing_and_leaves_nothing(kind, folder, tmp_path):
-    counter = FailAt()
-    shutil.copytree(folder, tmp_path / "steps")
-    write(kind, tmp_path / "steps", VALUES, counter)
-    for number in range(1, len(counter.steps) + 1):
-        place, kill = tmp_path / str(number), KillAt(number)
-        shutil.copytree(folder, place)
-        assert in_child(functools.partial(write, kind, place, VALUES, kill)) == -signal.SIGKILL
-        found = kind.read(place)
-        assert found in (VALUES - 1, VALUES)
-        write(kind, place, found + 1)
-        assert kind.read(place) == found + 1
-        assert not [name for name in contents(place) if "draft" in name]
+def test_a_process_that_is_killed_at_any_step_loses_nothing_and_leaves_nothing(kind, folder, place):
+    for number in some(kind, steps_of(kind, folder, place)):
+        kill_at(kind, folder, place / str(number), number)
+
+
+def kill_at(kind, folder, place, number):
+    kill = KillAt(number)
+    shutil.copytree(folder, place)
+    assert in_child(functools.partial(write, kind, place, VALUES, kill)) == -signal.SIGKILL
+    found = kind.read(place)
+    assert found in (VALUES - 1, VALUES)
+    write(kind, place, found + 1)
+    assert kind.read(place) == found + 1
+    assert not [name for name in contents(place) if "draft" in name]
 
 
 @every_kind
@@ -377,7 +559,8 @@ def test_two_processes_at_once_damage_nothing(kind, folder):
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
         assert kind.read(folder) in (VALUES + 1, VALUES + 2)
         return
-    good, holder = contents(folder), kind.hold(folder)
+    holder = kind.hold(folder)
+    good = contents(folder)
     with pytest.raises(StateLocked, match=f"in use by process {os.getpid()} on host"):
         write(kind, folder, VALUES)
     with suppress(StateLocked):

@@ -19,7 +19,7 @@ def test_a_state_folder_of_the_former_form_is_refused_by_name(tmp_path):
     (folder / "database").rename(folder / "state.db")  # a name that no checkout may have
     before = (folder / "state.db").read_bytes()
     with pytest.raises(
-        StateForeign, match="was written in form 2, this version of memoire reads and writes form 3"
+        StateForeign, match="was written in form 2, this version of memoire reads and writes form 4"
     ) as found:
         Store(folder, "home")
     assert "Use the version of memoire that wrote it" in str(found.value)

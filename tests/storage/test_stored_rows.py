@@ -21,23 +21,23 @@ PATH = Path("/nowhere/state.db")
 sums = st.dictionaries(st.integers(0, 5), st.integers(0, (1 << 63) - 1), max_size=6)
 
 
-@given(st.lists(sums, max_size=5), st.sampled_from(["facts", "lines", "accounts"]))
+@given(st.lists(sums, max_size=5), st.sampled_from(["facts", "lines", "accounts", "prompts"]))
 def test_a_seal_that_follows_every_change_is_the_sum_of_what_is_there(changes, what):
     seal, there = RowsChecksum(), {}
     for changed in changes:
         former = [there[key] for key in changed if key in there]
         seal = getattr(seal.next(), f"with_{what}")(former, list(changed.values()))
         there |= changed
-        whole = sum(there.values()) if what == "accounts" else sum(there.values()) & SUMS
+        whole = sum(there.values()) if what in ("accounts", "prompts") else sum(there.values()) & SUMS
         assert (getattr(seal, what), getattr(seal, f"{what}_sum")) == (len(there), whole)
     seal = getattr(seal, f"with_{what}")(list(there.values()), ())
     assert seal == RowsChecksum(generation=len(changes))
 
 
 def test_a_seal_comes_back_from_its_row():
-    seal = RowsChecksum(1, 2, SUMS, 4, 5, 6, 7)
+    seal = RowsChecksum(1, 2, SUMS, 4, 5, 6, 7, 8, 9)
     assert RowsChecksum.unpack(seal.pack()) == seal
-    assert seal.without_lines() == RowsChecksum(1, 2, SUMS, 0, 0, 6, 7)
+    assert seal.without_lines() == RowsChecksum(1, 2, SUMS, 0, 0, 6, 7, 8, 9)
     with pytest.raises(struct.error):
         RowsChecksum.unpack(b"short")
 
@@ -98,10 +98,10 @@ def test_a_row_of_another_checksum_is_damage():
     assert records.checked_fact(fact, PATH) == fact
     with pytest.raises(StateCorrupt, match="a row of kind 3 has a wrong checksum"):
         records.checked_fact((RUN, b"k", b"bodY", fact[3]), PATH)
-    account = (1, b"k", b"body", records.account_sum(1, b"k", b"body"))
-    assert list(records.checked_accounts([account], PATH)) == [account]
-    with pytest.raises(StateCorrupt, match="an account has a wrong checksum"):
-        list(records.checked_accounts([(2, *account[1:])], PATH))
+    account = (1, b"k", b"body", records.part_sum(1, b"k", b"body"))
+    assert list(records.checked_parts([account], PATH, "accounts")) == [account]
+    with pytest.raises(StateCorrupt, match="a row of accounts has a wrong checksum"):
+        list(records.checked_parts([(2, *account[1:])], PATH, "accounts"))
 
 
 def test_a_search_is_a_condition_of_all_that_is_wanted():

@@ -19,11 +19,11 @@ class FailAt:
 
 
 class KillAt(FailAt):
-    """Kills the process at the nth step."""
+    """Kills the process at the nth step, or at the first one of a name."""
 
     def __call__(self, step):
         self.steps.append(step)
-        if len(self.steps) == self.number:
+        if self.number in (len(self.steps), step):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

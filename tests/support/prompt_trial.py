@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,9 +85,8 @@ def serve(trial: Trial, number: int) -> None:
     import memoire
 
     state = Path(trial.folder) / f"state{number}"
-    if trial.plant == "forget" and (state / "prompts.db").exists():
-        for each in state.glob("prompts.db*"):
-            each.unlink()
+    if trial.plant == "forget":
+        shutil.rmtree(state, ignore_errors=True)
     table = memoire.Table(COLUMNS, storage="prompts", group=trial.group, lease=2.0, attempts=1000, keep=2)
     with memoire.Server(address(trial, "server", number), tables={"t": table}, state_dir=state, name=f"s{number}"):
         signal.pause()
