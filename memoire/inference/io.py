@@ -29,6 +29,7 @@ from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.identity import NO_CLIENT
+from memoire.wire.receivers import Receivers
 from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows
 
 from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
@@ -104,9 +105,9 @@ class InferenceThread:
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
-        self.lanes = SendQueues()
+        self.lanes, self.receivers = SendQueues(), Receivers()
         if jobs is not None:
-            jobs.send, jobs.post, jobs.limits = self._send, self.worker.post, limits
+            jobs.send, jobs.post, jobs.limits, jobs.receivers = self._send, self.worker.post, limits, self.receivers
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
         gate.on_hang_up = self._hung_up
         try:
@@ -217,9 +218,13 @@ class InferenceThread:
         if isinstance(body, messages.Infer):
             self._ask(request, message, body, now)
         elif isinstance(body, messages.Hello):
+            client, welcome = message.header.client, self._welcome()
+            self.receivers.met(client, body)
             if jobs is not None:
-                jobs.hello(message.header.client, body.name)
-            self._send([*request.envelope, *reply(message.header, self._welcome())])
+                jobs.hello(client, body.name)
+            frames = reply(message.header, welcome)
+            self.receivers.of(client).check(client, welcome, frames)
+            self._send([*request.envelope, *frames])
         elif jobs is not None and isinstance(body, messages.Work):
             jobs.work(request.envelope, message.header, body, descriptor)
         elif jobs is not None and isinstance(body, messages.Result):
@@ -339,7 +344,8 @@ class InferenceThread:
                 if isinstance(found, ProtocolError):
                     raise found
                 body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
-                payload, outputs = self._packed(found, first, request.rows), self.computation.outputs.fingerprint
+                payload = self._packed(found, first, request.rows, request.client)
+                outputs = self.computation.outputs.fingerprint
                 frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
                 kept = KeptReply(frames, len(frames[0]) + len(frames[1]))
             except Exception as error:
@@ -357,15 +363,18 @@ class InferenceThread:
         _log.error("inference node %s: a batch failed", self._name, exc_info=error)
         return ProtocolError("failed", escape(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500])
 
-    def _packed(self, found: Rows, first: int, rows: int) -> bytes:
-        """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply may be."""
+    def _packed(self, found: Rows, first: int, rows: int, client: bytes) -> bytes:
+        """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply to this client
+        may be.
+        """
         outputs = self.computation.outputs
         known = pack_known(outputs, found, rows, first)
         payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
-        if len(payload) > self._limits.request_bytes:
+        most = min(self._limits.request_bytes, self.receivers.of(client).request_bytes)
+        if len(payload) > most:
             text = (
-                f"the outputs of {rows} rows have {len(payload)} bytes; {self._limits.request_bytes} are allowed "
-                "(request_bytes). Ask for fewer rows"
+                f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Ask for "
+                "fewer rows"
             )
             raise ProtocolError("too_large", text)
         return payload

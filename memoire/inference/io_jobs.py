@@ -19,13 +19,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import Closed, ProtocolError
+from memoire.errors import Closed, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
+from memoire.wire.receivers import Receiver, Receivers
 
 from .jobs import Jobs, LeasedJob, settle
 from .stats import JobStats, StartsStats
@@ -85,7 +86,7 @@ class JobService:
         origins: Sequence[Callable[[], StartsStats]] = (),
     ) -> None:
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
-        self.limits = Limits()
+        self.limits, self.receivers = Limits(), Receivers()
         """The node's thread sets them."""
         self._workers: OrderedDict[bytes, _Worker] = OrderedDict()  # by the time at which they were heard of
         self._waiting: dict[bytes, _Worker] = {}  # those of them that are to be told of a job, or that there is none
@@ -98,7 +99,15 @@ class JobService:
     # From any thread
 
     def run(self, content: JobContent, only: str = "", attempts: int | None = None) -> Future[Any]:
-        """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer."""
+        """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer.
+
+        Raises:
+            ParameterError: start and options are more than an observer takes in one message.
+        """
+        try:
+            self._packed(_NOBODY, 0, content, Receiver())
+        except ProtocolError as error:
+            raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
         future: Future[Any] = Future()
 
         def submit() -> None:
@@ -233,14 +242,24 @@ class JobService:
     def _hand_over(self, client: bytes, worker: _Worker, job: LeasedJob) -> None:
         del self._waiting[client]
         envelope, header = worker.waits
-        content: JobContent = job.content
-        body = messages.Job(number=job.number, lease=self.jobs.lease, options=dict(content.options))
+        try:
+            frames = self._packed(header, job.number, job.content, self.receivers.of(client))
+        except ProtocolError as error:
+            self.jobs.give_back(job)
+            frames = reply(header, messages.Refused(code=error.code, text=error.detail))
+        else:
+            self._keep(worker, header.sequence, frames)
+        self.send([*envelope, *frames])
+
+    def _packed(self, header: MessageHeader, number: int, content: JobContent, receiver: Receiver) -> list[Buffer]:
+        """Frames that give a job. Raises ProtocolError (code "too_large"): its receiver does not take them."""
+        body = messages.Job(number=number, lease=self.jobs.lease, options=dict(content.options))
         facts: dict[str, Any] = {"fingerprint": 0}
         if self.starts is not None and content.start is not None:
             facts = {"fingerprint": self.starts.fingerprint, "payload": content.start}
         frames = reply(header, body, **facts)
-        self._keep(worker, header.sequence, frames)
-        self.send([*envelope, *frames])
+        receiver.check(header.client, body, frames)
+        return frames
 
     def _no_job(self, client: bytes, worker: _Worker) -> None:
         del self._waiting[client]

@@ -124,6 +124,12 @@ class Jobs:
                 return job
         return None
 
+    def give_back(self, job: LeasedJob) -> None:
+        """A job that was taken could not be handed over: it is as if it had not been taken."""
+        job.attempts += 1
+        job.held_by.discard(job.holder)
+        self._reopen(job)
+
     def renew(self, worker: bytes, number: int, now: float) -> bool:
         """A worker is still at a job; False if that is not wanted of it any more."""
         job = self._jobs.get(number)

@@ -17,6 +17,8 @@ from memoire.wire.identity import topic_frame
 
 from .model import Model, ModelStore
 
+MAX_INLINE = Limits().request_bytes // 2
+"""Bytes of a body that a notice may have: a publisher cannot know what its subscribers take, and all take this."""
 REPEAT_INTERVAL = 5.0
 """Seconds between two notices of the newest model of each topic."""
 GATHER_INTERVAL = 0.05
@@ -75,7 +77,7 @@ def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: i
         text=model.is_text,
         epoch=epoch,
     )
-    inline = model.body if 0 < model.size <= limits.inline_model and not again else None
+    inline = model.body if 0 < model.size <= min(limits.inline_model, MAX_INLINE) and not again else None
     return [topic_frame(model.topic), *encode(body, home=home, run=run, payload=inline)]
 
 

@@ -21,6 +21,7 @@ from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, MessageHeader, check_payload, encode, parse, peek
 from memoire.wire.receivers import introduced
+from memoire.wire.refusals import TOO_LARGE
 
 from . import sockets
 from .context import Context, Socket
@@ -39,7 +40,6 @@ DENIED_TIMEOUT = 2.5
 """Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
 ATTEMPT_TIMEOUT = 12.0
 """Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
-TOO_LARGE = "too_large", "tail"
 FINAL = "version", *TOO_LARGE
 """Codes of replies that would be the same if they came again."""
 LARGE_PAYLOAD = 1 << 16

@@ -9,9 +9,8 @@ first entry.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
@@ -167,27 +166,33 @@ class RolloutQueue:
         self.until_publish += count
         return taken, 0
 
-    def give(self, wanted: TakeRequest, least: int, byte_limit: int) -> tuple[list[Fragment], int]:
-        """The same for a learner far away, who comes again for the rest: as many as are there, and no more than about
-        so many bytes; none while fewer than `least` entries are held.
+    def give(self, wanted: TakeRequest, least: int, fits: Callable[[Fragment], bool]) -> tuple[list[Fragment], int]:
+        """The same for a learner far away, who comes again for the rest: as many as are there, and as the reply has
+        room for; none while fewer than `least` entries are held.
+
+        Args:
+            fits: Whether the reply has room for a further fragment. What it raises leaves everything here.
         """
         if self.entries < max(1, least):
             return [], 0
-        return self._gone(self._taken(wanted.steps, wanted.exact, byte_limit), wanted.release)
+        return self._gone(self._taken(wanted.steps, wanted.exact, fits), wanted.release)
 
-    def _taken(self, steps: int, exact: bool, byte_limit: float = math.inf) -> list[Fragment]:
+    def _taken(self, steps: int, exact: bool, fits: Callable[[Fragment], bool] | None = None) -> list[Fragment]:
         taken: list[Fragment] = []
-        missing, size = steps, 0
-        while missing > 0 and self._fragments and (not taken or size < byte_limit):
-            fragment = self._pop()
+        missing = steps
+        while missing > 0 and self._fragments:
+            fragment, rest = self._fragments[0], None
             if exact and len(fragment) > missing:
                 fragment, rest = fragment.split(missing, self.schema)
+            if fits is not None and not fits(fragment):
+                break
+            self._pop()
+            if rest is not None:
                 self._fragments.appendleft(rest)
                 self._count(rest, 1)
                 self.counts.split += 1
             taken.append(fragment)
             missing -= len(fragment)
-            size += bytes_of(fragment)
         return taken
 
     def clear(self) -> int:

@@ -21,9 +21,11 @@ from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
 from memoire.wire import messages, pack
 from memoire.wire.frames import Buffer
-from memoire.wire.parts import Payload
+from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
+from memoire.wire.receivers import Page
 
 from .episode_checks import checked_episode
+from .rollout_queue import bytes_of
 
 _MOST_ENTRIES = 1 << 62  # how many there may be is for their bytes to say
 
@@ -40,6 +42,13 @@ def packed(
     containers = [_container(each, schema, now, wall) for each in fragments]
     rows = [_row(each, container.nbytes) for each, container in zip(fragments, containers, strict=True)]
     return rows, np.concatenate(containers) if containers else None
+
+
+def fits(page: Page, fragment: Fragment, schema: Schema) -> bool:
+    """Whether a reply has room for one more fragment; it is on its page then. Raises ProtocolError: none ever has."""
+    # The head, and of each block a row of the table and the gap before it.
+    size = bytes_of(fragment) + HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
+    return page.takes(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
 
 
 def _container(fragment: Fragment, schema: Schema, now: float, wall: float) -> Payload:

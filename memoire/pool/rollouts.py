@@ -24,6 +24,7 @@ from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 
 from .batchless import BatchlessPool
 from .episode_checks import CheckedEpisode, checked_episode
@@ -31,7 +32,7 @@ from .inspection import MAX_INSPECTED, Distribution
 from .interface import DEFAULTS
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
-from .rollout_transport import packed
+from .rollout_transport import fits, packed
 from .stats import PoolStats
 
 DEFAULT_ENTRIES: Final = 65_536
@@ -255,19 +256,26 @@ class RolloutPool(BatchlessPool):
         return taken
 
     def give(
-        self, wanted: TakeRequest, least: int, byte_limit: int, *, wall: float
+        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
         """What a learner far away gets at once: rows and payload of a ROLLOUTS message. See `RolloutQueue.give`.
 
         Args:
+            page: Of the reply.
             wall: Seconds since 1970.
+
+        Raises:
+            ProtocolError: (code "too_large") the oldest fragment fits into no reply to this learner. Nothing was taken.
         """
         with self._waiter.lock:
             passed = self._queue.pass_over(self.parameters.max_model_lag)
-            taken, room = self._queue.give(wanted, least, byte_limit)
+        if passed:
+            self.on_room(passed)
+        with self._waiter.lock:
+            taken, room = self._queue.give(wanted, least, lambda fragment: fits(page, fragment, self.schema))
             now = self._clock()
-        if passed + room:
-            self.on_room(passed + room)
+        if room:
+            self.on_room(room)
         return packed(taken, self.schema, now=now, wall=wall)
 
     def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:

@@ -81,7 +81,8 @@ class ProxyThread:
             self.front = Front(
                 self.worker.doors, gate, given, name=name, context=context, limits=limits, counts=self.counts
             )
-            self._replies = Replies(self.router, self.front.endpoints, self.cache.store, limits, self.counts)
+            parts = self.front.endpoints, self.cache.store, limits, self.counts, self.requests.receivers
+            self._replies = Replies(self.router, *parts)
             self._common = BackendSettings(self.worker, context, limits, gate.keys, rng, client, name, queue_bytes)
             self.router.backs += [self._open(endpoint) for endpoint in servers]
         except BaseException:

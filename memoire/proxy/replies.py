@@ -18,6 +18,7 @@ from memoire.security.envelope import RoutedMessage, opened
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, parse, peek
 from memoire.wire.frames import reply as encode_reply
+from memoire.wire.receivers import Receivers
 
 from .backend import Backend
 from .router import Router
@@ -32,13 +33,20 @@ class Replies(Generic[B]):
     Args:
         endpoints: The proxy's own.
         models: Those that it hands out.
+        receivers: What its clients take.
     """
 
     def __init__(
-        self, router: Router[B], endpoints: messages.Endpoints, models: ModelStore, limits: Limits, counts: ProxyCounts
+        self,
+        router: Router[B],
+        endpoints: messages.Endpoints,
+        models: ModelStore,
+        limits: Limits,
+        counts: ProxyCounts,
+        receivers: Receivers,
     ) -> None:
         self._router, self._endpoints, self._models = router, endpoints, models
-        self._limits, self._counts = limits, counts
+        self._limits, self._counts, self._receivers = limits, counts, receivers
 
     def take(self, back: B, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """The reply as its client gets it, with its envelope; None if it is damaged, and refused."""
@@ -64,7 +72,13 @@ class Replies(Generic[B]):
         assert isinstance(message.body, messages.Welcome)
         self._router.answered(message.header.home, back)
         welcome = self._router.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
-        return encode_reply(message.header, welcome)
+        frames = encode_reply(message.header, welcome)
+        try:
+            self._receivers.of(message.header.client).check(message.header.client, welcome, frames)
+        except ProtocolError as error:
+            self._counts.refuse(error.code)
+            return encode_reply(message.header, messages.Refused(code=error.code, text=error.detail))
+        return frames
 
 
 def _type_of(message: Sequence[Buffer]) -> int:

@@ -16,7 +16,7 @@ from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header, reply
-from memoire.wire.receivers import passed_on
+from memoire.wire.receivers import Receivers, passed_on
 from memoire.wire.refusals import FOR_INFERENCE, no_inference
 
 from .backend import Backend
@@ -55,6 +55,8 @@ class Requests(Generic[B]):
     def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: ProxyCounts) -> None:
         self.pending: deque[EnvelopedRequest] = deque(maxlen=MAX_PENDING)
         """HELLO messages that wait until servers are known."""
+        self.receivers = Receivers()
+        """What its clients take of a reply that is made here."""
         self._router, self._cache, self._limits, self._counts = router, cache, limits, counts
 
     def next_time(self) -> float:
@@ -120,6 +122,7 @@ class Requests(Generic[B]):
         said = parse(request.message, self._limits)
         assert isinstance(said.body, messages.Hello)
         hello = passed_on(said.body, self._limits)
+        self.receivers.met(said.header.client, hello)
         return request if hello is said.body else request._replace(message=reply(said.header, hello))
 
     def _check_let_in(self) -> None:

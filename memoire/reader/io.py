@@ -125,6 +125,7 @@ class ReaderThread:
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
             self.worker.wake()
+        self.prefetch.check()
         return len(self.prefetch) > 0
 
     def taken(self) -> None:
@@ -274,6 +275,9 @@ class ReaderThread:
         self.rounds.answered(ask, answer, now)
         if was_away:
             _log.info("reader %s: server %s is back", self._name, ask.server.name)
+        if self.prefetch.failed is not None:
+            with self.monitor.changed:
+                self.monitor.changed.notify_all()
         self._deliver()
         self._begin(now)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from memoire.errors import MemoireError
 from memoire.limits import MiB
 from memoire.pool.draw import PooledBatch
 
@@ -43,6 +44,8 @@ class BatchQueue:
         """Batches that are on their way; the thread sets it, and calls may read it without the lock."""
         self.depth = ahead
         """Batches that are to be ready or on their way."""
+        self.failed: MemoireError | None = None
+        """Why no batch of this size can come; the next call raises it."""
         self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
         self._most_bytes = min(most_bytes, MAX_AHEAD_BYTES)
         self._is_starved = False  # a call found none ready since the newest round began
@@ -67,7 +70,15 @@ class BatchQueue:
     @property
     def has_room(self) -> bool:
         """Whether another round is wanted."""
-        return self.batch_size > 0 and len(self._ready) + self.drawing + self.round <= self.depth
+        return (
+            self.failed is None and self.batch_size > 0 and len(self._ready) + self.drawing + self.round <= self.depth
+        )
+
+    def check(self) -> None:
+        """Raise what has ended the newest round, once: the next call has it drawn again."""
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            raise failed
 
     def starve(self) -> None:
         """A call finds no batch ready."""
@@ -88,7 +99,7 @@ class BatchQueue:
         """From now on batches have this size; whether they had another one, so that those that are ready are gone."""
         if batch_size == self.batch_size:
             return False
-        self.batch_size, self.depth = batch_size, self._ahead
+        self.batch_size, self.depth, self.failed = batch_size, self._ahead, None
         self._calm, self._batch_bytes, self._is_starved = 0, 0, False
         self._ready.clear()
         return True

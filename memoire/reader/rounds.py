@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.pool import draw
 from memoire.pool.readers import MAX_DRAWN
@@ -29,6 +29,7 @@ from memoire.wire.compression_choice import CompressionChoice
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import ContainerKind
+from memoire.wire.refusals import TOO_LARGE
 from memoire.wire.rows import sums_of
 
 from .directory import Address, Directory, RemoteServer, TableTerms
@@ -185,6 +186,7 @@ class Rounds:
         """It did not answer in time: batches go on without it, while the question stays open."""
         stock, server.is_away = self.stock(server), True
         stock.table = None
+        stock.give_up_pages()
         for made in self._rounds:
             made.open -= stock.open
 
@@ -303,6 +305,7 @@ class Rounds:
             part=sums.part,
             of=sums.of,
             band=sums.band,
+            in_pages=True,
             packed=self._choice.packs,
         )
         return self._ask(stock, request, now, counts)
@@ -318,6 +321,7 @@ class Rounds:
             of=self._partition.of,
             wanted=min(self._wanted, (1 << 32) - 1),
             band=self.balance.band(stock.server.name, there),
+            after=stock.after,
         )
 
     def _ask(
@@ -338,8 +342,12 @@ class Rounds:
             self._choice.spend(took, 0.0 if len(self._prefetch) else took)
             self._choice.carried(ask.samples)
         if isinstance(said, (messages.Summed, messages.Drawn)):
-            self._take_sums(ask.stock, said, now)
+            after = ask.body.after if isinstance(ask.body, messages.Sums) else None
+            self._take_sums(ask.stock, said, after or b"", now)
         else:
+            ask.stock.give_up_pages()
+            if isinstance(answer, Refused) and answer.code in TOO_LARGE:
+                self._prefetch.failed = answer
             # It does not know this reader's run or home (any more): HELLO says what is true now.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()
@@ -353,9 +361,11 @@ class Rounds:
                     else:
                         self.refused["parameters"] += 1
 
-    def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, now: float) -> None:
-        table = sums_of(said.clients)
+    def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, after: bytes, now: float) -> None:
+        table = stock.collect(sums_of(said.clients), after, is_whole=said.is_whole)
         stock.server.fingerprint = said.parameters
+        if table is None:
+            return
         entries = stock.report(table, now)
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)

@@ -29,6 +29,7 @@ class ServerStock:
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] who was in its newest table
         self.drawn = 0  # samples that it was asked for, over all time
         self.again_at = 0.0  # when to ask it again: before, it would say the same
+        self._pages: list[NDArray[np.void]] = []  # rows of a table that has not come whole
         self._heard_at = 0.0  # when it said what is in `table`
         self._open: dict[int, NDArray[np.void]] = {}  # number of each open request -> what it asks for
         self._asked_at = 0.0  # since when an answer is awaited
@@ -69,6 +70,29 @@ class ServerStock:
         self._open.pop(number, None)
         waited, self._asked_at = now - self._asked_at, now
         return waited
+
+    @property
+    def after(self) -> bytes:
+        """Client of the last row of the page that came last; b"" if the next page is the first one."""
+        return bytes(self._pages[-1]["client"][-1].tobytes()) if self._pages and len(self._pages[-1]) else b""
+
+    def collect(self, rows: NDArray[np.void], after: bytes, *, is_whole: bool) -> NDArray[np.void] | None:
+        """A page of its table came: [C] rows behind those of client `after`. The whole table, if it is the last one;
+        None: the next page is to be asked for.
+        """
+        if after != self.after and after:
+            self._pages.clear()  # the pages before it were given up meanwhile
+            return None
+        self._pages = [*self._pages, rows] if after else [rows]
+        if not is_whole:
+            self.table = None
+            return None
+        pages, self._pages = self._pages, []
+        return pages[0] if len(pages) == 1 else np.concatenate(pages)
+
+    def give_up_pages(self) -> None:
+        """The next page that is asked for is the first one."""
+        self._pages.clear()
 
     def report(self, table: NDArray[np.void], now: float) -> int:
         """The server says what it has, [C] rows of CLIENT_SUMS; returns its entries.

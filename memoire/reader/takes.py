@@ -15,13 +15,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.pool.rollout_queue import RolloutQueue, TakeRequest
 from memoire.pool.rollout_transport import unpacked
 from memoire.replay.rollouts import Fragment
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
+from memoire.wire.refusals import TOO_LARGE
 
 from . import directory
 from .directory import Address, Directory, RemoteServer
@@ -69,6 +70,8 @@ class Takes:
     """Entries that calls got."""
     refused: int = 0
     """Replies that are not of this protocol: what a server gave with them is lost."""
+    failed: Refused | None = None
+    """Why the call that waits can get nothing."""
     _held: dict[RemoteServer, HeldRollouts] = field(default_factory=dict)
     _queue: RolloutQueue | None = None  # made when the first server has said what an entry is
 
@@ -132,7 +135,7 @@ class Takes:
 
     def want(self, wanted: TakeRequest | None) -> None:
         """A call waits for this from now on; None: it has ended."""
-        self.wanted = wanted
+        self.wanted, self.failed = wanted, None
         for held in self._held.values():
             held.is_known, held.again_at = False, 0.0
 
@@ -206,6 +209,8 @@ class Takes:
             # It does not know this reader's run or table (any more): HELLO says what is true now.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()
+            if isinstance(answer, Refused) and answer.code in TOO_LARGE:
+                self.failed, held.again_at = answer, math.inf
             return
         held.is_known, held.entries, held.clients, held.capacity = True, said.held, said.clients, said.capacity
         self.directory.reported(order.server, said.finished)
@@ -228,8 +233,11 @@ class Takes:
 
         Raises:
             ParameterError: the table stores no rollouts, or never has room for so many.
+            Refused: (code "too_large") a server's oldest fragment is larger than this reader takes.
         """
         wanted, terms = self.wanted, self.directory.terms
+        if self.failed is not None:
+            raise self.failed
         if wanted is None or terms is None:
             return []
         if terms.storage != "rollouts":

@@ -348,8 +348,12 @@ class KeyedClient(Node):
     async def _facts(self, url: str, partition: str, names: Sequence[str]) -> list[Stored]:
         found: list[Stored] = []
         for some in _some(names, KEYS_PER_REQUEST):
-            _, payload = await self._ask(url, messages.FindRows(call="facts", partition=partition), keyed.pack(some))
-            found += [_stored(row) for row in keyed.unpack_facts(payload)]
+            after, is_whole, content = 0, False, keyed.pack(some)
+            while not is_whole:
+                body = messages.FindRows(call="facts", partition=partition, after=after, known=0)
+                said, payload = await self._ask(url, body, content)
+                found += [_stored(row) for row in keyed.unpack_facts(payload)]
+                after, is_whole = said.after, said.is_whole
         return found
 
     async def _values(
@@ -370,11 +374,12 @@ class KeyedClient(Node):
         names, found, after, is_whole = list[str](), list[Stored](), 0, False
         while not is_whole:
             body = messages.FindRows(
-                call="tags", partition=partition or "", is_everywhere=partition is None, after=after
+                call="tags", partition=partition or "", is_everywhere=partition is None, after=after, known=len(names)
             )
             said, payload = await self._ask(url, body)
             found += [_stored(row) for row in keyed.unpack_facts(payload)]
-            names, after, is_whole = said.partitions, said.after, said.is_whole
+            names += said.partitions
+            after, is_whole = said.after, said.is_whole
         return names, found
 
     async def _ask(self, url: str, body: messages.Body, payload: Any = None) -> tuple[messages.KeyedRows, Any]:

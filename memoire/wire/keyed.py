@@ -17,7 +17,9 @@ from .frames import Buffer
 from .messages import Count, Name, TailRow, Word
 
 Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
-Fields: TypeAlias = Annotated[dict[Name, bytes], Meta(max_length=1024)]
+MAX_FIELDS: Final = 1024
+"""Fields, and tags, of a row."""
+Fields: TypeAlias = Annotated[dict[Name, bytes], Meta(max_length=MAX_FIELDS)]
 Keys: TypeAlias = Annotated[list[Key], Meta(max_length=2**20)]
 
 

@@ -393,6 +393,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
     of: Parts = 1
     wanted: Small = 0  # samples of a batch that cannot be drawn for want of entries or samples
     band: ClusterRate | None = None  # how it stands with all servers, where that is limited
+    after: Annotated[bytes, Meta(max_length=16)] | None = None  # client of the last row that came; null: no pages
 
     def __post_init__(self) -> None:
         _check_part(self.part, self.of)
@@ -405,6 +406,7 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
+    is_whole: bool = True  # whether no further rows are to be asked for
     standing: ServerRate | None = None  # where drawing or recording is limited
     parameters: Hash = 0  # fingerprint of those that the table has; 0: an older server does not say it
 
@@ -423,6 +425,7 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     of: Parts = 1
     wanted: Small = 0
     band: ClusterRate | None = None
+    in_pages: bool = False  # the reply may have a part of the rows, and SUMS asks for the others
     packed: bool = False  # where compression is "auto": this reader has found that packed frames come sooner
 
     def __post_init__(self) -> None:
@@ -438,6 +441,7 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
+    is_whole: bool = True  # whether no further rows are to be asked for
     standing: ServerRate | None = None  # where drawing or recording is limited
     parameters: Hash = 0  # fingerprint of those that the samples were drawn by, as in SUMMED
 
@@ -685,7 +689,8 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     call: Literal["tags", "facts", "values"]
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
-    after: Word = 0  # tags: number of the last row that is known; values: how many of the keys are known
+    after: Word = 0  # tags: number of the last row that is known; else how many of the keys are known
+    known: Small | None = None  # tags: partitions that are known; null: no reply to tags or facts leaves any out
     fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
 
 

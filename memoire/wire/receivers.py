@@ -23,7 +23,7 @@ MAX_RECEIVERS: Final = 1 << 16
 """Peers that are known to take something else than others do; the one that said HELLO least recently is forgotten."""
 ROW_PART: Final = 0.75
 """Part of a tail that one row may take: the rest is for the tail's other fields."""
-CHECKED_TAIL: Final = 4096
+CHECKED_TAIL: Final = 128
 """Bytes of a tail from which on the lengths of its lists are compared with their bounds: what is shorter cannot be
 beyond one that counts.
 """
@@ -116,7 +116,8 @@ class Page:
         half = self._most_payload // 2
         self.tail_room = self._most_tail // 2
         """Bytes of the tail that are left."""
-        self._payload_room = half if payload_bytes is None else min(half, payload_bytes)
+        self._payload_bytes = half if payload_bytes is None else min(half, payload_bytes)
+        self._payload_room = self._payload_bytes
         self._is_empty = True
 
     @property
@@ -148,6 +149,12 @@ class Page:
         self.tail_room -= tail
         self._payload_room -= payload
         return True
+
+    def refused(self, what: str, payload: int) -> ProtocolError:
+        """Why a reply without pages is refused whose payload would have so many bytes beside those that it has."""
+        half = self._payload_bytes - self._payload_room + payload
+        text = f"{self._kind.name} of {what}, which without pages"
+        return too_large(text, half, self._payload_bytes, self._limit, self._client)
 
 
 def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> ProtocolError:

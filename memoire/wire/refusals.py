@@ -46,6 +46,8 @@ CODES: Final = {
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
 PASSING: Final = ("busy", "closed", "denied", "disk")
 """Codes of refusals that end by themselves: what was asked is asked again."""
+TOO_LARGE: Final = ("too_large", "tail")
+"""Codes of refusals for a size: the same request would be refused again. "tail" is that of a list beyond its bound."""
 FOR_INFERENCE: Final = frozenset({Type.INFER, Type.WORK, Type.RESULT})
 """What only inference nodes and agents answer: nobody passes it on."""
 

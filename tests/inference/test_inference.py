@@ -153,6 +153,16 @@ def test_outputs_that_are_larger_than_a_reply_are_refused_and_smaller_ones_come(
     until(lambda: node.stats().refused == {"too_large": 1})
 
 
+def test_outputs_that_are_larger_than_their_client_takes_are_refused_by_its_limit(open_node, open_policy):
+    outputs = {"embedding": (np.float32, (512,))}
+    node = open_node(lambda columns: {"embedding": np.ones((len(columns["obs"]), 512), np.float32)}, outputs=outputs)
+    small = open_policy(node, outputs=outputs, limits=Limits(request_bytes=4096))
+    assert small.act(obs([1, 2]))["embedding"].shape == (1, 512)
+    with pytest.raises(Refused, match=r"too_large.*the outputs of 3 rows have 6\d+ bytes; 4096 are allowed"):
+        small.act(obs([1, 2], [3, 4], [5, 6]))
+    assert open_policy(node, outputs=outputs).act(obs([1, 2], [3, 4], [5, 6]))["embedding"].shape == (3, 512)
+
+
 def test_a_batch_that_fails_outside_of_the_function_is_answered_and_the_node_lives_on(open_node, open_policy):
     node = open_node(sizes=[1 << 44])  # no machine has room for so many rows
     policy = open_policy(node, timeout=10.0)

@@ -7,6 +7,7 @@ from memoire.proxy.replies import Replies
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
+from memoire.wire.receivers import Receivers
 from proxykit import ADDRESS, HOME, LIMITS, Back, router, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -20,7 +21,7 @@ class World:
     def __init__(self):
         self.first, self.second = Back("a", endpoint="tcp://a"), Back("b", endpoint="tcp://b")
         self.router, self.counts, self.store = router(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
-        self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts)
+        self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts, Receivers())
 
     def retire_first(self):
         self.router.relist(["tcp://b"], Back, 100.0)

@@ -9,6 +9,7 @@ from memoire.limits import Limits
 from memoire.pool.keyed_store import KeyedStore
 from memoire.server.handlers.keyed import KeyedHandler
 from memoire.wire import keyed, messages
+from memoire.wire.receivers import Receivers
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ class Rows:
     """A handler of its own, whose replies are short."""
 
     def __init__(self):
-        state = SimpleNamespace(limits=Limits(message_bytes=480), epoch=1)
+        state = SimpleNamespace(limits=Limits(message_bytes=680), epoch=1, receivers=Receivers())
         self.handler, self.header = (
             KeyedHandler(state, KeyedStore(1 << 20), facts_per_reply=2),
             SimpleNamespace(client=ME),

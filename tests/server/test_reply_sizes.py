@@ -5,19 +5,34 @@ acknowledges does come. All limits are small here; `soak/large_replies.py` has t
 import itertools
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 import memoire
-from memoire.errors import Refused
+import readerkit
+from dispatchkit import made_dispatcher
+from memoire.errors import ParameterError, Refused
+from memoire.inference.io_jobs import JobContent, JobService
+from memoire.inference.jobs import Jobs
 from memoire.limits import Limits
+from memoire.models.model import make
+from memoire.models.notices import notice_of
+from memoire.pool.caches import Pool
 from memoire.pool.prompts import PromptPool
+from memoire.pool.rollout_queue import TakeRequest
+from memoire.pool.rollout_transport import unpacked
 from memoire.pool.tables import Tables
 from memoire.prompts.calls import PromptCalls
+from memoire.reader.takes import Takes
+from memoire.replay.memory import Memory
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages
+from memoire.wire import keyed, messages, pack, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
+from memoire.wire.receivers import Receiver
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
+from rolloutkit import TakesServer
 from serverkit import NOW
 
 SMALL = Limits(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
@@ -166,3 +181,252 @@ def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
     assert refused.code == "too_large" and "9 groups takes" in refused.text
     assert usual.counts()["ready"] == 9
     assert len(end.one(messages.Groups(call="draw", session="a", count=2, wanted=2)).body.groups) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- samples
+
+
+def pool_of(clients, entries=20):
+    """A server of caches with so many clients, of which each one holds a few samples."""
+    table = memoire.Table(readerkit.SCHEMA, parameters=readerkit.PARAMETERS)
+    made = dispatcher_of("t", table, lambda _, each: Pool(each.schema, each.parameters, seed=1))
+    memory = Memory(readerkit.SCHEMA, entries, readerkit.PARAMETERS, seed=1)
+    memory.open(0)
+    for step in range(entries):
+        memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
+    memory.close(0)
+    pool = made.tables.named("t").pool
+    for client in range(clients):
+        pool.add((client << 32).to_bytes(16, "big"), 1, unpack.check(pack.build(memory, 8, now=0.0), pool.layout))
+    return made, pool
+
+
+def test_sums_of_more_clients_than_a_reply_has_room_for_come_in_pages_and_batches_are_drawn_of_all():
+    made, _ = pool_of(200)
+    end = SmallEnd(made, SMALL, "t", "reader")
+    found, after, is_whole = [], b"", False
+    while not is_whole:
+        page = end.one(messages.Sums(reserve=8, after=after)).body
+        rows = unpack_sums(page.clients)
+        assert 1 <= len(rows) <= 16
+        found += [row["client"].tobytes() for row in rows]
+        after, is_whole = found[-1], page.is_whole
+    assert found == [(client << 32).to_bytes(16, "big") for client in range(200)]
+    world = readerkit.World({"home": end}, batch_size=8)
+    end.answer = end.one
+    batches = world.run(12)
+    assert (
+        len(batches) == 12
+        and len({owner.tobytes() for each in batches for owner in each.batch(readerkit.SCHEMA, None).ids["client"]})
+        > 40
+    )
+
+
+def test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_takes_no_sample():
+    made, pool = pool_of(40)
+    end = SmallEnd(made, Limits(message_bytes=2048), "t", "reader")
+    end.answer = end.one
+    world = readerkit.World({"home": end}, batch_size=256)
+    assert world.run(1) == [] and not world.begin()
+    with pytest.raises(Refused, match="DRAWN with 256 samples, which takes .* has room for 2048") as caught:
+        world.prefetch.check()
+    assert caught.value.code == "too_large" and pool.stats().drawn == 0
+    world.prefetch.resize(8)
+    assert len(world.run(1)) == 1
+
+
+def test_a_reader_that_asks_for_no_pages_is_refused_before_a_sample_is_taken():
+    made, pool = pool_of(40)
+    end = SmallEnd(made, SMALL, "t", "reader")
+    counts = np.zeros(1, CLIENT_COUNTS)
+    counts["count"] = 1
+    for body in (messages.Sums(), messages.Draw(counts=counts.tobytes())):
+        assert end.one(body).code == "too_large" and pool.stats().drawn == 0
+    assert end.one(messages.Draw(counts=counts.tobytes(), in_pages=True)).payload is not None
+
+
+# --------------------------------------------------------------------------------------------------------- rollouts
+
+
+def test_rollouts_come_in_pages_of_what_their_reader_takes():
+    served = TakesServer()
+    for first in range(0, 1000, 20):
+        served.push(first.to_bytes(16, "big"), range(first, first + 20))
+    end, found = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
+    while len(found) < 1000:
+        reply = end.one(messages.Take(steps=1000 - len(found)))
+        parts = unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
+        found += [int(number) for part in parts for number in part.episode.columns["obs"]]
+    assert found == list(range(1000)) and len(end.replies) > 10
+
+
+def test_a_fragment_that_fits_into_no_reply_is_refused_and_stays():
+    served = TakesServer()
+    served.push(bytes(16), range(500))
+    end = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader")
+    takes = Takes(readerkit.directory_of("home"), SMALL)
+    takes.want(TakeRequest(500))
+    (order,) = takes.begin(1.0)
+    takes.answered(order, end.one(order.body), [], 1.0)
+    assert takes.begin(10.0) == []
+    with pytest.raises(Refused, match="a fragment of 500 entries, whose payload takes .* has room for 4096"):
+        takes.take({})
+    assert served.pool.entries() == 500
+
+
+# -------------------------------------------------------------------------------------------------------- keyed rows
+
+
+def keyed_end():
+    return SmallEnd(made_dispatcher({"lines": [], "models": []}))
+
+
+def put(end, partition, *rows):
+    return end.one(messages.ChangeRows(call="put", partition=partition), keyed.pack(list(rows)))
+
+
+def test_partitions_and_rows_come_in_pages():
+    end = keyed_end()
+    for number in range(60):
+        name = f"{number}{LONG[:150]}"
+        put(end, name, keyed.PutRow("k", {"t": bytes(100)}, {"x": bytes(200)}, []))
+    names, rows, after, is_whole = [], [], 0, False
+    while not is_whole:
+        asked = messages.FindRows(call="tags", is_everywhere=True, after=after, known=len(names))
+        reply = end.one(asked)
+        names += reply.body.partitions
+        rows += keyed.unpack_facts(reply.payload)
+        after, is_whole = reply.body.after, reply.body.is_whole
+    assert len(names) == len(set(names)) == 60 and [row.partition for row in rows] == names
+    assert end.one(messages.FindRows(call="tags", is_everywhere=True)).code == "too_large"
+
+
+@pytest.mark.parametrize("call", ["facts", "values"])
+def test_rows_of_many_keys_come_in_pages(call):
+    end, keys = keyed_end(), [f"k{number}" for number in range(40)]
+    for key in keys:
+        put(end, "p", keyed.PutRow(key, {"t": bytes(150)}, {"x": bytes(150)}, []))
+    found, after, is_whole = [], 0, False
+    unpack_rows = keyed.unpack_facts if call == "facts" else keyed.unpack_values
+    while not is_whole:
+        body = messages.FindRows(call=call, partition="p", after=after, known=0)
+        reply = end.one(body, keyed.pack(keys))
+        found += unpack_rows(reply.payload)
+        after, is_whole = reply.body.after, reply.body.is_whole
+    assert len(found) == 40 and len(end.replies) > 44
+
+
+def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():
+    end = keyed_end()
+    for number in range(16):
+        put(end, "p", keyed.PutRow("k", {f"t{number}": bytes(240)}, {}, []))
+    refused = put(end, "p", keyed.PutRow("k", {"last": bytes(400)}, {}, []), keyed.PutRow("other", {}, {}, []))
+    assert refused.code == "too_large" and "row 'k'" in refused.text
+    usual = SmallEnd(end.dispatcher, Limits())
+    (row,) = keyed.unpack_facts(usual.one(messages.FindRows(call="tags", partition="p", known=0)).payload)
+    assert sorted(row.tags) == sorted(f"t{number}" for number in range(16))
+    many = [
+        keyed.PutRow("many", {}, {f"{number}": b"" for number in range(first, first + 600)}, []) for first in (0, 600)
+    ]
+    assert isinstance(put(usual, "p", many[0]).body, messages.KeyedRows)
+    assert "1200 fields" in put(usual, "p", many[1]).text
+
+
+# ------------------------------------------------------------------------------------------------------ what is left
+
+
+def test_accounts_and_names_of_runs_come_as_far_as_they_fit():
+    made, _ = pool_of(0)
+    end, rows = SmallEnd(made, SMALL, "t", "reader"), np.zeros(60, ACCOUNT)
+    rows["client"][:, 0], rows["home"] = np.arange(60) + 1, 1
+    for number in range(40):
+        made.inherit(f"{number}-{'r' * 100}", True, rows[:0])
+    made.inherit("run", False, rows)
+    found, after, more = [], b"", True
+    while more:
+        told = end.one(messages.Ledger(after=after)).body
+        assert 1 <= len(told.runs) < 40
+        page = unpack_accounts(told.accounts)
+        found += page["client"][:, 0].tolist()
+        after, more = page[-1:].tobytes()[:32], told.more
+    assert found == list(range(1, 61))
+
+
+def test_what_has_no_pages_is_refused_by_its_size():
+    made, _ = pool_of(0)
+    end = SmallEnd(made, SMALL, "t", "actor")
+    for number in range(20):
+        made.publish(f"{number}{LONG[:100]}", b"weights")
+    for body in (messages.Hello(role="actor", table="t", takes=_takes(SMALL)), messages.Update(steps=1)):
+        refused = end.one(body)
+        assert (
+            refused.code == "too_large" and "whose tail takes" in refused.text and "2048 (tail_bytes)" in refused.text
+        )
+
+
+def test_a_model_is_fetched_in_stretches_of_what_its_reader_takes_and_no_notice_is_longer_than_all_take():
+    model = make("topic", bytes(1 << 20), 1)
+    frames = notice_of(model, Limits(inline_model=1 << 30), epoch=1, run=1)
+    assert (
+        len(frames) == 2
+        and len(notice_of(make("topic", bytes(1 << 19), 1), Limits(inline_model=1 << 30), epoch=1, run=1)) == 3
+    )
+
+
+def test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_for_others():
+    sent, number = [], itertools.count(1)
+    service = JobService(Jobs(10.0), None, readerkit.SCHEMA)
+    service.send = sent.append
+
+    def work(client):
+        frames = encode(messages.Work(patience=0.0), client=client, sequence=next(number))
+        asked = parse(frames)
+        service.work([], asked.header, asked.body, 1)
+        return parse(sent[-1]).body
+
+    service.receivers.register(b"s" * 16, Receiver(tail_bytes=2048))
+    service.post = lambda function: function()
+    service.run(JobContent(None, {"names": ["x" * 100] * 100}))
+    refused = work(b"s" * 16)
+    assert refused.code == "too_large" and "JOB, whose tail takes" in refused.text
+    assert (service.jobs.open, work(b"o" * 16).number, service.jobs.open) == (1, 1, 0)
+    for options in ({"names": ["x" * 10_000] * 100}, {str(name): 1 for name in range(65)}):
+        with pytest.raises(ParameterError, match="options"):
+            service.run(JobContent(None, options))
+
+
+# ------------------------------------------------------------------------------------------------------ every kind
+
+TESTS = {
+    "WELCOME UPDATED": test_what_has_no_pages_is_refused_by_its_size,
+    "CHUNK NOTICE": test_a_model_is_fetched_in_stretches_of_what_its_reader_takes_and_no_notice_is_longer_than_all_take,
+    "SUMMED": test_sums_of_more_clients_than_a_reply_has_room_for_come_in_pages_and_batches_are_drawn_of_all,
+    "DRAWN": test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_takes_no_sample,
+    "ACCOUNTS": test_accounts_and_names_of_runs_come_as_far_as_they_fit,
+    "JOB": test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_for_others,
+    "ROLLOUTS": test_rollouts_come_in_pages_of_what_their_reader_takes,
+    "PROMPTED": test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages,
+    "KEYED_ROWS": test_partitions_and_rows_come_in_pages,
+}
+"""By kinds of replies and publications that grow: what is tried at its largest."""
+IN_INFERENCE = {"INFERRED"}
+"""Kinds that `tests/inference` tries at their largest, with a node of its own."""
+BOUNDED = {"TAKEN", "PUBLISHED", "REFUSED", "NEWS", "SNAPSHOT"}
+"""Kinds of which every field has a bound, and all together are below what a client takes."""
+REQUESTS = {
+    "HELLO", "UPDATE", "CACHE", "EPISODE", "FEEDBACK", "FETCH", "PUBLISH", "SUMS", "DRAW", "CONTROL", "LEDGER", "INHERIT",
+    "TAKE_SNAPSHOT", "INFER", "WORK", "RESULT", "TAKE", "PROMPTS", "ANSWERS", "GROUPS", "FIND_ROWS", "CHANGE_ROWS",
+}  # fmt: skip
+
+
+def test_every_kind_of_reply_is_tried_at_its_largest():
+    grow = {kind for kinds in TESTS for kind in kinds.split()}
+    parts = [grow, IN_INFERENCE, BOUNDED, REQUESTS]
+    assert set.union(*parts) == {kind.name for kind in messages.Type} and sum(map(len, parts)) == len(messages.Type)
+
+
+@pytest.mark.parametrize("kind", sorted(BOUNDED))
+def test_a_kind_that_is_said_not_to_grow_has_no_lists_but_those_of_versions(kind):
+    body = messages.BODIES[messages.Type[kind]]
+    for field in msgspec.structs.fields(body):
+        assert field.name == "versions" or not any(word in str(field.type) for word in ("list", "dict", "bytes")), field

@@ -100,6 +100,7 @@ KINDS = {
 """By kind of a field: values that are taken, and values that are not."""
 KEY, PLAN = ["a", 0, 1], [1, {"a": 1}]
 KINDS |= {
+    "16 bytes or nothing": ([None, bytes(0), bytes(16)], [bytes(17), "x", 1]),
     "small or nothing": ([None, *counts(0, 2**32 - 1)[0]], [-1, 2**32, 0.5, "1"]),
     "count or nothing": ([None, *counts(0, 2**53 - 1)[0]], [-1, 0.5, "1"]),
     "32 tags": ([{}, {"a": "b"}, {str(i): "b" for i in range(32)}], [{str(i): "b" for i in range(33)}, {"a": 1}, None]),
@@ -127,7 +128,8 @@ FIELDS = {
     "name": "PROMPTS.consumer GROUPS.dataset GROUPS.session FIND_ROWS.partition CHANGE_ROWS.partition HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
     "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
-    "small or nothing": "PROMPTS.after GROUPS.after",
+    "small or nothing": "PROMPTS.after GROUPS.after FIND_ROWS.known",
+    "16 bytes or nothing": "SUMS.after",
     "small": "PROMPTS.most PROMPTS.rank PROMPTS.ranks ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
     "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
@@ -157,7 +159,7 @@ FIELDS = {
     "1024 counts": "WELCOME.models UPDATE.models UPDATED.models",
     "32 counts": "WELCOME.limits HELLO.takes",
     "64 counts": "PROMPTED.counts UPDATED.rejected",
-    "bool": "PROMPTED.is_whole PROMPTS.is_going_on GROUPS.is_evaluation GROUPS.is_before_first GROUPS.is_last PROMPTED.is_closed PROMPTED.is_over PROMPTED.is_empty FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
+    "bool": "PROMPTED.is_whole SUMMED.is_whole DRAWN.is_whole DRAW.in_pages PROMPTS.is_going_on GROUPS.is_evaluation GROUPS.is_before_first GROUPS.is_last PROMPTED.is_closed PROMPTED.is_over PROMPTED.is_empty FIND_ROWS.is_everywhere KEYED_ROWS.is_whole WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
     "UPDATED.leaving EPISODE.cut EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
     "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain CONTROL.discard_mismatched ROLLOUTS.finished TAKE.exact ACCOUNTS.finished ACCOUNTS.durable "
     "ACCOUNTS.more INHERIT.finished ServerRate.is_told JOB.cancelled JOB.leaving DRAW.packed",

@@ -15,8 +15,8 @@ from memoire.pool.prompts import PromptPool
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
-from memoire.wire.frames import MessageHeader
-from memoire.wire.rows import unpack_accounts
+from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.rows import ACCOUNT, unpack_accounts
 
 MAX_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
@@ -54,7 +54,8 @@ class AccountsHandler:
         run = state.runs.named(body.run) if body.run else state.run
         if run is None:
             raise ProtocolError("run", f"this server knows no run {body.run!r}")
-        rows, more = self._read(header.client, run, body.after)
+        tail = state.receivers.of(header.client).tail_bytes
+        rows, more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
         pools = [table.pool.stats() for table in state.tables if run is state.run]
         return Reply(
             messages.Accounts(
@@ -62,7 +63,7 @@ class AccountsHandler:
                 epoch=state.epoch,
                 finished=run.finished,
                 durable=state.committer.is_durable,
-                runs=[facts.name for facts in state.runs.facts()][-self._max_runs :],
+                runs=_newest([facts.name for facts in state.runs.facts()][-self._max_runs :], tail // 4),
                 accounts=rows.tobytes(),
                 more=more,
                 time=max(0.0, now),
@@ -73,13 +74,13 @@ class AccountsHandler:
             )
         )
 
-    def _read(self, reader: bytes, run: Run, after: bytes) -> tuple[Rows, bool]:
+    def _read(self, reader: bytes, run: Run, after: bytes, most: int) -> tuple[Rows, bool]:
         """The rows after this key, as the accounts were when the reader began, and whether there are more."""
         key = reader, run.name
         live = self._readings.get(key)
         if not after or live is None:
             live = self._readings[key] = run.live(self._state.home)
-        rows, more = run.page(live, after, self._page_rows)
+        rows, more = run.page(live, after, min(most, self._page_rows))
         if not more:
             del self._readings[key]
         while len(self._readings) > MAX_ACCOUNT_READINGS:
@@ -124,3 +125,11 @@ class AccountsHandler:
         run = self._state.runs.keep(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run
+
+
+def _newest(names: list[str], size: int) -> list[str]:
+    """The last names that have so many bytes together."""
+    first = len(names)
+    while first and (size := size - encoded_bytes(names[first - 1])) >= 0:
+        first -= 1
+    return names[first:]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from memoire.errors import ProtocolError
 from memoire.pool.keyed_store import KeyedRow, KeyedStore, RowChange
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import keyed, messages
-from memoire.wire.frames import MessageHeader
+from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.receivers import Page
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have."""
 FACTS_PER_REPLY = 8192
+MAX_PARTITIONS = 65536
+"""Names of one reply."""
+HEAD_BYTES = 5
+"""What stands in front of a long value."""
+UNKNOWN = 1 << 40
+"""Stands for the number of a row that is yet to be written."""
 
 
 class KeyedHandler:
@@ -28,31 +37,56 @@ class KeyedHandler:
 
     def find(self, _: float, header: MessageHeader, body: messages.FindRows, payload: Any) -> Reply:
         """Say what rows there are, or what some of them hold."""
+        page = self._page(header.client)
         if body.call == "tags":
-            return self._list(body)
+            return self._list(body, page)
         keys = keyed.unpack_keys(payload)
         found = self._rows.find(body.partition, keys)
-        if body.call == "facts":
-            return self._reply([_facts(body.partition, key, row) for key, row in zip(keys, found, strict=True) if row])
-        return self._values(body, found)
+        return self._find(body, keys, found, page) if body.call == "facts" else self._values(body, keys, found, page)
 
-    def _list(self, body: messages.FindRows) -> Reply:
-        rows: list[keyed.RowFacts] = []
-        partitions = self._rows.partitions(None if body.is_everywhere else body.partition)
-        for partition, key, row in self._rows.walk(None if body.is_everywhere else body.partition, body.after):
-            if len(rows) == self._facts_per_reply:
-                return self._reply(rows, after=rows[-1].number, is_whole=False, partitions=partitions)
-            rows.append(_facts(partition, key, row))
-        return self._reply(rows, partitions=partitions)
+    def _page(self, client: bytes) -> Page:
+        most = self._state.limits.message_bytes // REPLY_PART
+        return Page(self._state.receivers.of(client), messages.Type.KEYED_ROWS, client, payload_bytes=most)
 
-    def _values(self, body: messages.FindRows, found: list[KeyedRow | None]) -> Reply:
-        room, rows = self._state.limits.message_bytes // REPLY_PART, list[keyed.RowValues]()
-        for row in found[body.after :]:
-            fields = {} if row is None else _chosen(row, body.fields)
-            room -= sum(len(value) for value in fields.values())
-            if room < 0 and rows:
+    def _list(self, body: messages.FindRows, page: Page) -> Reply:
+        of = None if body.is_everywhere else body.partition
+        partitions, names = self._rows.partitions(of), list[str]()
+        known = partitions if body.known is None else partitions[body.known :]
+        for name in known[:MAX_PARTITIONS]:
+            if body.known is not None and not page.takes(f"partition {name!r}", name):
+                break
+            names.append(name)
+        is_whole, after, rows = len(names) == len(known), body.after, list[keyed.RowFacts]()
+        for partition, key, row in self._rows.walk(of, body.after):
+            facts = _facts(partition, key, row)
+            if len(rows) == self._facts_per_reply or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+                is_whole = False
+                break
+            rows.append(facts)
+            after = facts.number
+        return self._reply(rows, after=after, is_whole=is_whole, partitions=names)
+
+    def _find(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
+        rows = list[keyed.RowFacts]()
+        for place in range(body.after, len(keys)):
+            key, row = keys[place], found[place]
+            facts = None if row is None else _facts(body.partition, key, row)
+            if facts is not None and not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+                if body.known is None:
+                    raise page.refused(f"{len(keys)} rows without values", encoded_bytes(facts))
+                return self._reply(rows, after=place, is_whole=False)
+            if facts is not None:
+                rows.append(facts)
+        return self._reply(rows)
+
+    def _values(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
+        rows = list[keyed.RowValues]()
+        for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
+            values = keyed.RowValues(row is not None, list(row.fields) if row else [], _chosen(row, body.fields))
+            size = (1 + len(values.fields)) * HEAD_BYTES + sum(map(len, values.fields.values()))
+            if not page.takes(f"row {key!r}", payload=size + encoded_bytes([values.names, list(values.fields)])):
                 return self._reply(rows, after=body.after + len(rows), is_whole=False)
-            rows.append(keyed.RowValues(row is not None, list(row.fields) if row else [], fields))
+            rows.append(values)
         return self._reply(rows)
 
     def change(self, now: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
@@ -73,10 +107,35 @@ class KeyedHandler:
         changes = [
             RowChange(row.key, row.tags, {**row.fields, **self._staged(client, body, row)}, row.made) for row in rows
         ]
+        self._check(client, body.partition, changes)
         written = self._rows.put(body.partition, changes)
         if body.upload:
             self._rows.unstage(client, body.upload)
         return self._reply([_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)])
+
+    def _check(self, client: bytes, partition: str, changes: Sequence[RowChange]) -> None:
+        """Refuse rows that no reply could tell of, before one of them is written.
+
+        Raises:
+            ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
+                value is larger than a message, or the reply to this request would be.
+        """
+        page, most = self._page(client), self._state.limits.message_bytes
+        for change, row in zip(changes, self._rows.find(partition, [each.key for each in changes]), strict=True):
+            tags = {**(row.tags if row else {}), **change.tags}
+            fields = dict.fromkeys([*(row.fields if row else ()), *change.fields])
+            if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
+                count = max(len(tags), len(fields))
+                text = f"row {change.key!r} would have {count} fields or tags; {keyed.MAX_FIELDS} are allowed"
+                raise ProtocolError("too_large", text)
+            for name, value in change.fields.items():
+                size = len(value) + encoded_bytes([list(fields), name]) + HEAD_BYTES
+                if size > most:
+                    text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "
+                    raise ProtocolError("too_large", f"{text}(message_bytes of this server). Store it in parts")
+            facts = keyed.RowFacts(partition, change.key, UNKNOWN, tags, list(fields), change.made)
+            if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
+                raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
 
     def _staged(self, client: bytes, body: messages.ChangeRows, row: keyed.PutRow) -> dict[str, bytes]:
         return {each.field: self._rows.staged(client, body.upload, each.start, each.bytes) for each in row.staged}
@@ -91,7 +150,9 @@ class KeyedHandler:
         return Reply(said, keyed.pack(rows) if rows else None)
 
 
-def _chosen(row: KeyedRow, names: list[str]) -> dict[str, bytes]:
+def _chosen(row: KeyedRow | None, names: list[str]) -> dict[str, bytes]:
+    if row is None:
+        return {}
     held = dict(row.fields)
     return {name: held[name] for name in names if name in held} if names else held
 

@@ -14,6 +14,7 @@ from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
+from memoire.wire.receivers import Page
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
@@ -34,9 +35,7 @@ class TakesHandler:
         if not isinstance(pool, RolloutPool):
             raise ProtocolError("table", f"{table.name!r} stores {table.storage}; TAKE is for rollouts")
         rows, payload = (
-            pool.give(_request_of(body), body.least, self._state.limits.message_bytes // REPLY_PART, wall=now)
-            if body.steps
-            else ([], None)
+            pool.give(_request_of(body), body.least, self._page(header.client), wall=now) if body.steps else ([], None)
         )
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
@@ -49,6 +48,10 @@ class TakesHandler:
             finished=self._state.run.finished,
         )
         return Reply(said, payload)
+
+    def _page(self, client: bytes) -> Page:
+        most = self._state.limits.message_bytes // REPLY_PART
+        return Page(self._state.receivers.of(client), messages.Type.ROLLOUTS, client, payload_bytes=most)
 
 
 def _request_of(body: messages.Take) -> TakeRequest:
