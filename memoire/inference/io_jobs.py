@@ -140,8 +140,9 @@ class JobService:
     # ------------------------------------------------------------------------- from here on: inside of the thread
 
     def hello(self, client: bytes, name: str) -> None:
-        """A client says what people call it."""
-        self._worker(client).name = name
+        """A client says what people call it; "" says nothing."""
+        worker = self._worker(client)
+        worker.name = name or worker.name
 
     def check(self, client: bytes, number: int, now: float) -> None:
         """Rows came for a job: it goes on. Raises ProtocolError (code "cancelled") if it should not."""

@@ -85,7 +85,7 @@ class PolicyThread:
         self._numbers = itertools.count(1)
         self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end, self._soon)
         self._channels: dict[str, Channel] = {}
-        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys}
+        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": self._numbers}
         open_channels(self._channels, self.choice.order, self.worker, context, **facts)
         for channel in self._channels.values():
             channel.fingerprint = inputs.fingerprint

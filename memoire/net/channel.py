@@ -20,7 +20,7 @@ from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, MessageHeader, check_payload, encode, parse, peek
-from memoire.wire.receivers import introduced
+from memoire.wire.receivers import Receiver, introduced
 from memoire.wire.refusals import TOO_LARGE
 
 from . import sockets
@@ -53,6 +53,8 @@ class Channel:
         client: Id of whoever asks; replies for another one are refused.
         numbers: Where sequence numbers come from: one counter for all messages of a client.
         keys: Of this process; None connects without.
+        introduces: Whether HELLO goes in front of the first request of each connection, if this client takes something
+            else than the default: its owner says none.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Channel:
         rng: random.Random,
         numbers: Iterator[int] | None = None,
         keys: Keys | None = None,
+        introduces: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.run = self.home = self.fingerprint = self.table = 0
@@ -81,6 +84,8 @@ class Channel:
         self.connections = 0
         """How often a connection came about."""
         self._client = client
+        self._introduces = introduces and bool(Receiver.with_limits(limits).takes)
+        self._is_unknown = self._introduces  # whether the other side may not know what this client takes
         self._limits = limits
         self._keys = keys
         self._doors = doors
@@ -177,9 +182,14 @@ class Channel:
             sequence: Its number, where the caller had to know it before.
             patience: Least seconds before it is sent again, where a second answer would cost much.
         """
-        number = next(self._numbers) if sequence is None else sequence
         if isinstance(body, messages.Hello):
             body = introduced(body, self._limits)
+        elif self._is_unknown:
+            self._is_unknown = False
+            self.ask(
+                messages.Hello(role="client"), lambda answer: None, time.monotonic() + self._limits.request_timeout
+            )
+        number = next(self._numbers) if sequence is None else sequence
         try:
             frames = encode(
                 body,
@@ -216,7 +226,7 @@ class Channel:
     @property
     def is_free(self) -> bool:
         """Whether `ask_at_once` may be called: it is connected, as far as is known, and nothing waits here."""
-        return not (self._is_blocked or len(self._calls) or self._link.is_down)
+        return not (self._is_unknown or self._is_blocked or len(self._calls) or self._link.is_down)
 
     def ask_at_once(
         self,
@@ -290,6 +300,7 @@ class Channel:
         self._denied_since = min(self._denied_since, now) if link.denied is not None else float("inf")
         if link.connections != self._seen:
             self.connections += link.connections - self._seen
+            self._is_unknown = self._introduces
             self._seen = link.connections
             self._calls.lost(max(link.lost_at, self._renewed_at), now)
         if link.address != self._address:
@@ -394,7 +405,7 @@ def open_channels(
         EndpointError: an address is malformed. The worker has ended.
         KeyFileError: the keys cannot be used. Likewise.
     """
-    facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": numbers}
+    facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": numbers, "introduces": True}
     rng = random.Random(client)
     try:
         for url in urls:
