@@ -8,6 +8,7 @@ the C and mathematics libraries do is not counted: they choose by processor. Tim
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,17 @@ from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
 from memoire import _core
+from memoire.client.io_client_lock import ClientLock
+from memoire.client.local_memory import LocalMemory
+from memoire.client.models import HandedModels
+from memoire.client.pushes import Pusher, WriterObserver
+from memoire.client.session import Session
+from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes, pack, unpack
+from memoire.replay.parameters import Parameters
+from memoire.wire import _bytes, messages, pack, unpack
+from memoire.wire.frames import Message, MessageHeader
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
@@ -102,7 +112,36 @@ def extending(name: str) -> Call:
 STEPS = 100
 
 
-def stepping(environments: int | None) -> Call:
+def client_writer(schema: memoire.Schema) -> Any:
+    """The writer of a client that may go on for long, without its thread and without a home; no cache is due."""
+    session = Session(b"1" * 16, "tcp://there", table="", label=1, limits=Limits(), rng=Random(1), now=0.0)
+    session.hello("host", 1)
+    parameters = Parameters(samples_per_insert=1e-6).to_wire()
+    body = messages.Welcome(
+        schema=schema.to_json(), run_name="run", home_name="home", epoch=1, since=1, table=1, table_name="table",
+        storage="caches", parameters=parameters, granted_steps=1 << 40, credit=1 << 20,
+    )  # fmt: skip
+    facts = {
+        "type": body.type,
+        "table": 0,
+        "client": session.client,
+        "run": 1,
+        "home": 2,
+        "sequence": 1,
+        "fingerprint": 5,
+    }
+    answer = session.welcomed(Message(MessageHeader(**facts, payload_bytes=0, payload_checksum=0), body, None), 0.0)
+    assert answer is not None
+    session.enter(answer, 0.0)
+    waiting = ClientLock(1.0)
+    pusher = Pusher(session, waiting, itertools.count(1), when_full="skip", block_timeout=1.0, clock=lambda: 1.0)
+    more: Any = {"pack": pusher.pack, "ship": pusher.ship, "check_open": lambda: None}
+    local = LocalMemory(session, capacity=10_000, live=True, seed=0, **more)
+    observer = WriterObserver(session, waiting, pusher, local)
+    return local.writer(None, None, "disabled", observer, HandedModels(session).stamp)
+
+
+def stepping(environments: int | None, *, is_client: bool = False) -> Call:
     """`writer.step` with what a Gymnasium environment returns, or with what so many at once return."""
     lead = () if environments is None else (environments,)
     schema = memoire.Schema(
@@ -112,8 +151,11 @@ def stepping(environments: int | None) -> Call:
             "reward": np.float32,
         }
     )
-    buffer = memoire.Buffer(schema, 10_000, seed=0)
-    writer = buffer.writer(num_envs=environments, autoreset="disabled" if environments is None else "next_step")
+    if is_client:
+        writer = client_writer(schema)
+    else:
+        buffer = memoire.Buffer(schema, 10_000, seed=0)
+        writer = buffer.writer(num_envs=environments, autoreset="disabled" if environments is None else "next_step")
     random = np.random.default_rng(0)
     seen = random.standard_normal((STEPS + 1, *lead, 64), dtype="float32")
     actions = random.standard_normal((STEPS, *lead, 8), dtype="float32")
@@ -202,6 +244,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"extend and close {EPISODE} entries, {name}: one entry", partial(extending, name), EPISODE, 2)
     yield Case("writer.step, one environment", partial(stepping, None), STEPS, 2)
     yield Case("writer.step, 8 environments", partial(stepping, 8), STEPS, 2)
+    yield Case("writer.step of a client, one environment", partial(stepping, None, is_client=True), STEPS, 2)
     for name in ("W1", "W2"):
         yield Case(f"draw + gather {BATCH}, {name}", lambda name=name: partial(filled(name).sample, BATCH))
     yield Case(f"buffer.sample of {BATCH}, W1", sampling)

@@ -15,7 +15,8 @@ import operator
 from collections import deque
 from dataclasses import dataclass
 
-from memoire.replay.episode_store import Changes, setting
+from memoire._core import setting
+from memoire.replay.episode_store import Changes
 from memoire.wire import messages
 from memoire.wire.rows import MAX_RETURN
 
@@ -97,7 +98,8 @@ class RunCounts:
 
     def recording(self, entries: int, entry_bytes: int) -> Changes:
         """The changes by which so many entries were recorded, of `entry_bytes` each."""
-        return setting(self, steps=self.steps + entries, generated_bytes=self.generated_bytes + entries * entry_bytes)
+        steps, size = self.steps + entries, self.generated_bytes + entries * entry_bytes
+        return [(setattr, (self, "steps", steps)), (setattr, (self, "generated_bytes", size))]  # a list: see `setting`
 
     def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
         """The changes by which an episode of `length` entries was closed at `now`, in seconds since 1970. One of a test

@@ -41,8 +41,8 @@ class ClientLock(NodeLock):
         """Raise ForkedError in a process forked from the client's. Before each use of the lock that does not come
         through the client itself.
         """
-        if self.is_forked:
-            raise ForkedError("this client", self._pid, os.getpid())
+        if (pid := os.getpid()) != self._pid:
+            raise ForkedError("this client", self._pid, pid)
 
     def check_open(self) -> None:
         """Raise Closed, or what the client failed of."""

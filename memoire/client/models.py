@@ -37,8 +37,11 @@ class HandedModels:
         Raises:
             ParameterError: it is no version. ModelUnknown, one of these: any of several topics may have acted.
         """
-        if version := arguments.model_version(model_version):
+        is_unknown = type(model_version) is int and model_version == 0  # most often, and then nothing is called
+        if not is_unknown and (version := arguments.model_version(model_version)):
             return version
+        if not self._versions:
+            return 0
         topic = self._session.parameters.model_topic
         if topic is not None:
             return self._versions.get(topic, 0)

@@ -6,7 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from memoire.replay.episode_store import Changes, setting
+from memoire._core import setting
+from memoire.replay.episode_store import Changes
 
 MAX_HOMES = 32
 """Accounts that a client remembers of homes it has left, should it come back."""

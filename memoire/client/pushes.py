@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire._core import setting
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import AfterStep, Changes, putting, setting
+from memoire.replay.episode_store import AfterStep, Changes, putting
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages, pack
@@ -111,6 +112,15 @@ class Pusher:
         with self._waiting.changed:
             session = self._session
             _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])
+
+    def record_inserts(self, entries: int, with_it: Changes) -> bool:
+        """Count entries that a writer recorded as inserts; False, and nothing is changed, if not all may be now."""
+        session = self._session
+        with self._waiting.changed:
+            if session.inserts.left < entries:
+                return False
+            _core.at_once(session.recording(entries) + with_it)
+        return True
 
     def record_in_order(self, entries: int, with_it: Callable[[AfterStep], Changes]) -> None:
         """Count recorded entries of rollouts: inserts if there was room for the first of them, else passed steps.
@@ -377,12 +387,20 @@ class WriterObserver:
         if storage == "rollouts":
             self._pusher.record_in_order(count, lambda answer: setting(writer, _untold=0, _answer=answer))
             return
-        asked = self._asked + count if storage == "caches" else 0
-        self._pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=asked))
-        if storage == "caches":
+        if storage != "caches":
+            self._pusher.record(count, setting(writer, _untold=0))
+            return
+        parameters = self._session.parameters
+        owed = self._owed + count * parameters.samples_per_insert
+        changes: Changes = [(setattr, (writer, "_untold", 0)), (setattr, (self, "_owed", owed))]
+        if self._asked or not self._pusher.record_inserts(count, changes):
+            self._pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=self._asked + count))
             self._insert(self._pusher.patience if waits else 0.0)
+        if self._is_due or self._owed >= parameters.cache_size:
+            self._push(self._pusher.patience if waits else 0.0)
 
     def _insert(self, patience: float) -> None:
+        """Make inserts of the entries that wait for that, or let them stay passed steps."""
         pusher, parameters = self._pusher, self._session.parameters
 
         def admitting(count: int) -> Changes:
@@ -392,16 +410,18 @@ class WriterObserver:
         if not pusher.admit(lambda: self._asked, admitting, patience):
             inserts = self._session.inserts
             pusher.skip(HELD_BACK, lambda: inserts.settling(self._asked, 0) + setting(self, _asked=0))
-        if not self._is_due and self._owed >= parameters.cache_size:
+
+    def _push(self, patience: float) -> None:
+        """Push the cache that is due."""
+        if not self._is_due:
             # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
-            owed = min(self._owed - parameters.cache_size, parameters.cache_size)
-            _core.at_once(setting(self, _owed=owed, _is_due=True))
-        if self._is_due:
-            try:
-                pusher.push_granted(self._local, patience, lambda: setting(self, _is_due=False))
-            except Exception:
-                self._is_due = False
-                raise
+            size = self._session.parameters.cache_size
+            _core.at_once(setting(self, _owed=min(self._owed - size, size), _is_due=True))
+        try:
+            self._pusher.push_granted(self._local, patience, lambda: setting(self, _is_due=False))
+        except Exception:
+            self._is_due = False
+            raise
 
     def pause(self, writer: _core.StepCounter) -> None:
         """Wait for room; a learner has what was open."""

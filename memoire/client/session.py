@@ -13,9 +13,10 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
+from memoire._core import setting
 from memoire.errors import Refused, SchemaMismatch
 from memoire.limits import Limits
-from memoire.replay.episode_store import Changes, setting
+from memoire.replay.episode_store import Changes
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
@@ -171,7 +172,8 @@ class Session:
 
     def recording(self, entries: int) -> Changes:
         """The changes by which so many entries were recorded."""
-        return self.counts.recording(entries, self.schema.entry_bytes) + setting(self.schedule, is_dirty=True)
+        changes, schedule = self.counts.recording(entries, self.schema.entry_bytes), self.schedule
+        return changes if schedule.is_dirty else changes + setting(schedule, is_dirty=True)
 
     def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
         """The changes by which an episode was closed at `now`, in seconds since 1970."""

@@ -28,11 +28,6 @@ Changes = list[tuple[Callable[..., object], tuple[Any, ...]]]
 """Functions of C, and the arguments of each: what `_core.at_once` takes."""
 
 
-def setting(owner: object, **attributes: Any) -> Changes:
-    """The changes that give an object's attributes these values."""
-    return [(setattr, (owner, name, value)) for name, value in attributes.items()]
-
-
 def putting(value: Any, place: Any, *arrays: Any) -> Changes:
     """The changes that put a value at the same place of several arrays, or dicts."""
     return [(setitem, (array, place, value)) for array in arrays]

@@ -6,7 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from .episode_store import putting, setting
+from memoire._core import setting
+
+from .episode_store import putting
 from .writer import Writer
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire._core import setting
 from memoire.errors import (
     Closed,
     EntryError,
@@ -37,7 +38,6 @@ from .episode_store import (
     Observer,
     ToldObserver,
     putting,
-    setting,
 )
 from .reset_check import ResetCheck, State, digest
 from .step_converter import StepConverter
