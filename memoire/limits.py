@@ -71,8 +71,9 @@ class Limits:
     proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
     """
     held_bytes: int = 0
-    """Bytes of caches a server holds; the oldest of the largest holder is overwritten. 0 is 1 GiB; in a container at
-    most half of what its memory limit leaves.
+    """Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows that wait
+    for a batch. Caches, episodes and rollouts overwrite their oldest; the others are refused. 0 is 1 GiB; in a
+    container at most half of what its memory limit leaves.
     """
     message_bytes: int = 256 * MiB
     """Largest cache or episode payload."""

@@ -203,6 +203,8 @@ SERVER = (
     DROPPED_REPLIES,
     _gauge("credit_bytes", "Bytes that each client of the first table may have on the way.", "credit"),
     _gauge("model_version", "Newest version of each topic.", "models", "topic"),
+    _gauge("holder_bytes", "Bytes that are held for peers, by holder.", "holders", "holder"),
+    _gauge("budget_bytes", "Bytes that all holders may have together.", "budget"),
     _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
     _counter(
         "feedback_samples",

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.byte_budget import ByteBudget
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.batch import GatheredSamples, place
@@ -126,6 +127,20 @@ class Pool:
     def least_bytes(self) -> int:
         """Bytes that it can be limited to at least: any number."""
         return 1
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on: the oldest cache leaves if others leave no room, or ask for some."""
+        self._queues.room = budget.holder(name)
+        budget.add_reclaimer(self._give_way)
+
+    def _give_way(self, size: int) -> None:
+        """Give so many bytes to somebody else, down to half of what may be held."""
+        queues = self._queues
+        with self._waiter.lock:
+            assert queues.room is not None
+            most = max(queues.byte_limit // 2, queues.room.count - size)
+            queues.make_room(most)
+            queues.room.try_take(min(0, max(most, queues.held.nbytes) - queues.room.count))
 
     # What comes in
 

@@ -97,6 +97,12 @@ class EpisodeMemory:
         self._made += 1
         return NamedMemory(made, secrets.token_bytes(16))
 
+    @property
+    def reserved(self) -> int:
+        """Bytes that the entries may take in all."""
+        memory = self.now.memory
+        return memory.capacity * self.room.entry_bytes + self.room.value_bytes(memory.capacity, self.byte_limit)
+
     def reseed(self, seed: int) -> None:
         """Draw as a memory that was made with this seed; while it is empty."""
         self._seed, self._made = seed, 0

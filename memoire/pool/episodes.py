@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.arguments import whole
+from memoire.byte_budget import ByteBudget
 from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay import dataset
@@ -123,6 +124,11 @@ class EpisodePool(LastingPool):
     def least_bytes(self) -> int:
         """Bytes that it can be limited to at least: for the capacity that was asked for, or one entry."""
         return self._stored.room.least_bytes
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on, of all bytes that its entries may take: room for them is made once."""
+        stored = self._stored
+        budget.holder(name, measure=lambda: stored.reserved)
 
     # What comes in
 

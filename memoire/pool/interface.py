@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.byte_budget import ByteBudget
 from memoire.limits import Limits
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory_state import SavedLayout
@@ -174,6 +175,9 @@ class Inspectable(Protocol):
 
 class AnyPool(Intake, Drawable, Inspectable, Protocol):
     """Where a table's samples are."""
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on, which has no more than the others leave; before anything comes in."""
 
     def close(self) -> None:
         """Wake everyone who waits (they raise Closed) and let everything go."""

@@ -13,15 +13,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 
+from memoire.byte_budget import ByteHolder
 from memoire.errors import ProtocolError
+from memoire.wire.frames import Buffer
 
 MAX_UPLOADS = 64
 """Uploads that are not used yet; beyond, a new one has to wait until another one is used, or is given up."""
 UPLOAD_TIMEOUT = 60.0
 """Seconds after its newest piece for which an upload is kept: its sender has died."""
 ROW_BYTES = 512
-"""What a row takes besides its key and values, about."""
+"""What a row, or a partition, takes besides its key and values, about."""
+VALUE_BYTES = 96
+"""What a tag or value takes besides its name and bytes, about."""
+UPLOAD_BYTES = 512
+"""What an upload takes besides its bytes, about."""
 
 
 @dataclass(slots=True)
@@ -29,6 +36,8 @@ class _Upload:
     content: bytearray
     came: float
     """When its newest piece came."""
+    size: int = 0
+    """Bytes that were taken for it."""
 
 
 @dataclass(slots=True)
@@ -49,35 +58,46 @@ class RowChange:
     tags: Mapping[str, bytes]
     fields: Mapping[str, bytes]
     made: int = 0
+    staged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Fields whose values are bytes of an upload: where each begins there, and its size."""
 
     @property
     def size(self) -> int:
-        """Bytes that it brings."""
-        return sum(len(value) for values in (self.tags, self.fields) for value in values.values())
+        """Bytes that it takes at most."""
+        size = ROW_BYTES + getsizeof(self.key) + _values_size(self.tags) + _values_size(self.fields)
+        return size + sum(VALUE_BYTES + getsizeof(name) + getsizeof(b"") + n for name, (_, n) in self.staged.items())
+
+
+def _values_size(values: Mapping[str, bytes]) -> int:
+    return sum(VALUE_BYTES + getsizeof(name) + getsizeof(value) for name, value in values.items())
+
+
+def _row_size(key: str, row: KeyedRow) -> int:
+    return ROW_BYTES + getsizeof(key) + _values_size(row.tags) + _values_size(row.fields)
 
 
 class KeyedStore:
     """The rows of a server.
 
     Args:
-        byte_limit: Bytes of keys, tags, values and uploads that are held at most.
+        room: What rows, their keys and names, and uploads take.
     """
 
-    def __init__(self, byte_limit: int) -> None:
+    def __init__(self, room: ByteHolder) -> None:
         self._lock = threading.Lock()
-        self._byte_limit = byte_limit
+        self._room = room
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
         self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # by their newest piece
         self._newest = 0
-        self._rows = self._bytes = 0
+        self._rows = 0
 
     @property
     def held(self) -> tuple[int, int]:
-        """Rows, and their bytes with those of uploads."""
+        """Rows, and the bytes of all that is kept."""
         with self._lock:
-            return self._rows, self._bytes
+            return self._rows, self._room.bytes
 
-    def stage(self, client: bytes, upload: int, offset: int, piece: bytes, now: float) -> None:
+    def stage(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
         """Append a piece to an upload; one that came before is ignored.
 
         Raises:
@@ -97,9 +117,11 @@ class KeyedStore:
                     f"{len(self._uploads)} uploads are under way, as many as may be. Send it again when one has ended"
                 )
                 raise ProtocolError("busy", text)
-            self._make_room(len(piece))
+            longer = len(content) + len(piece)
+            size = UPLOAD_BYTES + longer + (longer >> 3)  # a bytearray grows by an eighth more than is asked for
+            self._room.take(max(0, size - staged.size))
             content += piece
-            self._bytes += len(piece)
+            staged.size = max(size, staged.size)
             staged.came, self._uploads[key] = now, staged
             self._uploads.move_to_end(key)
 
@@ -114,51 +136,55 @@ class KeyedStore:
 
     def _forget(self, client: bytes, upload: int) -> None:
         staged = self._uploads.pop((client, upload), None)
-        self._bytes -= 0 if staged is None else len(staged.content)
+        self._room.take(0 if staged is None else -staged.size)
 
-    def staged(self, client: bytes, upload: int, start: int, size: int) -> bytes:
-        """Bytes of an upload. Raises ProtocolError if they are not here."""
-        with self._lock:
-            found = self._uploads.get((client, upload))
-            staged = b"" if found is None else found.content
+    def _staged(self, upload: tuple[bytes, int], changes: Sequence[RowChange]) -> bytes | bytearray:
+        """The bytes of an upload, of which these changes name some. Raises ProtocolError if they are not all here."""
+        found = self._uploads.get(upload)
+        staged = b"" if found is None else found.content
+        for start, size in (part for change in changes for part in change.staged.values()):
             if start + size > len(staged):
                 raise ProtocolError("value", f"bytes {start} to {start + size} of an upload of {len(staged)}")
-            return bytes(staged[start : start + size])
+        return staged
 
     def unstage(self, client: bytes, upload: int) -> None:
         """Forget an upload: the rows that it was for are written."""
         with self._lock:
             self._forget(client, upload)
 
-    def put(self, partition: str, changes: Sequence[RowChange]) -> list[KeyedRow]:
+    def put(self, partition: str, changes: Sequence[RowChange], upload: tuple[bytes, int] = (b"", 0)) -> list[KeyedRow]:
         """Write rows, all or none; returns them as they are then, without a copy.
 
+        Args:
+            upload: Client and number of the upload that staged values are bytes of.
+
         Raises:
-            ProtocolError: there is no room (code "full"): `byte_limit` says how much is held.
+            ProtocolError: there is no room (code "full"), or bytes of the upload are not here.
         """
         with self._lock:
-            self._make_room(sum(change.size for change in changes))
+            staged = self._staged(upload, changes)
+            size = sum(change.size for change in changes)
+            if partition not in self._partitions:
+                size += ROW_BYTES + getsizeof(partition)
+            self._room.take(size)
             rows = self._partitions.setdefault(partition, {})
-            return [self._write(rows, change) for change in changes]
+            with memoryview(staged) as view:
+                return [self._write(rows, change, view) for change in changes]
 
-    def _make_room(self, size: int) -> None:
-        if self._bytes + size > self._byte_limit:
-            raise ProtocolError(
-                "full",
-                f"{self._bytes} bytes of keyed rows are held and {size} more came; {self._byte_limit} are the most "
-                f"(limits.held_bytes). Clear keys that are not needed any more",
-            )
-
-    def _write(self, rows: dict[str, KeyedRow], change: RowChange) -> KeyedRow:
+    def _write(self, rows: dict[str, KeyedRow], change: RowChange, staged: memoryview) -> KeyedRow:
+        """Write a change for which its whole size was taken; what it did not need is given back."""
         row = rows.get(change.key)
         if row is None:
             self._newest += 1
             row = rows[change.key] = KeyedRow(self._newest, change.made)
             self._rows += 1
-            self._bytes += ROW_BYTES + len(change.key)
-        for held, brought in ((row.tags, change.tags), (row.fields, change.fields)):
+        else:
+            self._room.take(-ROW_BYTES - getsizeof(change.key))
+        fields = {name: bytes(staged[start : start + size]) for name, (start, size) in change.staged.items()}
+        for held, brought in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
             for name, value in brought.items():
-                self._bytes += len(value) - len(held.get(name, b""))
+                if name in held:
+                    self._room.take(-VALUE_BYTES - getsizeof(name) - getsizeof(held[name]))
                 held[name] = value
         return row
 
@@ -171,14 +197,14 @@ class KeyedStore:
 
     def _left(self, key: str, row: KeyedRow) -> bool:
         self._rows -= 1
-        values = (*row.tags.values(), *row.fields.values())
-        self._bytes -= ROW_BYTES + len(key) + sum(len(value) for value in values)
+        self._room.take(-_row_size(key, row))
         return True
 
     def reset(self) -> None:
         """Take all rows away, of all partitions."""
         with self._lock:
-            for rows in self._partitions.values():
+            for name, rows in self._partitions.items():
+                self._room.take(-ROW_BYTES - getsizeof(name))
                 for key, row in rows.items():
                     self._left(key, row)
             self._partitions.clear()

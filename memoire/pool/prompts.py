@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.prompts.bytes import Saved
@@ -74,6 +75,12 @@ class PromptPool(BatchlessPool):
         # Belongs to the waiter's lock.
         self._table = PromptTable(schema, rules, byte_limit=byte_limit, first=first, **facts)
         self._is_heir = False  # whether what is put back is all that another table held
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on: prompts and answers wait if others leave no room."""
+        table = self._table
+        budget.holder(name, measure=lambda: table.memory_bytes)
+        table.free = lambda: budget.free
 
     @contextlib.contextmanager
     def held(self, client: bytes = b"") -> Iterator[PromptTable]:
@@ -210,7 +217,7 @@ class PromptPool(BatchlessPool):
             counts, steps = self._table.book.counts, self._table.steps
             over = counts[PromptState.COMMITTED] + counts[PromptState.DROPPED]
             return PoolStats(
-                clients=len(self._clients), caches=len(self._table.book.rows) - over, bytes=self._table.store.bytes,
+                clients=len(self._clients), caches=len(self._table.book.rows) - over, bytes=self._table.memory_bytes,
                 unused=counts[PromptState.READY], held=counts[PromptState.READY] + counts[PromptState.DRAWN],
                 added=len(self._table.book.rows) + self._table.book.forgotten,
                 drawn=counts[PromptState.DRAWN] + counts[PromptState.COMMITTED], overwritten=self._table.full,

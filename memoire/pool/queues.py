@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from memoire.byte_budget import ByteHolder
 from memoire.errors import ParameterError, ProtocolError
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
@@ -21,6 +22,9 @@ from memoire.wire.unpack import check_making
 
 from ._draw import HeldClient, HeldPool, Picks
 from .stats import PoolCounts
+
+CLAIM_PART = 32
+"""The room that is claimed beside what is held, in parts of `byte_limit` at most: not each cache asks the budget."""
 
 
 class CacheQueues:
@@ -41,6 +45,8 @@ class CacheQueues:
         self.counts = PoolCounts()
         self.newest_model = 0
         """Version of the newest model; 0: there is none."""
+        self.room: ByteHolder | None = None
+        """What caches take of the budget of a server, a part of `byte_limit` at a time: see `make_room`."""
         self._follow(parameters)
 
     # Settings
@@ -135,10 +141,21 @@ class CacheQueues:
 
     # What leaves
 
-    def make_room(self) -> int:
-        """Overwrite caches until the limits hold; returns how many."""
-        gone = 0
-        while self.held.nbytes > self.byte_limit or 0 < self.cache_limit < self.held.caches:
+    def make_room(self, most: int | None = None) -> int:
+        """Overwrite caches until the limits hold; returns how many.
+
+        Args:
+            most: Bytes; None is `byte_limit`.
+        """
+        gone, most, held = 0, self.byte_limit if most is None else most, self.held
+        wanted = min(held.nbytes, most)
+        if self.room is not None and not wanted <= self.room.count <= wanted + self.byte_limit // CLAIM_PART:
+            self._claim(self.room, wanted)
+        while (
+            held.nbytes > most
+            or 0 < self.cache_limit < held.caches
+            or (self.room is not None and held.caches > 1 and held.nbytes > self.room.count)
+        ):
             largest = self.held.largest()
             assert largest is not None, "bytes are held by somebody"
             _, unused = self.held.drop_oldest(largest)
@@ -146,6 +163,12 @@ class CacheQueues:
             self.counts.overwritten_samples += unused
             gone += 1
         return gone
+
+    def _claim(self, room: ByteHolder, size: int) -> None:
+        """Take room for so many bytes and some more, or as much as there is; or give back what is too much."""
+        missing = size - room.count
+        if not room.try_take(missing + self.byte_limit // CLAIM_PART // 2):
+            room.try_take(missing)
 
     def clear(self) -> int:
         """Let all caches go; clients stay. Returns how many."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from memoire.byte_budget import ByteBudget
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import HELD_BYTES, Limits
@@ -83,6 +84,7 @@ class RolloutPool(BatchlessPool):
         self.owner = secrets.token_bytes(16)
         """What readers call this queue."""
         self._is_bounded, self._wall = is_bounded, wall
+        self._free: Callable[[], int] = lambda: 0
         # Everything below belongs to the waiter's lock.
         self._queue = RolloutQueue(schema)
         self._added = self._misses = 0
@@ -92,6 +94,12 @@ class RolloutPool(BatchlessPool):
         if byte_limit < self.least_bytes:
             expected = f"at least {self.least_bytes} for {self.capacity} entries of {self.schema.entry_bytes} bytes"
             raise ParameterError("byte_limit", byte_limit, expected)
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on: the oldest fragments leave if others leave no room."""
+        queue = self._queue
+        budget.holder(name, measure=lambda: queue.bytes)
+        self._free = lambda: budget.free
 
     # What comes in
 
@@ -118,7 +126,8 @@ class RolloutPool(BatchlessPool):
         return dropped
 
     def _make_room(self) -> tuple[int, int]:
-        return self._queue.make_room(self.capacity if self._is_bounded else 1 << 62, self.byte_limit)
+        most = min(self.byte_limit, self._queue.bytes + self._free())
+        return self._queue.make_room(self.capacity if self._is_bounded else 1 << 62, most)
 
     # What is changed
 

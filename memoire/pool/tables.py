@@ -351,6 +351,11 @@ class Tables:
         table = self._numbers.get(number)
         return "" if table is None else table.name
 
+    @property
+    def byte_limit(self) -> int:
+        """Bytes that all of them may hold together."""
+        return sum(table.pool.byte_limit for table in self)
+
     def share_out(self, held_bytes: int) -> None:
         """Hold so many bytes in all from now on, those of tables with a limit of their own included.
 

@@ -12,16 +12,19 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from sys import getsizeof
 
 import msgspec
 
 from memoire.errors import ProtocolError
 
 from .queue import PromptQueue
-from .rows import AnswerRow, Key, PromptRow, PromptState
+from .rows import AnswerRow, Key, PromptRow, PromptState, row_size
 
 MAX_CONSUMERS = 256
 """Names of listeners whose cursors are kept."""
+EPOCH_BYTES = 512
+"""What the name of an epoch takes beside that of its data set, about."""
 
 
 class TableFacts(msgspec.Struct, kw_only=True):
@@ -65,6 +68,8 @@ class PromptBook:
         self.group = group
         self.facts = TableFacts()
         self.rows: dict[Key, PromptRow] = {}
+        self.bytes = 0
+        """That prompts take, without payloads and columns, and the epochs that are finished or forgotten."""
         self.counts = dict.fromkeys(PromptState, 0)
         """Prompts in each state."""
         self.evaluations = dict.fromkeys(PromptState, 0)
@@ -120,8 +125,23 @@ class PromptBook:
         self.touch(row)
         return True
 
+    def size_of(self, key: Key, tags: Mapping[str, str]) -> int:
+        """Bytes that a new prompt would take."""
+        return row_size(key, self.group, tags)
+
+    def recount(self, row: PromptRow) -> None:
+        """A prompt takes other bytes than before."""
+        self.bytes += (size := row.memory_bytes) - row.counted
+        row.counted = size
+
+    def recount_facts(self) -> None:
+        """What is known beside prompts was replaced."""
+        self.bytes = sum(row.counted for row in self.rows.values()) + _facts_size(self.facts)
+
     def _hold(self, row: PromptRow) -> None:
         self.rows[row.key] = row
+        row.counted = 0
+        self.recount(row)
         self.counts[row.state] += 1
         self.evaluations[row.state] += row.is_evaluation
         self._open[row.key[:2]] += not row.is_evaluation
@@ -148,6 +168,7 @@ class PromptBook:
     def go_on(self, facts: TableFacts) -> None:
         """After all prompts were restored: go on from what was saved beside them."""
         self.facts, turns = facts, (facts.leased, facts.drawn)
+        self.recount_facts()
         self._changes = sorted(((row.changed, row) for row in self.rows.values()), key=lambda each: each[0])
         newest = self._changes[-1][0] if self._changes else 0
         self.numbers = itertools.count(max(next(self.numbers), newest + 1))
@@ -221,10 +242,20 @@ class PromptBook:
         self.waiting.share_out(shares)
         self.ready.share_out(shares)
 
-    def finish(self, dataset: str, epoch: int) -> None:
-        """No more prompts of this epoch come."""
+    def finish(self, dataset: str, epoch: int, room: int) -> None:
+        """No more prompts of this epoch come.
+
+        Args:
+            room: Bytes that there are for its name.
+
+        Raises:
+            ProtocolError: (code "busy") that is not enough.
+        """
         if (dataset, epoch) not in _finished(self.facts):
+            if room < (size := _epoch_size(dataset)):
+                raise ProtocolError("busy", f"{room} bytes are free for the name of an epoch, which takes {size}")
             self.facts.finished.append((dataset, epoch))
+            self.bytes += size
             self.has_new_facts = True
 
     @property
@@ -246,6 +277,7 @@ class PromptBook:
             raise ProtocolError("busy", f"{open_rows} prompts of epoch {epoch} of {dataset!r} are not over yet")
         if rows:
             epochs = self.facts.forgotten.setdefault(dataset, {})
+            self.bytes += 0 if epoch in epochs else _epoch_size(dataset)
             epochs[epoch] = epochs.get(epoch, 0) + len(rows)
             self.has_new_facts = True
         for row in rows:
@@ -259,6 +291,7 @@ class PromptBook:
         self.evaluations[row.state] -= row.is_evaluation
         self._open[row.key[:2]] -= not row.is_evaluation
         del self.rows[row.key]
+        self.bytes -= row.counted
         row.changed = 0
         self.dirty.pop(row.key, None)
         self.gone.append(row.key)
@@ -317,10 +350,21 @@ class PromptBook:
             assert (row.step >= 0) == (row.state in (PromptState.DRAWN, PromptState.COMMITTED)), row
             assert len(row.answers) == self.group and bool(row.reason) == (row.state is PromptState.DROPPED)
             assert not (row.is_evaluation and row.step >= 0)
+        assert self.bytes == sum(row.counted for row in self.rows.values()) + _facts_size(self.facts)
         assert len(self.waiting) == self.counts[PromptState.WAITING]
         assert len(self.ready) == self.training(PromptState.READY)
         numbers = [number for number, row in self._changes if number == row.changed]
         assert numbers == sorted(numbers) and len(numbers) == len(self.rows)
+
+
+def _epoch_size(dataset: str) -> int:
+    """Bytes that the name of an epoch takes which is finished or forgotten, about."""
+    return EPOCH_BYTES + getsizeof(dataset)
+
+
+def _facts_size(facts: TableFacts) -> int:
+    forgotten = sum(_epoch_size(dataset) * len(epochs) for dataset, epochs in facts.forgotten.items())
+    return forgotten + sum(_epoch_size(dataset) for dataset, _ in facts.finished)
 
 
 def _finished(facts: TableFacts) -> set[tuple[str, int]]:

@@ -180,13 +180,16 @@ def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview)
     return made
 
 
-def append(schema: Schema, kept: RawColumns, come: RawColumns, amended: int) -> None:
-    """Put a piece behind those before it: ragged columns grow, plain ones are replaced, amended ones stay."""
-    for place, data in come.items():
-        if amended >> place & 1:
-            continue
-        is_ragged = schema[schema.names[place]].is_ragged
-        kept[place] = kept[place] + data if is_ragged and place in kept else data
+def joined(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
+    """Pieces of an answer, one behind the other: of a ragged column all elements, of a plain one the last value."""
+    parts: dict[int, list[bytes]] = {}
+    for piece in pieces:
+        for place, data in unpacked(schema, piece).items():
+            if schema[schema.names[place]].is_ragged:
+                parts.setdefault(place, []).append(data)
+            else:
+                parts[place] = [data]
+    return {place: b"".join(part) for place, part in parts.items()}
 
 
 def gathered(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:

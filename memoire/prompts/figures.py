@@ -127,7 +127,7 @@ def figures_of(table: PromptTable) -> dict[str, int]:
         "full": table.full,
         "replayable": len(table.steps.ring),
         "tokens_drawn": table.tokens_drawn,
-        "bytes": table.store.bytes,
+        "bytes": table.memory_bytes,
         "newest_model": book.facts.newest_model,
     }
 

@@ -146,8 +146,8 @@ class PromptLeases:
         if row.state not in _OPEN or answer.is_settled or lease < answer.lease:
             return self._not_taken(answer, lease, piece)
         if piece == 0 and lease > answer.lease:
-            kept = answer.amended
-            row.answers[index] = answer = AnswerRow(columns=kept, amended=kept, lease=lease)
+            answer = self.begin_again(row, index)
+            answer.lease = lease
         if piece < answer.pieces:
             return self._not_taken(answer, lease, piece)
         if lease != answer.lease or piece > answer.pieces:
@@ -158,6 +158,12 @@ class PromptLeases:
         answer.version = version if answer.version < 0 else min(version, answer.version)
         answer.tokens += tokens
         return "taken"
+
+    def begin_again(self, row: PromptRow, index: int) -> AnswerRow:
+        """Forget the pieces of an answer, which is returned; what was amended stays."""
+        kept = row.answers[index].amended
+        row.answers[index] = AnswerRow(columns=kept, amended=kept)
+        return row.answers[index]
 
     def _not_taken(self, answer: AnswerRow, lease: int, piece: int) -> Outcome:
         if lease == answer.lease and piece < answer.pieces:

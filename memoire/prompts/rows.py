@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
+from sys import getsizeof
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -16,6 +18,8 @@ import msgspec
 Key: TypeAlias = tuple[str, int, int]
 """Data set, epoch and index: what names a prompt."""
 NO_STEP = -1
+ROW_BYTES, ANSWER_BYTES, TAG_BYTES = 1024, 96, 96
+"""What a prompt, each of its answers, and each of its tags take in memory beside texts and values, about."""
 RESTORED = "restored from a snapshot"
 """The session of a table that a snapshot was put into."""
 
@@ -55,6 +59,12 @@ class AnswerRow(msgspec.Struct, array_like=True, gc=False):
     def is_settled(self) -> bool:
         """Whether nothing more is wanted of workers."""
         return self.is_whole or bool(self.failed)
+
+
+def row_size(key: Key, group: int, tags: Mapping[str, str]) -> int:
+    """Bytes that a prompt takes, without payload and columns, about."""
+    texts = sum(TAG_BYTES + getsizeof(name) + getsizeof(value) for name, value in tags.items())
+    return ROW_BYTES + getsizeof(key[0]) + ANSWER_BYTES * group + texts
 
 
 class PromptRow(msgspec.Struct, array_like=True, eq=False):
@@ -97,11 +107,19 @@ class PromptRow(msgspec.Struct, array_like=True, eq=False):
     answers: list[AnswerRow] = []
     place: int = -1
     """Among all groups that were ever kept for replay; -1: it is not one of them."""
+    counted: int = 0
+    """Bytes that it counts for."""
 
     @property
     def key(self) -> Key:
         """Its name."""
         return self.dataset, self.epoch, self.index
+
+    @property
+    def memory_bytes(self) -> int:
+        """That it takes, without payload and columns, about."""
+        reasons = sum(getsizeof(answer.failed) for answer in self.answers if answer.failed)
+        return row_size(self.key, len(self.answers), self.tags) + reasons
 
     @property
     def missing(self) -> list[int]:

@@ -14,7 +14,7 @@ from memoire.errors import ProtocolError
 from memoire.wire.messages import StepPlan
 
 from .book import TableFacts
-from .columns import NOTHING, Packed, checked
+from .columns import NOTHING, Packed, checked, chosen
 from .rows import RESTORED, PromptRow, PromptState, StepRow
 from .steps import NO_PLACE
 from .table import PromptTable
@@ -79,6 +79,7 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
     else:
         book.facts.finished += [epoch for epoch in come.finished if epoch not in book.facts.finished]
         book.facts.newest_model = max(book.facts.newest_model, come.newest_model)
+    book.recount_facts()
     if is_heir or not book.facts.shares:
         book.share_out(come.shares)
     if is_heir:
@@ -107,7 +108,12 @@ def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> 
     table.steps.hold(row)
     table.store.add(row.key, kept.payload)
     for index, made in columns.items():
-        table.store.begin(row.key, index, 0, made)
+        amended = chosen(table.schema, made, row.answers[index].amended)
+        come = chosen(table.schema, made, ~row.answers[index].amended)
+        if amended.columns:
+            table.store.amend(row.key, index, amended)
+        if come.columns:
+            table.store.begin(row.key, index, come)
     table.book.touch(row)
     facts = table.book.facts
     if facts.session != RESTORED:

@@ -17,13 +17,15 @@ from memoire.replay.schema import Schema
 from memoire.wire.messages import StepPlan
 
 from .book import PromptBook, nothing_waits
-from .bytes import ROW, PromptBytes, packed_key
+from .bytes import PIECE_BYTES, ROW, PromptBytes, packed_key
 from .columns import Packed, chosen, gathered
 from .leases import Outcome, PromptLeases
 from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
 from .scores import column_of, scorer
 from .steps import PromptSteps
 
+ANSWERS_PART: Final = 4
+"""The part of the bytes that givers of prompts leave to answers, one in so many."""
 MAX_COUNTED_RANKS: Final = 1024
 """Ranks of a trainer whose tokens are counted."""
 
@@ -34,7 +36,7 @@ class PromptTable:
     Args:
         score: See `PromptSettings`.
         capacity: Prompts that there is room for that are neither committed nor dropped; 0: bytes alone limit them.
-        byte_limit: Of payloads and columns.
+        byte_limit: Of prompts, payloads and columns.
         is_bounded: Whether the oldest ready groups are dropped for want of room; else workers and givers wait.
         first: Of numbers of changes and leases.
     """
@@ -57,6 +59,8 @@ class PromptTable:
         """Plans that changed since they were saved; None: they are gone."""
         self.full = 0
         """Groups that were dropped for want of room."""
+        self.free: Callable[[], int] = lambda: byte_limit
+        """Returns the bytes that others leave."""
         self.tokens_drawn = 0
         self.rank_tokens: list[int] = []
         """Tokens of the groups that each rank of the trainer has fetched."""
@@ -87,8 +91,12 @@ class PromptTable:
         Raises:
             ProtocolError: (code "busy") there is no room for them; (code "value") their epoch is finished.
         """
-        size = sum(len(data) for key, data in zip(keys, payloads, strict=True) if not self.book.knows(key))
-        if why := self._no_room(len(keys), size):
+        fresh = [(key, data) for key, data in zip(keys, payloads, strict=True) if not self.book.knows(key)]
+        size = sum(PIECE_BYTES + len(data) + self.book.size_of(key, tags or {}) for key, data in fresh)
+        if size > self.byte_limit - self.byte_limit // ANSWERS_PART:
+            text = f"{len(keys)} prompts take {size} bytes, and may have a part of {self.byte_limit} (byte_limit)"
+            raise ProtocolError("too_large", f"{text} that leaves room for answers. Give fewer at a time")
+        if why := self._no_room(len(keys), size + self._kept_free if fresh else 0):
             raise ProtocolError("busy", why)
         new = []
         for key, payload in zip(keys, payloads, strict=True):
@@ -102,9 +110,32 @@ class PromptTable:
         held = len(self.book.rows) - over
         if self.capacity and held + prompts > max(self.capacity, prompts):
             return f"waiting for room: {held} prompts are held, and there is room for {self.capacity} (capacity)"
-        if self.store.bytes + size > self.byte_limit:
-            return f"waiting for room: {self.store.bytes} of {self.byte_limit} bytes are held (byte_limit)"
+        if size > self.room:
+            return (
+                f"waiting for room: {self.memory_bytes} of {self.byte_limit} bytes are held (byte_limit), and {self.room} are "
+                f"free on this server for {size} more (held_bytes)"
+            )
         return ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of prompts, payloads and answers, and of what of them is to be saved."""
+        return self.book.bytes + self.store.bytes
+
+    @property
+    def _kept_free(self) -> int:
+        """Bytes that givers leave to answers: without them no prompt would ever leave."""
+        answers = self.store.bytes - self.store.payload_bytes
+        return max(0, self.byte_limit // ANSWERS_PART - answers)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still come."""
+        return max(0, min(self.byte_limit - self.memory_bytes, self.free()))
+
+    def finish(self, dataset: str, epoch: int) -> None:
+        """No more prompts of this epoch come. Raises ProtocolError (code "busy") if there is no room for its name."""
+        self.book.finish(dataset, epoch, self.room)
 
     def cancel(self, keys: Iterable[Key]) -> int:
         """Prompts are not wanted any more; returns how many. Those that are drawn go on."""
@@ -150,17 +181,28 @@ class PromptTable:
 
     def _full(self) -> str:
         """Why nothing more may be answered now."""
-        if self.store.bytes < self.byte_limit:
-            return ""
-        if self.is_bounded:
-            self._make_room()
-        return self._no_room(0, 1) if self.store.bytes >= self.byte_limit else ""
+        self._make_room(1)
+        return self._no_room(0, 1)
 
-    def _make_room(self) -> None:
-        while self.store.bytes >= self.byte_limit and (row := self.book.ready.pop()) is not None:
+    def _make_room(self, size: int) -> None:
+        """Let go, for want of room, of parts of answers that nobody goes on with, and of groups that are ready."""
+        if size <= self.room:
+            return
+        for row in [row for row in self.book.waiting.rows() if row.attempts]:
+            for index in [i for i, answer in enumerate(row.answers) if answer.pieces and not answer.is_settled]:
+                self.leases.begin_again(row, index)
+                self.store.begin_again(row.key, index)
+                self.book.touch(row)
+        while self.is_bounded and size > self.room and (row := self.book.ready.pop()) is not None:
             self.leases.drop(row, "full")
             self.full += 1
             self.tidy()
+
+    def make_room(self, size: int) -> None:
+        """Have room for so many bytes of answers. Raises ProtocolError (code "busy") if there is none."""
+        self._make_room(size)
+        if size > self.room:
+            raise ProtocolError("busy", self._no_room(0, size))
 
     def answer(
         self, row: PromptRow, lease: int, index: int, come: Packed, *, piece: int = 0, is_last: bool = True,
@@ -177,14 +219,16 @@ class PromptTable:
         )  # fmt: skip
         if outcome == "taken":
             put = self.store.append if piece else self.store.begin
-            put(row.key, index, row.answers[index].amended, come)
+            put(row.key, index, come)
+            if is_last:
+                self.store.join(row.key, index)
         return outcome
 
     def amend(self, row: PromptRow, index: int, come: Packed) -> Outcome:
         """Columns of an answer came from elsewhere."""
         outcome = self.leases.amend(row, index, come.columns)
         if outcome == "taken":
-            self.store.replace(row.key, index, come)
+            self.store.amend(row.key, index, come)
             self.bring_on(row)
         return outcome
 
@@ -194,6 +238,7 @@ class PromptTable:
         if outcome == "taken":
             if not is_again:
                 self.store.let_go(row.key, index)
+                self.book.recount(row)
             self.bring_on(row)
         return outcome
 
@@ -309,6 +354,7 @@ class PromptTable:
         self.book.check_invariants()
         self.leases.check_invariants()
         self.steps.check_invariants()
+        self.store.check_invariants()
         for row in self.book.rows.values():
             for index, answer in enumerate(row.answers):
                 there = self.store.packed(row.key, index).columns

@@ -25,6 +25,7 @@ from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Run, StateStore
 from memoire.accounting.timings import Timing
 from memoire.accounting.unsaved_changes import SavedGroup, Ticket
+from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
@@ -112,6 +113,10 @@ class Dispatcher:
         self._given = GivenReplies()  # belongs to the lock above
         self._clock, self._store = clock, store
         self.committer = Committer(store)
+        self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
+        """Bytes that are held for peers, by holder."""
+        for table in tables:
+            table.pool.join(self.budget, f"table {table.name}")
         self._state = state = ServerState(
             name=name,
             tables=tables,
@@ -121,6 +126,7 @@ class Dispatcher:
             past=store,
             now=clock(),
             epoch=epoch if store is None else store.epoch,
+            budget=self.budget,
         )
         self.tables, self.limits, self.name = tables, limits, name
         self.home, self.epoch = state.home, state.epoch
@@ -138,7 +144,7 @@ class Dispatcher:
         self._clients = ClientsHandler(
             state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
         )
-        self.keyed_rows = KeyedStore(limits.held_bytes or HELD_BYTES)
+        self.keyed_rows = KeyedStore(self.budget.holder("keyed rows", code="full"))
         """What `memoire.tq` keeps here."""
         keyed = KeyedHandler(state, self.keyed_rows)
         prompts = PromptsHandler(state)

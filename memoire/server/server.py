@@ -381,6 +381,7 @@ class Server(Node):
         check_bytes("held_bytes", held_bytes)
         if held_bytes is not None:
             self._tables.share_out(held_bytes)
+            self._dispatcher.budget.set_limit(max(held_bytes, self._tables.byte_limit))
         self._dispatcher.grant(credit)
 
     def finish(self) -> None:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from memoire.accounting.folded_sums import SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.runs import Run, Runs, SavedState
+from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
@@ -51,6 +52,7 @@ class ServerState:
         past: What earlier processes of this server saved.
         now: Seconds since 1970.
         epoch: Number of this start of the server, greater than those of all earlier starts.
+        budget: Bytes that the server holds for its peers.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class ServerState:
         past: SavedState | None = None,
         now: float,
         epoch: int,
+        budget: ByteBudget,
     ) -> None:
+        self.requests = budget.holder("requests", own=limits.message_bytes)
+        """What a request takes while it is answered."""
         self.name, self.home, self.epoch = name, name_hash(name), epoch
         self.tables, self.limits, self.committer = tables, limits, committer
         self.models = ModelStore(limits.model_bytes)

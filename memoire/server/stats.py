@@ -179,6 +179,10 @@ class ServerStats:
     held_bytes: int
     byte_limit: int
     """Bytes of caches that are held at most."""
+    holders: dict[str, int]
+    """Bytes that are held for peers, by holder: tables, keyed rows, requests that are answered."""
+    budget: int
+    """Bytes that all holders may have together, with those that some have of their own."""
     credit: int
     """Bytes that each client may have on the way now."""
     unused_samples: int
@@ -314,6 +318,8 @@ def figures_of(
         "finished": dispatcher.finished,
         "durable": dispatcher.is_durable,
         "tables": dict(tables),
+        "holders": dispatcher.budget.holders(),
+        "budget": dispatcher.budget.limit,
         "model_bytes": dispatcher.models.bytes,
         "log_lines": dispatcher.logbook.count,
         "feedback_given": dispatcher.feedback_given,

@@ -304,8 +304,11 @@ cdef uint64_t _big_endian(const uint8_t* source, int width) noexcept nogil:
     return word
 
 
-cdef bint _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
-    """Whether the bytes are exactly one msgpack value of sane shape."""
+cdef uint64_t _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
+    """How many values there are within the one msgpack value that the bytes are, itself counted; 0 if they are not
+    exactly one of sane shape.
+    """
+    cdef uint64_t values = 0
     cdef uint64_t waiting[SCAN_DEPTH + 1]  # elements still to come at each depth
     cdef uint64_t at = 0, skip, elements
     cdef int depth = 0, width
@@ -314,11 +317,12 @@ cdef bint _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
     while True:
         while waiting[depth] == 0:
             if depth == 0:
-                return at == size
+                return values if at == size else 0
             depth -= 1
         waiting[depth] -= 1
+        values += 1
         if at >= size:
-            return False
+            return 0
         tag = source[at]
         at += 1
         skip = elements = 0
@@ -346,33 +350,44 @@ cdef bint _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
         elif tag >= 0xDC:
             width = 2 << (tag & 1)
         else:
-            return False  # reserved, or an extension: no message has one
+            return 0  # reserved, or an extension: no message has one
         if width:
             if <uint64_t>width > size - at:
-                return False
+                return 0
             skip = _big_endian(source + at, width)
             at += width
             if tag >= 0xDC:
                 elements = skip * 2 if tag >= 0xDE else skip
                 skip = 0
         if skip > size - at or elements > size - at:
-            return False
+            return 0
         at += skip
         if elements:
             if depth == SCAN_DEPTH:
-                return False
+                return 0
             depth += 1
             waiting[depth] = elements
 
 
-def is_plain_msgpack(data):
-    """Whether `data` is one msgpack value without extensions whose declared sizes its bytes can hold."""
+cdef uint64_t _values_of(data):
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         return _scan_msgpack(<const uint8_t*>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
+
+
+def is_plain_msgpack(data):
+    """Whether `data` is one msgpack value without extensions whose declared sizes its bytes can hold."""
+    return _values_of(data) != 0
+
+
+def count_values(data):
+    """How many msgpack values there are within `data`, which is one without extensions whose declared sizes its bytes
+    can hold; itself, and keys of maps, are counted. 0 if it is not.
+    """
+    return _values_of(data)
 
 
 # Counts as they are kept: one bit for each says whether it is above 0, then those that are, seven bits a byte, lowest first.

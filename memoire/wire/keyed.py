@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from memoire.errors import ProtocolError
 
+from . import _bytes
 from .frames import Buffer
 from .messages import Count, Name, TailRow, Word
 
@@ -70,6 +71,18 @@ _VALUES: Final = msgspec.msgpack.Decoder(Annotated[list[RowValues], Meta(max_len
 def pack(rows: Sequence[Any]) -> bytes:
     """The bytes of keys, or of rows of one kind."""
     return _ENCODER.encode(rows)
+
+
+VALUE_BYTES: Final = 80
+"""What each value takes in memory beside its bytes once it is unpacked, about."""
+
+
+def unpacked_size(payload: Buffer | None) -> int:
+    """Bytes that rows or keys take when they are unpacked, about: to be asked for before that. 0: it is malformed."""
+    if payload is None:
+        return 0
+    values: int = _bytes.count_values(payload)
+    return values and values * VALUE_BYTES + memoryview(payload).nbytes
 
 
 def unpack_puts(payload: Buffer | None) -> list[PutRow]:

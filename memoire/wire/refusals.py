@@ -36,6 +36,7 @@ CODES: Final = {
     "passport": "passed on by a proxy that does not say for whom, or says it without being one",
     "parameters": "parameters that do not fit the schema",
     "busy": "too much is waiting already",
+    "full": "no room among what stays here until it is cleared, such as keyed rows",
     "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
     "closed": "this node is closing",
     "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",

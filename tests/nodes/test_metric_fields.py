@@ -84,7 +84,7 @@ FIELDS = {
         "dropped_caches": {"skipped": "totals.skipped_caches", "rejected": "totals.rejected_caches",
                            "overwritten": "overwritten_caches"},
         "dropped_replies": "dropped_replies", "log_lines": "log_lines", "dropped_log_lines": "totals.dropped_lines", "request_duration_seconds": "requests",
-        "credit_bytes": "credit", "model_version": "models", "model_bytes": "model_bytes",
+        "holder_bytes": "holders", "budget_bytes": "budget", "credit_bytes": "credit", "model_version": "models", "model_bytes": "model_bytes",
         "feedback_samples": {name: f"feedback.{name}" for name in ("given", "applied", "superseded", "gone", "stale", "lost")},
         "feedback_waiting_samples": "feedback.waiting", "feedback_overflowed": "feedback_overflowed",
         "feedback_delay_seconds": "feedback_delay", "actor_entries": "actor_entries",

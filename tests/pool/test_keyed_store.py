@@ -1,9 +1,12 @@
 """Rows by key: fields merge, values come in pieces, and nothing is held beyond the limit."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.pool.keyed_store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
 
@@ -11,12 +14,22 @@ LIMIT = 1 << 20
 ME, YOU = b"a" * 16, b"b" * 16
 
 
+def store_of(limit=LIMIT):
+    return KeyedStore(ByteBudget(limit).holder("keyed rows", code="full"))
+
+
+def staged(store, start, size, client=ME, upload=1):
+    """Bytes of an upload, as a row gets them."""
+    change = RowChange("staged", {}, {}, staged={"x": (start, size)})
+    return store.put("p", [change], (client, upload))[0].fields["x"]
+
+
 def put(store, key, partition="p", tags=(), **fields):
     return store.put(partition, [RowChange(key, dict(tags), fields)])[0]
 
 
 def test_fields_and_tags_replace_those_of_their_name_and_leave_the_others():
-    store = KeyedStore(LIMIT)
+    store = store_of()
     put(store, "a", x=b"1", y=b"2", tags={"s": b"0"})
     row = put(store, "a", y=b"3", z=b"4", tags={"t": b"1"})
     assert (row.fields, row.tags) == ({"x": b"1", "y": b"3", "z": b"4"}, {"s": b"0", "t": b"1"})
@@ -24,7 +37,7 @@ def test_fields_and_tags_replace_those_of_their_name_and_leave_the_others():
 
 
 def test_rows_are_listed_in_the_order_in_which_they_were_made():
-    store = KeyedStore(LIMIT)
+    store = store_of()
     for partition, key in (("q", "b"), ("p", "a"), ("q", "a")):
         put(store, key, partition)
     put(store, "b", "q", x=b"")
@@ -34,54 +47,71 @@ def test_rows_are_listed_in_the_order_in_which_they_were_made():
 
 
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
-    store = KeyedStore(2000)
+    store = store_of(3000)
     put(store, "a", x=bytes(600))
-    with pytest.raises(ProtocolError, match=r"1113 bytes of keyed rows are held and 1000 more came; 2000 are the most"):
+    with pytest.raises(
+        ProtocolError, match=r"more bytes of keyed rows have no room: 3,000 may be held .*: keyed rows 1"
+    ) as why:
         store.put("p", [RowChange("b", {}, {"x": bytes(500)}), RowChange("c", {}, {"x": bytes(500)})])
-    assert store.find("p", ["b", "c"]) == [None, None]
+    assert store.find("p", ["b", "c"]) == [None, None] and why.value.code == "full"
     store.clear("p", ["a"])
-    assert store.held == (0, 0)
     store.put("p", [RowChange("b", {}, {"x": bytes(500)})])
+    with pytest.raises(ProtocolError, match=r"4,\d+ more bytes of keyed rows") as why:
+        store.put("p", [RowChange("c", {}, {"x": bytes(4000)})])
+    assert why.value.code == "too_large"
+
+
+def test_values_that_are_named_often_are_asked_for_before_they_are_copied():
+    store = store_of()
+    store.stage(ME, 1, 0, bytes(LIMIT // 2), 0.0)
+    held = store.held
+    changes = [RowChange(f"{row}", {}, {}, staged={"x": (0, LIMIT // 2)}) for row in range(1000)]
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="have no room"):
+        store.put("p", changes, (ME, 1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < LIMIT // 4 and store.held == held
+    store.stage(ME, 1, LIMIT // 2, b"x", 0.0)
 
 
 def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
-    store = KeyedStore(LIMIT)
+    store = store_of()
     for offset, piece in ((0, b"abc"), (0, b"abc"), (3, b"de"), (3, b"de")):
         store.stage(ME, 1, offset, piece, 0.0)
-    assert store.staged(ME, 1, 1, 4) == b"bcde"
+    assert staged(store, 1, 4) == b"bcde"
     for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
         with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
-            store.staged(client, 1, start, size)
+            staged(store, start, size, client)
     with pytest.raises(ProtocolError, match="a piece at 7 of an upload of which 5 bytes came"):
         store.stage(ME, 1, 7, b"x", 0.0)
     store.unstage(ME, 1)
+    store.reset()
     assert store.held == (0, 0)
 
 
 def test_an_upload_beyond_the_bound_waits_and_leaves_those_under_way_alone():
-    store = KeyedStore(LIMIT)
+    store = store_of()
     for upload in range(MAX_UPLOADS):
         store.stage(ME, upload, 0, bytes(10), float(upload))
     with pytest.raises(ProtocolError, match="64 uploads are under way, as many as may be") as caught:
         store.stage(YOU, 1, 0, b"x", 63.0)
     assert caught.value.code == "busy"
     store.stage(ME, 0, 10, bytes(10), 63.0)
-    assert store.staged(ME, 0, 0, 20) == bytes(20) and store.held == (0, 650)
+    assert staged(store, 0, 20, upload=0) == bytes(20)
     store.unstage(ME, 5)
     store.stage(YOU, 1, 0, b"x", 63.0)
 
 
 def test_an_upload_that_does_not_go_on_is_given_up_after_a_while():
-    store = KeyedStore(LIMIT)
+    store = store_of()
     for upload in (1, 2):
         store.stage(ME, upload, 0, bytes(10), 0.0)
     store.stage(ME, 1, 10, bytes(10), 1.0)
     store.give_up(UPLOAD_TIMEOUT)
-    assert store.held == (0, 20) and store.staged(ME, 1, 0, 20)
-    with pytest.raises(ProtocolError, match="a piece at 10 of an upload of which 0 bytes came"):
-        store.stage(ME, 2, 10, bytes(10), UPLOAD_TIMEOUT)
-    store.give_up(UPLOAD_TIMEOUT + 1.0)
-    assert store.held == (0, 0)
+    assert staged(store, 0, 20) == bytes(20)
+    with pytest.raises(ProtocolError, match="of an upload of 0"):
+        staged(store, 0, 1, upload=2)
 
 
 KEYS, NAMES = st.sampled_from("abc"), st.sampled_from("xyz")
@@ -94,7 +124,7 @@ CHANGES = st.one_of(
 
 @given(st.lists(CHANGES, max_size=30))
 def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
-    store, model = KeyedStore(LIMIT), {}
+    store, model = store_of(), {}
     for call, partition, key, fields in changes:
         if call == "put":
             put(store, key, partition, **fields)

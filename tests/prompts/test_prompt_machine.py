@@ -212,7 +212,7 @@ class PromptMachine(RuleBasedStateMachine):
     def finish(self, epoch, luck):
         if luck:
             return
-        self.table.book.finish("d", epoch)
+        self.table.finish("d", epoch)
         self.model.finished.add(("d", epoch))
 
     @rule(epoch=st.integers(0, 1), luck=st.integers(0, 2))

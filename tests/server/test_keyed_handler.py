@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from memoire.wire.byte_budget import ByteBudget
 
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
@@ -35,9 +36,11 @@ class Rows:
     """A handler of its own, whose replies are short."""
 
     def __init__(self):
-        state = SimpleNamespace(limits=Limits(message_bytes=680), epoch=1, receivers=Receivers())
+        budget = ByteBudget(1 << 20)
+        facts = {"receivers": Receivers(), "requests": budget.holder("requests")}
+        state = SimpleNamespace(limits=Limits(message_bytes=680), epoch=1, **facts)
         self.handler, self.header = (
-            KeyedHandler(state, KeyedStore(1 << 20), facts_per_reply=2),
+            KeyedHandler(state, KeyedStore(budget.holder("keyed rows")), facts_per_reply=2),
             SimpleNamespace(client=ME),
         )
 

@@ -40,9 +40,10 @@ class KeyedHandler:
         page = self._page(header.client)
         if body.call == "tags":
             return self._list(body, page)
-        keys = keyed.unpack_keys(payload)
-        found = self._rows.find(body.partition, keys)
-        return self._find(body, keys, found, page) if body.call == "facts" else self._values(body, keys, found, page)
+        with self._state.requests.taken(keyed.unpacked_size(payload)):
+            keys = keyed.unpack_keys(payload)
+            found, answer = self._rows.find(body.partition, keys), self._find if body.call == "facts" else self._values
+            return answer(body, keys, found, page)
 
     def _page(self, client: bytes) -> Page:
         most = self._state.limits.message_bytes // REPLY_PART
@@ -93,22 +94,27 @@ class KeyedHandler:
         """Write rows, or take them away."""
         self._rows.give_up(now)
         if body.call == "stage":
-            self._rows.stage(header.client, body.upload, body.offset, b"" if payload is None else bytes(payload), now)
-            return self._reply([])
-        if body.call == "clear":
-            self._rows.clear(body.partition, keyed.unpack_keys(payload))
+            piece = memoryview(b"" if payload is None else payload).cast("B")
+            self._rows.stage(header.client, body.upload, body.offset, piece, now)
             return self._reply([])
         if body.call == "reset":
             self._rows.reset()
             return self._reply([])
-        return self._put(header.client, body, keyed.unpack_puts(payload))
+        with self._state.requests.taken(keyed.unpacked_size(payload)):
+            if body.call == "clear":
+                self._rows.clear(body.partition, keyed.unpack_keys(payload))
+                return self._reply([])
+            return self._put(header.client, body, keyed.unpack_puts(payload))
 
     def _put(self, client: bytes, body: messages.ChangeRows, rows: list[keyed.PutRow]) -> Reply:
         changes = [
-            RowChange(row.key, row.tags, {**row.fields, **self._staged(client, body, row)}, row.made) for row in rows
+            RowChange(
+                row.key, row.tags, row.fields, row.made, {each.field: (each.start, each.bytes) for each in row.staged}
+            )
+            for row in rows
         ]
         self._check(client, body.partition, changes)
-        written = self._rows.put(body.partition, changes)
+        written = self._rows.put(body.partition, changes, (client, body.upload))
         if body.upload:
             self._rows.unstage(client, body.upload)
         return self._reply([_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)])
@@ -123,22 +129,20 @@ class KeyedHandler:
         page, most = self._page(client), self._state.limits.message_bytes
         for change, row in zip(changes, self._rows.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
-            fields = dict.fromkeys([*(row.fields if row else ()), *change.fields])
+            fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
             if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
                 count = max(len(tags), len(fields))
                 text = f"row {change.key!r} would have {count} fields or tags; {keyed.MAX_FIELDS} are allowed"
                 raise ProtocolError("too_large", text)
-            for name, value in change.fields.items():
-                size = len(value) + encoded_bytes([list(fields), name]) + HEAD_BYTES
+            sizes = {name: len(value) for name, value in change.fields.items()}
+            for name, length in (sizes | {name: size for name, (_, size) in change.staged.items()}).items():
+                size = length + encoded_bytes([list(fields), name]) + HEAD_BYTES
                 if size > most:
                     text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "
                     raise ProtocolError("too_large", f"{text}(message_bytes of this server). Store it in parts")
             facts = keyed.RowFacts(partition, change.key, UNKNOWN, tags, list(fields), change.made)
             if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
                 raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
-
-    def _staged(self, client: bytes, body: messages.ChangeRows, row: keyed.PutRow) -> dict[str, bytes]:
-        return {each.field: self._rows.staged(client, body.upload, each.start, each.bytes) for each in row.staged}
 
     def _reply(
         self, rows: list[Any], *, after: int = 0, is_whole: bool = True, partitions: Sequence[str] = ()

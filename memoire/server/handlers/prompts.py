@@ -18,6 +18,7 @@ import msgspec
 
 from memoire.errors import ProtocolError
 from memoire.pool.prompts import PromptPool
+from memoire.prompts.bytes import PIECE_BYTES
 from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
@@ -159,6 +160,8 @@ class PromptsHandler:
     def _answer(self, table: PromptTable, body: messages.Answers, data: memoryview) -> Reply:
         _check_size([piece.bytes for piece in body.pieces], data)
         rows = [table.book.find((piece.dataset, piece.epoch, piece.index)) for piece in body.pieces]
+        if body.call != "fail":
+            table.make_room(len(data) + PIECE_BYTES * len(rows))
         come, begin = list[Packed](), 0
         for piece in body.pieces:  # all are checked before the first one counts
             part = data[begin : begin + piece.bytes]
@@ -220,7 +223,7 @@ class PromptsHandler:
         return len(rows)
 
     def _finish(self, table: PromptTable, body: messages.Groups) -> int:
-        table.book.finish(body.dataset, body.epoch)
+        table.finish(body.dataset, body.epoch)
         return 1
 
     def _forget(self, table: PromptTable, body: messages.Groups) -> int:

@@ -1,0 +1,151 @@
+"""Bytes that one process holds for its peers: whoever allocates a size that a peer chose takes it from a budget first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .errors import ProtocolError
+
+
+class ByteBudget:
+    """Bytes that one process holds for its peers, in all and by holder. Thread-safe; its lock is held for no call.
+
+        budget 64 MiB ─┬─ holder "table default"   40 MiB   overwrites its oldest if there is no room
+                       ├─ holder "keyed rows"      20 MiB   asks: `take` raises "busy" before anything is copied
+                       └─ free                      4 MiB
+
+    Args:
+        limit: Bytes that all holders may have together, beside what some bring with them (`own`).
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._lock = threading.Lock()
+        self._limit = limit
+        self._holders: dict[str, ByteHolder] = {}
+        self._reclaimers: list[Callable[[int], object]] = []
+
+    def holder(
+        self, name: str, *, own: int = 0, code: str = "busy", measure: Callable[[], int] | None = None
+    ) -> ByteHolder:
+        """A new holder of that name.
+
+        Args:
+            own: Bytes of it that do not count towards the limit.
+            code: Of refusals.
+            measure: Returns its bytes, without a lock, if it knows them itself; then it takes none.
+        """
+        made = ByteHolder(self, name, own, code, measure)
+        with self._lock:
+            assert name not in self._holders, name
+            self._holders[name] = made
+        return made
+
+    def add_reclaimer(self, reclaim: Callable[[int], object]) -> None:
+        """Ask this for bytes, with how many are missing, if there is no room: it overwrites what may be overwritten."""
+        self._reclaimers.append(reclaim)
+
+    def set_limit(self, limit: int) -> None:
+        """Let all holders have at most this many bytes from now on. What is held stays."""
+        with self._lock:
+            self._limit = limit
+
+    @property
+    def most(self) -> int:
+        """Bytes that all holders may have together, beside what some bring with them."""
+        return self._limit
+
+    @property
+    def limit(self) -> int:
+        """The same, with those that some bring with them."""
+        with self._lock:
+            return self._limit + sum(holder.own for holder in self._holders.values())
+
+    @property
+    def used(self) -> int:
+        """Bytes that all of them have."""
+        return sum(self.holders().values())
+
+    def holders(self) -> dict[str, int]:
+        """Bytes of each holder, by name."""
+        with self._lock:
+            return {name: holder.bytes for name, holder in self._holders.items()}
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be held; below 0 if some that measure themselves have more than there is room for."""
+        with self._lock:
+            return self._free()
+
+    def _free(self) -> int:
+        return self._limit - sum(max(0, holder.bytes - holder.own) for holder in self._holders.values())
+
+    def _room(self, holder: ByteHolder) -> int:
+        return max(0, self._free()) + max(0, holder.own - holder.bytes)
+
+    def _take(self, holder: ByteHolder, size: int) -> bool:
+        with self._lock:
+            if size > 0 and size > self._room(holder):
+                return False
+            holder.count += size
+            return True
+
+    def _reclaim(self, holder: ByteHolder, size: int) -> None:
+        for reclaim in self._reclaimers:
+            with self._lock:
+                missing = size - self._room(holder)
+            if missing <= 0:
+                return
+            reclaim(missing)
+
+
+class ByteHolder:
+    """One of those who hold bytes of a budget. Thread-safe."""
+
+    __slots__ = ("_budget", "_measure", "code", "count", "name", "own")
+
+    def __init__(self, budget: ByteBudget, name: str, own: int, code: str, measure: Callable[[], int] | None) -> None:
+        self._budget, self.name, self.own, self.code, self._measure = budget, name, own, code, measure
+        self.count = 0
+        """Bytes that were taken. Belongs to the budget's lock; any thread may read it."""
+
+    @property
+    def bytes(self) -> int:
+        """That it has."""
+        return self.count if self._measure is None else self._measure()
+
+    def take(self, size: int) -> None:
+        """Have so many bytes more; below 0 gives some back. Ask before they are allocated.
+
+        Raises:
+            ProtocolError: there is no room for them (the holder's code), nor ever will be (code "too_large"). Nothing
+                was taken.
+        """
+        if not self._budget._take(self, size):
+            self._budget._reclaim(self, size)
+            if not self._budget._take(self, size):
+                raise self.no_room(size)
+
+    def try_take(self, size: int) -> bool:
+        """Have so many bytes more if there is room for them, without asking others to make some."""
+        return self._budget._take(self, size)
+
+    def no_room(self, size: int) -> ProtocolError:
+        """What a peer is answered whose bytes have no room, with the largest holders."""
+        holders = sorted(self._budget.holders().items(), key=lambda each: -each[1])
+        held = ", ".join(f"{name} {held:,}" for name, held in holders[:4] if held) or "nothing"
+        text = (
+            f"{size:,} more bytes of {self.name} have no room: {self._budget.most:,} may be held (held_bytes), and "
+            f"these are: {held}. Use up or clear what is not needed any more, or set a larger held_bytes"
+        )
+        return ProtocolError("too_large" if size > self._budget.most + self.own else self.code, text)
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Have so many bytes more for a while. Raises ProtocolError, as `take`."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.take(-size)
