@@ -1,4 +1,6 @@
-"""Bytes that one process holds for its peers: whoever allocates a size that a peer chose takes it from a budget first."""
+"""The bytes that one process holds for its peers, in one budget: each holder asks it before it allocates a size that a
+peer chose.
+"""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ class PromptTable:
             return f"waiting for room: {held} prompts are held, and there is room for {self.capacity} (capacity)"
         if size > self.room:
             return (
-                f"waiting for room: {self.memory_bytes} of {self.byte_limit} bytes are held (byte_limit), and {self.room} are "
-                f"free on this server for {size} more (held_bytes)"
+                f"waiting for room: {self.memory_bytes} of {self.byte_limit} bytes are held (byte_limit), and "
+                f"{self.room} are free on this server for {size} more (held_bytes)"
             )
         return ""
 
