@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.byte_budget import ByteBudget
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.batch import GatheredSamples, place
@@ -35,6 +34,7 @@ from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.wire import messages, unpack
 from memoire.wire._container import HeldCache
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Payload
 

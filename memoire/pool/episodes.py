@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.arguments import whole
-from memoire.byte_budget import ByteBudget
 from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay import dataset
@@ -37,6 +36,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
 
 from . import episode_inspection

@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.byte_budget import ByteBudget
 from memoire.limits import Limits
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
 
 from .draw import PooledBatch

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
 
-from memoire.byte_budget import ByteHolder
 from memoire.errors import ProtocolError
+from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.frames import Buffer
 
 MAX_UPLOADS = 64

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.prompts.bytes import Saved
@@ -28,6 +27,7 @@ from memoire.prompts.table import PromptTable
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 
 from .batchless import BatchlessPool
 from .inspection import MAX_INSPECTED, Distribution, Histogram

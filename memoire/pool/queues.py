@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 
-from memoire.byte_budget import ByteHolder
 from memoire.errors import ParameterError, ProtocolError
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache
+from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.layout import layout_of, making_of
 from memoire.wire.parts import ContainerKind
 from memoire.wire.unpack import check_making

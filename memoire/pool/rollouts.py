@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from memoire.byte_budget import ByteBudget
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import HELD_BYTES, Limits
@@ -24,6 +23,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 

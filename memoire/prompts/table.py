@@ -193,8 +193,8 @@ class PromptTable:
                 self.leases.begin_again(row, index)
                 self.store.begin_again(row.key, index)
                 self.book.touch(row)
-        while self.is_bounded and size > self.room and (row := self.book.ready.pop()) is not None:
-            self.leases.drop(row, "full")
+        while self.is_bounded and size > self.room and (oldest := self.book.ready.pop()) is not None:
+            self.leases.drop(oldest, "full")
             self.full += 1
             self.tidy()
 

@@ -25,7 +25,6 @@ from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Run, StateStore
 from memoire.accounting.timings import Timing
 from memoire.accounting.unsaved_changes import SavedGroup, Ticket
-from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
@@ -34,6 +33,7 @@ from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import NO_CLIENT

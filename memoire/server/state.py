@@ -7,12 +7,12 @@ from collections import OrderedDict
 from memoire.accounting.folded_sums import SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.runs import Run, Runs, SavedState
-from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import ModelStore
 from memoire.pool.tables import Tables
 from memoire.security.throttle import TokenBuckets
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.identity import name_hash
 from memoire.wire.receivers import Receivers
 
@@ -52,7 +52,7 @@ class ServerState:
         past: What earlier processes of this server saved.
         now: Seconds since 1970.
         epoch: Number of this start of the server, greater than those of all earlier starts.
-        budget: Bytes that the server holds for its peers.
+        budget: Bytes that the server holds for its peers; None makes one of `limits.held_bytes`.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class ServerState:
         past: SavedState | None = None,
         now: float,
         epoch: int,
-        budget: ByteBudget,
+        budget: ByteBudget | None = None,
     ) -> None:
+        budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
         self.requests = budget.holder("requests", own=limits.message_bytes)
         """What a request takes while it is answered."""
         self.name, self.home, self.epoch = name, name_hash(name), epoch

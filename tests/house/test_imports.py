@@ -13,7 +13,7 @@ import house
 ROOT = Path(__file__).resolve().parents[2]
 
 # The house from the ground up: a room imports only what stands above it in this list.
-WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "byte_budget", "version", "clock", "_core"]
+WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "version", "clock", "_core"]
 """Files at the top that everybody uses."""
 KERNELS = "_kernels"
 """What compiled modules share: headers of C and Cython, which need nothing of memoire."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.pool.keyed_store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
+from memoire.wire.byte_budget import ByteBudget
 
 LIMIT = 1 << 20
 ME, YOU = b"a" * 16, b"b" * 16

@@ -6,7 +6,6 @@ import pytest
 
 from bytekit import ANSWERS, KINDS
 from dispatchkit import cache_of
-from memoire.byte_budget import ByteBudget
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -15,6 +14,7 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from netkit import SCHEMA

@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from memoire.wire.byte_budget import ByteBudget
 
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
 from memoire.pool.keyed_store import KeyedStore
 from memoire.server.handlers.keyed import KeyedHandler
 from memoire.wire import keyed, messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.receivers import Receivers
 
 

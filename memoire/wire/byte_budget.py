@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .errors import ProtocolError
+from memoire.errors import ProtocolError
 
 
 class ByteBudget:
