@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memoire.errors import ProtocolError
+from memoire.wire.byte_budget import ByteHolder
 
 KEPT_REPLIES = 4
 """Newest replies to each client that are kept for resends."""
@@ -25,6 +26,10 @@ KEPT_BYTES = 64 << 20
 """Bytes of replies that are kept for all clients; beyond, those of the clients that are silent for longest leave."""
 CLIENT_PART = 2
 """One client may fill one part in so many of the queue."""
+PADDING = 2
+"""Bytes that a batch takes at most, padded, in those of its requests, each padded for itself: a long row does not pad
+everybody's.
+"""
 
 
 REASONS = ("full", "everyone", "wait")
@@ -46,6 +51,15 @@ class InferenceRequest(NamedTuple):
     """When whoever asks needs no answer any more."""
     min_version: int = 0
     """Of the weights: it waits until they are there."""
+    size: int = 0
+    """Bytes that it takes until it is answered."""
+    widths: tuple[int, ...] = ()
+    """Bytes of a row of each ragged column, padded to the longest one."""
+
+    @property
+    def padded_size(self) -> int:
+        """Bytes of its ragged columns, padded."""
+        return self.rows * sum(self.widths)
 
 
 class RequestBatch(NamedTuple):
@@ -94,10 +108,17 @@ class Batching:
         queue_rows: Rows that wait in all; one client may have half of them. As many again may wait for a later version
             of the weights: they take no room from those that can be answered now.
         kept_bytes: Bytes of replies that are kept for resends.
+        room: What requests take until they are answered; None: it is not limited.
     """
 
     def __init__(
-        self, max_batch: int, max_wait: float, alive: float, queue_rows: int, kept_bytes: int = KEPT_BYTES
+        self,
+        max_batch: int,
+        max_wait: float,
+        alive: float,
+        queue_rows: int,
+        kept_bytes: int = KEPT_BYTES,
+        room: ByteHolder | None = None,
     ) -> None:
         self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
         self.rows = 0
@@ -113,7 +134,7 @@ class Batching:
         """Batches by reason."""
         self._queue: deque[InferenceRequest] = deque()  # by time of arrival
         self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by the time of their newest request
-        self._max_kept, self._kept_bytes = kept_bytes, 0
+        self._max_kept, self.kept_bytes, self._room = kept_bytes, 0, room
 
     @property
     def most_rows(self) -> int:
@@ -149,6 +170,8 @@ class Batching:
             return kept
         self._sort_out(version)
         self._check_room(request, client)
+        if self._room is not None:
+            self._room.take(request.size)
         self._queue.append(request)
         client.numbers.add(request.number)
         client.waiting += 1
@@ -228,15 +251,7 @@ class Batching:
         reason = self._reason(now, version)
         if not reason:
             return None
-        taken: list[InferenceRequest] = []
-        rows = 0
-        for request in self._queue:
-            if request.min_version > version:
-                continue
-            if rows + request.rows > self.max_batch:
-                break
-            taken.append(request)
-            rows += request.rows
+        taken = self._together(version)
         chosen = {id(request) for request in taken}
         self._queue = deque(request for request in self._queue if id(request) not in chosen)
         for request in taken:
@@ -244,8 +259,31 @@ class Batching:
         self.batches[reason] += 1
         return RequestBatch(taken, reason)
 
+    def _together(self, version: int) -> list[InferenceRequest]:
+        """The oldest requests that fit into a batch, without those that would pad the others or be padded by them."""
+        taken: list[InferenceRequest] = []
+        rows, padded, widths = 0, 0, tuple[int, ...]()
+        for request in self._queue:
+            if request.min_version > version:
+                continue
+            if rows + request.rows > self.max_batch:
+                break
+            if request.widths:
+                wider = tuple(map(max, request.widths, widths or request.widths))
+                if (rows + request.rows) * sum(wider) > PADDING * (padded + request.padded_size):
+                    continue
+                padded, widths = padded + request.padded_size, wider
+            taken.append(request)
+            rows += request.rows
+        return taken
+
+    def _give_back(self, request: InferenceRequest) -> None:
+        if self._room is not None:
+            self._room.take(-request.size)
+
     def answered(self, request: InferenceRequest, reply: KeptReply | None) -> None:
         """A request of a batch has its reply; None: it was refused, and is computed again if it comes again."""
+        self._give_back(request)
         client = self._clients.get(request.client)
         if client is None:
             return
@@ -253,11 +291,11 @@ class Batching:
         if reply is None:
             return
         client.replies[request.number] = reply
-        self._kept_bytes += reply.size
+        self.kept_bytes += reply.size
         if len(client.replies) > KEPT_REPLIES:
-            self._kept_bytes -= client.replies.popitem(last=False)[1].size
+            self.kept_bytes -= client.replies.popitem(last=False)[1].size
         for other in self._clients.values():
-            if self._kept_bytes <= self._max_kept:
+            if self.kept_bytes <= self._max_kept:
                 return
             self._forget_replies(other)
 
@@ -292,6 +330,7 @@ class Batching:
         for request in [each for each in self._queue if each.expires <= now]:
             self._queue.remove(request)
             self._leaves_queue(request)
+            self._give_back(request)
             self._clients[request.client].numbers.discard(request.number)
             self.expired += 1
 
@@ -310,7 +349,7 @@ class Batching:
             del self._clients[name]
 
     def _forget_replies(self, client: _Client) -> None:
-        self._kept_bytes -= sum(reply.size for reply in client.replies.values())
+        self.kept_bytes -= sum(reply.size for reply in client.replies.values())
         client.replies.clear()
 
     def check_invariants(self) -> None:
@@ -324,4 +363,4 @@ class Batching:
         assert self.rows == sum(request.rows for request in self._queue) <= 2 * self.most_rows
         assert self.early == sum(client.early for client in self._clients.values()) <= self.rows
         kept = sum(reply.size for client in self._clients.values() for reply in client.replies.values())
-        assert self._kept_bytes == kept <= self._max_kept
+        assert self.kept_bytes == kept <= self._max_kept

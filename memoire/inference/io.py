@@ -27,10 +27,11 @@ from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
 from memoire.version import VERSION
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.receivers import Receivers
-from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows
+from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows, unpacked_size, widths_of
 
 from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
 from .computation import Computation, Weights
@@ -67,6 +68,7 @@ class InferenceThread:
         is_waiting: Whether rows wait until there are weights.
         owner: Lives as long as the thread.
         jobs: Answers those who ask for jobs; None: nobody does.
+        budget: Bytes that are held for clients.
 
     Raises:
         EndpointError: the address is in use or malformed.
@@ -87,8 +89,10 @@ class InferenceThread:
         is_waiting: bool,
         owner: object,
         jobs: JobService | None = None,
+        budget: ByteBudget,
     ) -> None:
-        self._owner, self._name, self._limits = owner, name, limits
+        self._owner, self._name, self._limits, self.budget = owner, name, limits, budget
+        self._received = budget.holder("requests", own=limits.request_bytes)
         self.batching, self.computation, self._load = batching, computation, load
         self.started, self.counts = time.monotonic(), InferenceCounts()
         self.weights, self.is_waiting = Weights(), is_waiting
@@ -242,14 +246,24 @@ class InferenceThread:
         inputs, header = self.computation.inputs, message.header
         if header.fingerprint != inputs.fingerprint:
             raise ProtocolError("schema", f"rows of another schema; this node takes {inputs!r}"[:1000])
-        columns, rows = unpack_rows(message.payload, inputs, self._limits)
+        size = unpacked_size(message.payload, inputs)
+        with self._received.taken(size):
+            self._take_rows(request, message, body, now, size)
+
+    def _take_rows(
+        self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float, size: int
+    ) -> None:
+        header = message.header
+        columns, rows = unpack_rows(message.payload, self.computation.inputs, self._limits)
         if body.job and self.jobs is not None:
             self.jobs.check(header.client, body.job, now)
         key = header.client, header.sequence
         if key in self._open:  # a resend may have come by a new connection
             self._open[key].envelope = request.envelope
         asked = _Asked(request.envelope, header, columns)
-        wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version)
+        widths = widths_of(columns)
+        of = size + rows * sum(widths), widths
+        wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version, *of)
         kept = self.batching.ask(InferenceRequest(*wanted), self._version)
         if kept is not None:
             self._send([*request.envelope, *kept.content])

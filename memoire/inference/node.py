@@ -18,7 +18,7 @@ from typing import Any
 from memoire.arguments import name as checked_name
 from memoire.arguments import process_name, seconds, whole
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongType
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import check_topic
 from memoire.net import sockets
 from memoire.net.context import Context, shared_context
@@ -28,8 +28,9 @@ from memoire.replay.row_schema import row_schema_from
 from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
+from memoire.wire.byte_budget import ByteBudget
 
-from .batching import REASONS, Batching
+from .batching import KEPT_BYTES, REASONS, Batching
 from .computation import Computation, Function
 from .io import InferenceThread
 from .io_jobs import JobService
@@ -62,7 +63,7 @@ class Inference(Node):
         max_wait: Seconds that a request waits for others.
         alive: Seconds after a client's last request for which others wait for its next one.
         queue_rows: Rows that may wait; one client may have half of them. Further ones are refused (code "busy"). As
-            many again may wait for a later version of the weights.
+            many again may wait for a later version of the weights. Their bytes are bounded by `limits.held_bytes`.
         sizes: Rows of which batches have one number, for compiled functions: they are filled up with rows of zeros.
             None gives batches as they are.
         name: What people call it on pages and in logs, as of `Proxy`.
@@ -108,9 +109,13 @@ class Inference(Node):
         )
         load = (lambda content: content) if weights is None else _callable("weights", weights)
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
-        batching = Batching(max_batch, wait, life, whole("queue_rows", queue_rows, 1))
         self.topic = check_topic(topic)
         self._limits = limits or Limits()
+        budget = ByteBudget(self._limits.held_bytes or HELD_BYTES)
+        batching = Batching(
+            max_batch, wait, life, whole("queue_rows", queue_rows, 1), room=budget.holder("requests that wait")
+        )
+        budget.holder("kept replies", own=KEPT_BYTES, measure=lambda: batching.kept_bytes)
         context = context or shared_context()
         self._gate = Gate(context, Keys.of(keys, "inference"))
         self._pid = os.getpid()
@@ -131,6 +136,7 @@ class Inference(Node):
                 is_waiting=connect is not None,
                 owner=self,
                 jobs=jobs,
+                budget=budget,
             )
             if connect is not None:
                 self._thread.models = self._link(connect, client, context)
@@ -228,6 +234,8 @@ class Inference(Node):
             weights_failures=counts.weights_failures,
             refused=dict(counts.refused),
             queue_rows=batching.rows,
+            holders=thread.budget.holders(),
+            budget=thread.budget.limit,
             clients=batching.clients(now),
             version=self.version,
             waited_seconds=sum(each.seconds for each in waits.values()),

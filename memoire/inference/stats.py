@@ -101,6 +101,10 @@ class InferenceStats:
     """Requests that were refused, by code."""
     queue_rows: int
     """Rows that wait now."""
+    holders: dict[str, int]
+    """Bytes that are held for clients, by holder."""
+    budget: int
+    """Bytes that all holders may have together, with those that some have of their own."""
     clients: int
     """That asked within `alive` seconds."""
     version: int

@@ -471,6 +471,8 @@ INFERENCE = (
         "reason",
     ),
     _gauge("inference_queue_rows", "Rows that wait now.", "queue_rows"),
+    _gauge("holder_bytes", "Bytes that are held for peers, by holder.", "holders", "holder"),
+    _gauge("budget_bytes", "Bytes that all holders may have together.", "budget"),
     _gauge("inference_clients", "Clients that asked within the last second, or `alive` seconds.", "clients"),
     _gauge("inference_model_version", "Version of the weights.", "version"),
     _gauge("jobs_open", "Jobs of an agent that no observer has.", "jobs.open"),

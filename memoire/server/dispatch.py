@@ -110,11 +110,11 @@ class Dispatcher:
         self.lock = threading.RLock()
         """Guards everything here and in the handlers, but not pools and limiters, which have their own."""
         self._granting = threading.Lock()  # one at a time of the requests that must not be granted twice
-        self._given = GivenReplies()  # belongs to the lock above
-        self._clock, self._store = clock, store
-        self.committer = Committer(store)
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
         """Bytes that are held for peers, by holder."""
+        self._given = GivenReplies(self.budget, own=limits.message_bytes)  # belongs to the lock above
+        self._clock, self._store = clock, store
+        self.committer = Committer(store)
         for table in tables:
             table.pool.join(self.budget, f"table {table.name}")
         self._state = state = ServerState(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from memoire.errors import ProtocolError
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
 
 from .reply import Reply
@@ -23,6 +24,11 @@ MAX_ROWS = 1024
 IDLE_TIMEOUT = 60.0
 """Seconds without a request after which a row beyond `KEPT_ROWS` leaves: its reader has gone. Resends come sooner."""
 
+REPLY_BYTES = 1024
+"""What a reply takes beside its payload, about."""
+BOUNDED = frozenset({messages.Type.CHANGE_ROWS})
+"""Requests of actors: one whose reply would be kept beside others is refused if there is no room."""
+
 
 @dataclass(slots=True)
 class _Row:
@@ -31,13 +37,25 @@ class _Row:
     """By number."""
 
 
+def _size(reply: Reply) -> int:
+    return REPLY_BYTES + (0 if reply.payload is None else memoryview(reply.payload).nbytes)
+
+
 class GivenReplies:
     """The newest replies to each client's requests that would change something if they were granted twice.
 
     Not thread-safe: nothing else may come between `find` and `keep`.
+
+    Args:
+        budget: What replies take of, beside `own` bytes; None: they are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: ByteBudget | None = None, own: int = 0) -> None:
+        self.bytes = 0
+        """Of all replies that are kept."""
+        self._room = None
+        if budget is not None:
+            self._room = budget.holder("kept replies", own=own, measure=lambda: self.bytes)
         self._given: OrderedDict[tuple[bytes, messages.Type, int], _Row] = OrderedDict()  # the idlest one first
 
     def find(self, header: MessageHeader, most: int, now: float) -> Reply | None:
@@ -57,11 +75,14 @@ class GivenReplies:
         given, number = row.replies, header.sequence
         if number not in given and len(given) == most and number < min(given):
             raise ProtocolError("missing", f"request {number} was overtaken by {min(given)}")
+        is_more = number not in given and len(given) < most
+        if is_more and header.type in BOUNDED and self._room is not None and not self._room.room:
+            raise self._room.no_room(REPLY_BYTES)
         return given.get(number)
 
     def _new_row(self, key: tuple[bytes, messages.Type, int], now: float) -> _Row:
         while len(self._given) >= KEPT_ROWS and now >= next(iter(self._given.values())).asked_at + IDLE_TIMEOUT:
-            self._given.popitem(last=False)
+            self.bytes -= sum(map(_size, self._given.popitem(last=False)[1].replies.values()))
         if len(self._given) >= MAX_ROWS:
             text = f"{MAX_ROWS} rows of requests are answered here already, the most. Ask again: one without a request "
             raise ProtocolError("busy", f"{text}for {IDLE_TIMEOUT:g} s leaves")
@@ -72,5 +93,6 @@ class GivenReplies:
         """The request that `find` was asked for last was granted."""
         given = self._given[header.client, header.type, header.table].replies
         given[header.sequence] = reply
+        self.bytes += _size(reply)
         while len(given) > most:
-            del given[min(given)]
+            self.bytes -= _size(given.pop(min(given)))

@@ -117,6 +117,11 @@ class ByteHolder:
         """That it has."""
         return self.count if self._measure is None else self._measure()
 
+    @property
+    def room(self) -> int:
+        """Bytes that it could have more."""
+        return max(0, self._budget.free) + max(0, self.own - self.bytes)
+
     def take(self, size: int) -> None:
         """Have so many bytes more; below 0 gives some back. Ask before they are allocated.
 

@@ -80,6 +80,25 @@ def _packed(schema: Schema, columns: Rows, rows: int) -> Payload:
     return made.payload
 
 
+def unpacked_size(payload: Any, schema: Schema) -> int:
+    """Bytes that a received container of kind ROWS takes when it is unpacked, as its table says.
+
+    Raises:
+        ProtocolError: the table does not fit the bytes.
+    """
+    view = memoryview(payload)
+    rows = _ROWS.unpack_from(view)[0] if view.nbytes >= _ROWS.size else 0
+    if FORMS.of(schema, rows) is not None:
+        return view.nbytes
+    return view.nbytes + sum(row.raw for row in unpack.table(payload) if row.codec)
+
+
+def widths_of(columns: Rows) -> tuple[int, ...]:
+    """Bytes of a row of each ragged column, padded to its longest value."""
+    ragged = [values for values in columns.values() if isinstance(values, Ragged)]
+    return tuple(int(each.lengths.max(initial=0)) * (each.values.nbytes // max(1, len(each.values))) for each in ragged)
+
+
 def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tuple[Rows, int]:
     """The columns of a received container of kind ROWS, completely checked, and how many rows these are.
 

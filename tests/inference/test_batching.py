@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from memoire.errors import ProtocolError
 from memoire.inference import batching
 from memoire.inference.batching import Batching, InferenceRequest, KeptReply
+from memoire.wire.byte_budget import ByteBudget
 
 ALIVE, WAIT = 1.0, 0.005
 
@@ -276,3 +277,28 @@ class BatchingMachine(RuleBasedStateMachine):
 
 BatchingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_requests_end_once = BatchingMachine.TestCase
+
+
+def test_what_waits_takes_bytes_until_it_is_answered_or_given_up():
+    room = ByteBudget(1000).holder("requests that wait")
+    batches = Batching(64, WAIT, ALIVE, 256, room=room)
+    batches.ask(asked(1, 1, 0.0)._replace(size=600))
+    with pytest.raises(ProtocolError, match="401 more bytes of requests that wait have no room") as why:
+        batches.ask(asked(2, 1, 0.0)._replace(size=401))
+    assert why.value.code == "busy" and (room.bytes, batches.rows) == (600, 1)
+    batches.ask(asked(1, 1, 0.0)._replace(size=600))  # sent again
+    batches.ask(asked(2, 2, 0.0, patience=0.5)._replace(size=400, min_version=9))
+    for request in batches.take(0.001 + WAIT, 0).requests:
+        batches.answered(request, None)
+    assert room.bytes == 400
+    batches.take(1.0, 0)
+    assert room.bytes == 0
+    batches.check_invariants()
+
+
+def test_a_long_row_does_not_pad_those_of_others():
+    batches = made()
+    for who, width in ((1, 10), (2, 12), (3, 1_000_000), (4, 8)):
+        batches.ask(asked(who, 1, 0.0)._replace(widths=(width,)))
+    assert taken(batches.take(WAIT, 0)) == ("wait", [(1, 1), (2, 1), (4, 1)])
+    assert taken(batches.take(WAIT, 0)) == ("wait", [(3, 1)])

@@ -126,7 +126,7 @@ FIELDS = {
         "inference_rows": "rows", "inference_batches": "batches", "inference_batch_rows": "batched_rows",
         "inference_expired": "expired", "inference_resends": "resends", "inference_failures": "failures",
         "inference_weights_failures": "weights_failures", "inference_wait_seconds": "waits.seconds",
-        "inference_forward_seconds": "computed_seconds", "inference_queue_rows": "queue_rows",
+        "inference_forward_seconds": "computed_seconds", "inference_queue_rows": "queue_rows", "holder_bytes": "holders", "budget_bytes": "budget",
         "inference_request_duration_seconds": "durations", "inference_clients": "clients", "inference_model_version": "version",
         **{f"jobs_{name}": f"jobs.{name}" for name in
            ("open", "leased", "observers", "done", "failed", "cancelled", "lost", "expired", "late")},
