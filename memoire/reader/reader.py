@@ -201,6 +201,7 @@ class Reader(Node, ClusterOrders):
         Raises:
             ParameterError: an array of `out` does not fit; the batch is there for the next call.
             NotEnoughSamples: the servers had too few for `timeout` seconds.
+            Refused: (code "too_large") the batch is larger than this reader takes (`limits.message_bytes`).
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
@@ -243,6 +244,7 @@ class Reader(Node, ClusterOrders):
         Raises:
             ParameterError: an argument is out of its range, or this table stores no rollouts.
             NotEnoughSamples: too few entries came in that time; it says what was missing.
+            Refused: (code "too_large") the oldest fragment is larger than this reader takes (`limits.message_bytes`).
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """

@@ -26,7 +26,6 @@ from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Message, MessageHeader
-from memoire.wire.frames import reply as encode_reply
 
 from .dispatch import Dispatcher
 from .io_lines import LineFile
@@ -162,5 +161,5 @@ class RequestThread:
 
     def _send(self, made: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
         payload = self._shared.of(reply.payload)
-        sent = [*envelope, *encode_reply(header, reply.body, payload=payload, **reply.changed)]
+        sent = [*envelope, *self._dispatcher.frames_of(header, reply, payload)]
         self.lanes.send(made, sent, time.monotonic())

@@ -1,6 +1,10 @@
-"""What is too long for the other side is refused where it is made: sent, it would cut the connection, and what is behind it is lost."""
+"""What is too long for the other side is refused where it is made: sent, it would cut the connection, and what is behind it is lost.
+
+Replies, too: their receiver would throw them away, and hear that the other side hangs.
+"""
 
 import random
+import re
 import time
 
 import msgspec
@@ -13,6 +17,7 @@ from memoire.net.channel import Channel
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
 from netkit import WIDE, record, until
 
 
@@ -73,3 +78,27 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     channel.learned(answers[1].header, msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
     assert channel.longest == 1000
     doors.close()
+
+
+def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_where_it_comes(cluster):
+    server, small = cluster.server(), Limits(tail_bytes=4096)
+    for number in range(60):
+        server.publish(f"{number} {'t' * 100}", b"weights")
+    hello, update = messages.Hello(role="actor"), messages.Update(steps=1)
+    cases = [
+        (server, small, hello, r"WELCOME, whose tail takes \d{4} bytes; client .* has room for 4096 \(tail_bytes\)"),
+        (server, small, update, r"its reply was not taken: a tail of \d{4} bytes; 4096 are allowed \(tail_bytes\)"),
+    ]
+    for place, (node, limits, body, text) in enumerate(cases):
+        doors, answers, rng = Poller(), [], random.Random(1)
+        channel = Channel(doors, cluster.context, node.endpoint, client=bytes([place + 1] * 16), limits=limits, rng=rng)
+        channel.ask(body, answers.append, run=name_hash(server.run))
+
+        def answered(channel=channel, doors=doors, answers=answers):
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            return len(answers) == 1
+
+        until(answered)
+        assert isinstance(answers[0], Refused) and answers[0].code == "too_large" and channel.resends == 0
+        assert re.search(text, str(answers[0])), answers[0]
+        doors.close()

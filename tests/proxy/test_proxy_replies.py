@@ -7,7 +7,7 @@ from memoire.proxy.replies import Replies
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from memoire.wire.receivers import Receivers
+from memoire.wire.receivers import Receiver, Receivers
 from proxykit import ADDRESS, HOME, LIMITS, Back, router, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -21,7 +21,8 @@ class World:
     def __init__(self):
         self.first, self.second = Back("a", endpoint="tcp://a"), Back("b", endpoint="tcp://b")
         self.router, self.counts, self.store = router(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
-        self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts, Receivers())
+        self.receivers = Receivers()
+        self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts, self.receivers)
 
     def retire_first(self):
         self.router.relist(["tcp://b"], Back, 100.0)
@@ -80,3 +81,14 @@ def test_a_damaged_reply_is_refused_if_it_is_looked_into():
     frames[2] = bytes(frames[2][:-1]) + bytes([frames[2][-1] ^ 1])
     assert world.take(frames) is None and world.take([b"no", b"envelope"]) is None
     assert world.counts.refused == {"checksum": 1, "frames": 1} and world.counts.replies == 2
+
+
+def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
+    world = World()
+    world.receivers.register(b"c" * 16, Receiver(tail_bytes=2000))
+    assert read(world.take(reply(welcome("a")))).type is messages.Type.WELCOME
+    refused = read(
+        world.take(reply(welcome("a", software="s" * 250, models={f"{i} {'t' * 100}": 1 for i in range(20)})))
+    )
+    assert refused.body.code == "too_large" and "WELCOME, whose tail takes" in refused.body.text
+    assert world.counts.refused == {"too_large": 1}

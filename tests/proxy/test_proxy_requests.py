@@ -11,6 +11,7 @@ from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from memoire.wire.frames import parse, parse_notice
 from memoire.wire.identity import name_hash
+from memoire.wire.receivers import Receiver
 from proxykit import ADDRESS, HOME, LIMITS, Back, header_of, request, router
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -62,6 +63,19 @@ def test_a_hello_for_nobody_goes_to_one_of_the_servers():
     world = World(Back("a"), Back("b"))
     backs = {world.take(request(HELLO, client=bytes([number]) * 16)).back for number in range(40)}
     assert backs == set(world.router.backs)
+
+
+def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
+    world = World(Back("a"))
+    for takes, passed_on in (
+        ({}, {}),
+        ({"message_bytes": 1 << 40, "tail_bytes": 4096}, {"tail_bytes": 4096}),
+        ({"message_bytes": 5, "request_bytes": 6}, {"message_bytes": 5, "request_bytes": 6}),
+    ):
+        step = world.take(request(messages.Hello(role="actor", name="me", takes=takes)))
+        said = parse(step.request.message).body
+        assert (said.takes, said.role, said.name) == (passed_on, "actor", "me")
+        assert world.requests.receivers.of(b"c" * 16) == Receiver.of(passed_on)
 
 
 def test_a_hello_for_a_server_that_has_gone_goes_to_another_one():

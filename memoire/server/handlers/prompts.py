@@ -108,7 +108,7 @@ class PromptsHandler:
                     assert row is not None
                     facts, data = _columns_of(table, row, place, index, body.columns)
                     data = data if made or place else data[body.offset :]
-                    part = data if told or made else data[: page.payload_room]
+                    part = data if told or made else data[: max(1, page.payload_room)]
                     facts = msgspec.structs.replace(facts, bytes=len(part))
                     if not page.takes(f"answer {index} to prompt {row.key}", facts, len(part)):
                         break
