@@ -23,6 +23,8 @@ MAX_RECEIVERS: Final = 1 << 16
 """Peers that are known to take something else than others do; the one that said HELLO least recently is forgotten."""
 ROW_PART: Final = 0.75
 """Part of a tail that one row may take: the rest is for the tail's other fields."""
+MAX_ROWS: Final = 1 << 16
+"""Rows of one page: no list of rows in a tail may be longer."""
 CHECKED_TAIL: Final = 128
 """Bytes of a tail from which on the lengths of its lists are compared with their bounds: what is shorter cannot be
 beyond one that counts.
@@ -118,7 +120,7 @@ class Page:
         """Bytes of the tail that are left."""
         self._payload_bytes = half if payload_bytes is None else min(half, payload_bytes)
         self._payload_room = self._payload_bytes
-        self._is_empty = True
+        self._rows = 0
 
     @property
     def payload_room(self) -> int:
@@ -136,8 +138,8 @@ class Page:
             ProtocolError: (code "too_large") it fits into no reply to this receiver.
         """
         tail = 0 if row is None else frames.encoded_bytes(row)
-        if tail > self.tail_room or payload > self._payload_room:
-            if not self._is_empty:
+        if tail > self.tail_room or payload > self._payload_room or self._rows == MAX_ROWS:
+            if self._rows:
                 return False
             if tail > self._most_tail * ROW_PART:
                 text = f"{self._kind.name} with {what}, whose row"
@@ -145,7 +147,7 @@ class Page:
             if payload > self._most_payload:
                 text = f"{self._kind.name} with {what}, whose payload"
                 raise too_large(text, payload, self._most_payload, self._limit, self._client)
-        self._is_empty = False
+        self._rows += 1
         self.tail_room -= tail
         self._payload_room -= payload
         return True

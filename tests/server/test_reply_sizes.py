@@ -30,7 +30,7 @@ from memoire.server.dispatch import Dispatcher
 from memoire.wire import keyed, messages, pack, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
-from memoire.wire.receivers import Receiver
+from memoire.wire.receivers import Page, Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from rolloutkit import TakesServer
 from serverkit import NOW
@@ -139,6 +139,11 @@ def test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages():
     assert all((step["tokens"][place] == place % 3).all() for place in range(120))
     fetched = small.fetch([(LONG, 0, 3)], ["tokens"])
     assert [len(each) for each in fetched[LONG, 0, 3]["tokens"]] == lengths[9:12]
+
+
+def test_a_page_has_no_more_rows_than_a_list_of_rows_may_have():
+    page = Page(Receiver(tail_bytes=1 << 40), messages.Type.PROMPTED, bytes(16))
+    assert all(page.takes("a row", 1) for _ in range(1 << 16)) and not page.takes("a row", 1)
 
 
 def test_one_answer_that_is_longer_than_a_message_comes_in_parts():
