@@ -79,6 +79,9 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
     else:
         book.facts.finished += [epoch for epoch in come.finished if epoch not in book.facts.finished]
         book.facts.newest_model = max(book.facts.newest_model, come.newest_model)
+        for dataset, epochs in come.forgotten.items():  # where they are counted is for the saved table to say
+            mine = book.facts.forgotten.setdefault(dataset, {})
+            mine |= {epoch: 0 for epoch in epochs if epoch not in mine}
     book.recount_facts()
     if is_heir or not book.facts.shares:
         book.share_out(come.shares)

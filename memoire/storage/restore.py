@@ -26,6 +26,7 @@ from memoire.arguments import whole
 from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.pool.snapshot import KeptClient, LeftSamples
+from memoire.prompts.rows import Key
 from memoire.prompts.snapshot import KeptPrompt
 from memoire.replay.dataset import Episode
 from memoire.replay.parameters import Parameters, differing
@@ -52,6 +53,10 @@ from .snapshot_file import (
 )
 
 
+MAX_REFUSALS: Final = 20
+"""Refusals that are named one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreCounts:
     """What became of the caches and episodes of some files: each is counted once."""
@@ -74,6 +79,8 @@ class RestoreCounts:
     """Those that belong to other parts."""
     refused: dict[str, int] = field(default_factory=dict)
     """Those that fit this server no more, by code."""
+    refusals: tuple[str, ...] = ()
+    """Which these are, and why: a sentence for each of the first `MAX_REFUSALS`, and for each table that is left out."""
     damaged: int = 0
     """Those that could not be read; more where the end of a file is gone, too."""
     overwritten: int = 0
@@ -89,7 +96,9 @@ class RestoreCounts:
         for name in ("known", "elsewhere", "damaged", "overwritten"):
             words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
         words += [f"{count} refused ({code})" for code, count in self.refused.items()]
-        return ", ".join(words)
+        text = "; ".join(self.refusals)
+        more = "; and others" if text and len(self.refusals) < sum(self.refused.values()) else ""
+        return f"{', '.join(words)}{': ' if text else ''}{text}{more}"
 
 
 def restore(
@@ -263,6 +272,7 @@ class _Restoring:
         self._rank_of = {table.name: place for place, table in enumerate(tables)}
         self._done: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self._refusals: list[str] = []
         self._clients: set[tuple[str, bytes]] = set()
         self._seen: set[int] = set()  # accounts' clients
 
@@ -345,7 +355,7 @@ class _Restoring:
             self._tables[name].limiter.go_on_from(msgspec.structs.asdict(state))
         return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
-            refused=dict(self._refused), **self._done,
+            refused=dict(self._refused), refusals=tuple(self._refusals), **self._done,
         )  # fmt: skip
 
     def _of_file(
@@ -362,7 +372,8 @@ class _Restoring:
             if isinstance(record.body, TableEndRecord):
                 continue
             if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
-                self._refused["parameters"] += not isinstance(record.body, TableRecord | ClientRecord)
+                if not isinstance(record.body, TableRecord | ClientRecord):
+                    self._refuse("parameters", f"what {file.path} has of table {name!r} does not fit the table here")
                 continue
             if isinstance(record.body, CacheRecord):
                 eldest = None if record.body.eldest is None else record.body.eldest + since
@@ -391,7 +402,13 @@ class _Restoring:
             try:
                 self._put(table, client, record)
             except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
-                self._refused[error.code if isinstance(error, ProtocolError) else "container"] += 1
+                code, why = (error.code, error.detail) if isinstance(error, ProtocolError) else ("container", error)
+                self._refuse(code, f"{_called(client, body)} of table {table.name!r}: {why}")
+
+    def _refuse(self, code: str, sentence: str) -> None:
+        self._refused[code] += 1
+        if len(self._refusals) < MAX_REFUSALS and sentence not in self._refusals:
+            self._refusals.append(sentence)
 
     def _take_state(self, table: HasMemory, body: TableRecord) -> None:
         if self._is_same and body.prompts is not None:
@@ -455,13 +472,26 @@ class _Restoring:
             return
         try:
             rows = unpack_accounts(payload)
-        except ValueError:
-            self._refused["value"] += 1
+        except ValueError as error:
+            self._refuse("value", f"the totals of run {body.run!r}: {error}")
             return
         mine = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
         if any(mine):
             self._inherit(body.run, body.finished, rows[mine])
             self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
+
+
+def _called(client: ClientRecord | None, body: RecordBody) -> str:
+    """What a refusal calls a record."""
+    if isinstance(body, PromptRecord):
+        try:
+            dataset, epoch, index = msgspec.msgpack.decode(body.name, type=Key)
+        except msgspec.MsgspecError:
+            return f"the prompt {body.name.hex()}"
+        return f"prompt {index} of data set {dataset!r} in epoch {epoch}"
+    if isinstance(body, EpisodeRecord):
+        return f"episode {body.number} of memory {body.owner.hex()}"
+    return "a cache" if client is None else f"a cache of client {client.id.hex()}"
 
 
 def _kept_of(client: ClientRecord) -> KeptClient:

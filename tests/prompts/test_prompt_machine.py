@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memoire.errors import ProtocolError
+from memoire.prompts import snapshot
 from memoire.prompts.columns import packed, raw_columns
 from memoire.prompts.figures import counts_of
 from memoire.prompts.rows import PromptRules, PromptState
@@ -250,6 +251,20 @@ class PromptMachine(RuleBasedStateMachine):
         restore(self.table, ((kind, key, body) for (kind, key), body in sorted(self.disk.items())), self.now)
         for model in self.model.of("leased"):
             model.until = self.now + LEASE
+
+    @rule(is_heir=st.booleans())
+    def restore_a_snapshot_elsewhere(self, is_heir):
+        """Each prompt is taken, with each answer that is there; what was forgotten or finished is so there, too."""
+        table, facts = PromptTable(SCHEMA, self.rules, first=1 << 20), self.table.book.facts
+        snapshot.go_on(table, snapshot.order_of(self.table), is_heir=is_heir)
+        for row in sorted(self.table.book.rows.values(), key=lambda row: row.number):
+            assert snapshot.put_back(table, snapshot.kept_of(self.table, row), is_heir=is_heir)
+            for index in range(GROUP):
+                assert table.store.packed(row.key, index) == self.table.store.packed(row.key, index)
+        table.check_invariants()
+        assert table.book.facts.finished == facts.finished and table.book.facts.shares == facts.shares
+        for dataset, epochs in facts.forgotten.items():
+            assert not any(table.add([(dataset, epoch, 0)], [b""])[0] for epoch in epochs)
 
     @invariant()
     def the_states_are_those_of_the_model(self):

@@ -428,6 +428,8 @@ def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_pat
     again = Memory(STATES, 20)
     done = load([tmp_path / "a"], table(episodes_of(again), storage="episodes"))
     assert (done.episodes, done.refused) == (2, {"container": 1})
+    (why,) = done.refusals
+    assert "episode 5 of memory " in why and "for 20 in all" in why and why in str(done)
 
 
 def test_an_episode_that_cannot_be_is_refused():
