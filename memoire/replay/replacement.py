@@ -57,6 +57,7 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
     remove_abandoned(target)
     opened, draft = _make_draft(target, mode)
     raw = OwnedFile(opened, f"the draft of {target}", at)
+    raw.path = draft
     file = io.BufferedWriter(raw, _BUFFER_BYTES)
     try:
         yield cast("BinaryIO", file)
@@ -75,6 +76,13 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
         raw.close()
     at("sync folder")
     sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def drafting(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[Path]:
+    """Make an empty draft for something that opens files by their paths, such as SQLite; else as `replacing`."""
+    with replacing(path, mode=mode, at=at) as file:
+        yield cast("OwnedFile", cast("io.BufferedWriter", file).raw).path
 
 
 def replace_file(path: str | Path, content: Any, *, mode: int | None = None, at: Fault = no_fault) -> None:
@@ -169,6 +177,8 @@ class OwnedFile(io.RawIOBase):
 
     def __init__(self, opened: int, what: str, at: Fault = no_fault) -> None:
         self._opened, self._what, self._at = opened, what, at
+        self.path = Path(what)
+        """Of the draft; else what errors call the file."""
         self.owner = os.getpid()
 
     def check_owner(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from memoire.errors import KeyFileError
+from memoire.replay.replacement import replace_file, sync_folder
 
 from .key_files import authorized_files, load, only_public, read_own, read_public
 from .keypairs import Key, make
@@ -73,10 +74,16 @@ def write_new(path: Path, text: str) -> None:
     mode = 0o600 if path.name == "own.key" else 0o644
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with open(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w", encoding="ascii"
-        ) as to:
-            to.write(text)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        try:
+            with open(opened, "w", encoding="ascii") as to:
+                to.write(text)
+                to.flush()
+                os.fsync(opened)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
     except FileExistsError as error:
         advice = "Name another folder, or take the old key away first."
         raise KeyFileError(str(path), "is there already, and stays as it is", advice) from error
@@ -109,14 +116,12 @@ def _replace(path: Path, keys: Iterable[Key]) -> None:
     """Write a file of public keys anew, whole or not at all; without any it goes."""
     text = "".join(key.text() for key in keys)
     try:
-        if not text:
-            path.unlink()
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.new")
-        draft.unlink(missing_ok=True)
-        write_new(draft, text)
-        draft.replace(path)
+        if text:
+            replace_file(path, text.encode("ascii"), mode=0o644)
+        else:
+            path.unlink()
+            sync_folder(path.parent)
     except OSError as error:
         raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change it where it is made.") from error
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memoire.errors import StateError
+from memoire.replay.replacement import drafting
 
+from . import private_files
 from .database_reader import DatabaseReader
 from .disk_errors import words
-from .file_system import sync
 
 _log = logging.getLogger(__name__)
 
@@ -80,14 +81,12 @@ class DatabaseBackups:
         with self._making:
             generation = self._generation()
             first, second = (self._folder / f"state.db.backup-{number}" for number in (1, 2))
-            fresh = self._folder / "state.db.new-backup"
-            self._reader.copy_to(fresh)
-            self._at("before backups")
-            if first.exists():
-                first.replace(second)
-            self._at("between backups")
-            fresh.replace(first)
-            sync(self._folder)
+            with drafting(first, mode=private_files.mode_in(self._folder)) as draft:
+                self._reader.copy_to(draft)
+                self._at("before backups")
+                if first.exists():
+                    first.replace(second)
+                self._at("between backups")
             self._at("after backups")
             self._backed_up, self.trouble = generation, ""
             return first

@@ -7,7 +7,6 @@ the file is opened, and the file is refused.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,10 @@ from urllib.parse import quote
 
 from memoire.accounting.kept_accounts import Packed
 from memoire.errors import StateForeign
+from memoire.replay.replacement import drafting
 
 from . import private_files
 from .disk_errors import RESTORE, corrupt
-from .file_system import sync
 from .records import META, SEAL, FactRow, add_up, checked_fact, checked_parts
 from .seal import RowsChecksum
 
@@ -65,22 +64,19 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
 
 def create(path: Path, name: str, at: Callable[[str], None]) -> None:
     """Make an empty state file of the server of this name: it appears whole or not at all."""
-    made = path.with_name(path.name + ".new")
-    os.close(private_files.replace(made))
-    connection = sqlite3.connect(made, isolation_level=None)
-    try:
-        connection.executescript(_TABLES)
-        _stamp(connection, LIVE)
-        row = (META, b"name", name.encode())
-        check = add_up(*row)
-        write_facts(connection, [(*row, check)])
-        write_seal(connection, RowsChecksum().with_facts((), (check,)))
-    finally:
-        connection.close()
-    sync(made)
-    at("before create")
-    made.rename(path)
-    sync(path.parent)
+    with drafting(path, mode=private_files.mode_in(path.parent)) as draft:
+        connection = sqlite3.connect(draft, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
+            connection.executescript(_TABLES)
+            _stamp(connection, LIVE)
+            row = (META, b"name", name.encode())
+            check = add_up(*row)
+            write_facts(connection, [(*row, check)])
+            write_seal(connection, RowsChecksum().with_facts((), (check,)))
+        finally:
+            connection.close()
+        at("before create")
     at("after create")
 
 
@@ -179,6 +175,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
     """
     copy = sqlite3.connect(target, isolation_level=None)
     try:
+        copy.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
         source.execute("BEGIN")  # all of it of one moment
         copy.executescript(_TABLES)
         copy.execute("BEGIN")

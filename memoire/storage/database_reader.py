@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -12,10 +11,8 @@ from typing import Any, Final, TypeVar
 from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
 
-from . import private_files
 from .database import LINE_COLUMNS, connect, copy_into, read_facts, read_parts
 from .disk_errors import corrupt, is_damage
-from .file_system import sync
 from .records import LAST, entry_of
 
 MAX_IDLE_READERS: Final = 4
@@ -81,11 +78,9 @@ class DatabaseReader:
         )
 
     def copy_to(self, path: Path) -> None:
-        """Write a backup to this path: all rows but the lines.
+        """Write a backup to this empty file: all rows but the lines.
 
         Raises:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
         """
-        os.close(private_files.replace(path))
         self._read(lambda connection: copy_into(connection, self._path, path))
-        sync(path)

@@ -9,6 +9,7 @@ import errno
 import os
 import sqlite3
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,6 @@ from typing import Final
 import msgspec
 
 from memoire.errors import StateCorrupt, StateError, StateUnusable
-
-from . import private_files
 
 RESTORE: Final = (
     "Put a backup back (the newest is state.db.backup-1): stop the server, move state.db away, remove state.db-wal and "
@@ -72,13 +71,13 @@ def is_full_at(folder: Path, error: Exception) -> bool:
     vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
     if is_full(error) or getattr(error, "sqlite_errorcode", 0) not in (*vague, sqlite3.SQLITE_CANTOPEN):
         return is_full(error)
-    probe = folder / "state.db.probe"
     try:
-        private_files.write(probe, bytes(1 << 16))
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
     except OSError as found:
         return is_full(found)
-    finally:
-        probe.unlink(missing_ok=True)
     return False
 
 

@@ -52,7 +52,6 @@ from .snapshot_file import (
     TableRecord,
 )
 
-
 MAX_REFUSALS: Final = 20
 """Refusals that are named one by one."""
 
@@ -80,7 +79,7 @@ class RestoreCounts:
     refused: dict[str, int] = field(default_factory=dict)
     """Those that fit this server no more, by code."""
     refusals: tuple[str, ...] = ()
-    """Which these are, and why: a sentence for each of the first `MAX_REFUSALS`, and for each table that is left out."""
+    """Which these are, and why, a sentence each: the first `MAX_REFUSALS`, and one for each table that is left out."""
     damaged: int = 0
     """Those that could not be read; more where the end of a file is gone, too."""
     overwritten: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,16 +13,18 @@ import msgspec
 
 from memoire.errors import StateCorrupt
 from memoire.models.model import Model
+from memoire.replay.replacement import remove_abandoned_in, replace_file
 from memoire.wire import _bytes
 
 from . import private_files
-from .file_system import sync
 from .records import MODEL, Fact, StoredModel, run_key
 
 _log = logging.getLogger(__name__)
 
 INLINE_BYTES: Final = 16 * 1024
 """Bytes of a model's body that are stored in the database itself."""
+
+_NAME: Final = re.compile(r"[0-9]+-[0-9a-f]{16}-[0-9]+\.model")
 
 Stored: TypeAlias = dict[tuple[int, str], StoredModel]
 """By number of the run and topic."""
@@ -51,8 +54,9 @@ class StoredModels:
                 self.missing.append(f"{path} is gone: topic {topic!r} has no model until the next one is published")
                 _log.warning("%s", self.missing[-1])
         named = {self._path(run, topic, model.version) for (run, topic), model in self._stored.items()}
+        remove_abandoned_in(self._folder, ".model")
         for path in self._folder.iterdir():
-            if path.suffix in (".model", ".new") and path not in named:
+            if _NAME.fullmatch(path.name) and path not in named:
                 path.unlink(missing_ok=True)
 
     def _path(self, run: int, topic: str, version: int) -> Path:
@@ -108,11 +112,11 @@ class StoredModels:
         return written, facts
 
     def _write_file(self, path: Path, body: bytes) -> None:
-        made = path.with_suffix(".new")
-        private_files.write(made, body)
-        self._at("before model")
-        made.replace(path)
-        sync(self._folder)
+        def at(step: str) -> None:
+            if step == "replace":
+                self._at("before model")
+
+        replace_file(path, body, mode=private_files.mode_in(self._folder), at=at)
         self._at("after model")
 
     def replace(self, written: Stored) -> None:

@@ -113,17 +113,24 @@ def test_a_lock_that_a_power_failure_has_torn_is_taken(tmp_path, content):
         assert f'"pid": {os.getpid()}'.encode() in (tmp_path / "lock").read_bytes()
 
 
-def test_drafts_do_not_follow_links(tmp_path):
+NAMES = ["state.db.new", "committed.new", "state.db.new-backup", "state.db.backup-1.new", "state.db.probe", "a.model",
+         "models/a.model", "models/a.new", "models/1-2-3.new", "memory.snapshot.new", "snapshots/a.new"]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_files_of_the_user_s_whose_names_drafts_might_have_stay_as_they_are(tmp_path, is_link):
     target, folder = tmp_path / "target", tmp_path / "state"
     target.write_text("what others need")
-    folder.mkdir()
-    (folder / "state.db.new").symlink_to(target)
-    lived(folder)
+    for name in NAMES:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target) if is_link else path.write_text("what others need")
+        if name == NAMES[0]:
+            lived(folder)
     (folder / "committed").unlink()
-    for name in ("committed.new", "state.db.backup-1.new", "own.snapshot.new"):
-        (folder / name).symlink_to(target)
     lived(folder)
-    assert target.read_text() == "what others need"
+    assert [(folder / name).read_text() for name in NAMES] == ["what others need"] * len(NAMES)
+    assert not [path for path in folder.rglob("*") if "draft" in path.name]
 
 
 def test_append_and_create_refuse_links(tmp_path):

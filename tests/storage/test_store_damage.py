@@ -300,8 +300,8 @@ def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_wai
 
 def test_files_of_models_that_nobody_names_go(tmp_path):
     with keeper_of_all(tmp_path):
-        (tmp_path / "models" / "1-00-3.model").write_bytes(b"x")
-        (tmp_path / "models" / "half.new").write_bytes(b"x")
-        (tmp_path / "models" / "notes of mine").write_bytes(b"x")
+        (tmp_path / "models" / "1-0123456789abcdef-3.model").write_bytes(b"x")
+        (tmp_path / "models" / f".1-0123456789abcdef-3.model.{'0' * 32}.draft").write_bytes(b"x")
+        (tmp_path / "models" / "my.model").write_bytes(b"x")
     with Store(tmp_path):
         assert len(list((tmp_path / "models").iterdir())) == 2
