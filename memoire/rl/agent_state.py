@@ -103,7 +103,7 @@ def readable(path: str, problem: str) -> Iterator[None]:
     """While a checkpoint is read: what is wrong with it becomes DataError."""
     try:
         yield
-    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
         if isinstance(error, DataError | ParameterError):
             raise
         raise DataError(path, f"{problem} ({(str(error) or type(error).__name__).splitlines()[0]})") from error

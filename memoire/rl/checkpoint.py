@@ -15,6 +15,9 @@ from typing import Any, Final
 import torch
 from numpy.typing import NDArray
 
+from memoire.replay.replacement import remove_abandoned_in
+from memoire.storage.folder_lock import lock_folder
+
 from . import weights
 from .agent_state import FACTS, form_of, readable, restore, state_of, text_of, unsaved
 
@@ -25,10 +28,23 @@ OF_THE_LEARNER: Final = ("net", "_plain")
 
 
 class Checkpoints:
-    """The files of one rank in a folder."""
+    """The files of one rank in a folder, which is made. They are locked until `close`.
+
+    Raises:
+        StateLocked: another learner has the files of this rank.
+        StateForeign: the path of the lock file holds something else.
+    """
 
     def __init__(self, folder: str | Path, rank: int = 0) -> None:
         self.folder, self._prefix = Path(folder).absolute(), f"rank-{rank}-"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        what = f"rank {rank} of the checkpoint folder"
+        self._lock = lock_folder(self.folder, what, "learner", name=f"rank-{rank}.lock")
+        remove_abandoned_in(self.folder, ".safetensors")
+
+    def close(self) -> None:
+        """Let another learner have the files; once is enough."""
+        self._lock.release()
 
     def newest(self) -> int:
         """The newest iteration that was saved; -1 if there is none."""
@@ -68,6 +84,11 @@ class SavedLearner:
             self.facts: dict[str, Any] = dict(self._tree["facts"])
             """What the learner counts, and its settings."""
             self.has_algorithm = self._tree["algorithm"] is not None
+            self.settings: dict[str, Any] = dict(self.facts["settings"])
+            """What the learner was told."""
+            self.ranks, self.every = int(self.settings["ranks"]), int(self.settings["checkpoint_every"])
+            self.steps, self.iterations = int(self.facts["steps"]), int(self.facts["iterations"])
+            self.version = int(self.facts["version"])
 
     def restore_net(self, net: torch.nn.Module) -> None:
         """Put parameters, statistics and the process' generators back. Raises DataError: it is another network's."""

@@ -23,7 +23,7 @@ import torch
 import memoire.torch
 from memoire.arguments import seconds as checked_seconds
 from memoire.arguments import whole
-from memoire.errors import ParameterError
+from memoire.errors import DataError, ParameterError
 from memoire.inference.node import Inference
 from memoire.loggers import Logger
 from memoire.pool.tables import Table
@@ -58,6 +58,7 @@ ADVICE: Final = (
 RECENT: Final = 50
 """Newest episodes of each rank whose returns `recent_return` averages."""
 TABLE: Final = "rollouts"
+_ANY_RANKS: Final = 1 << 62  # that a rank without a checkpoint allows
 
 
 class OnPolicyLearner:
@@ -140,9 +141,13 @@ class OnPolicyLearner:
         }  # fmt: skip
         """What it was told, as its checkpoint keeps it."""
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
-        self._restored = self._resume()
-        self.net = self.world.wrap(net)
-        """What learns: `net`, or that inside of DistributedDataParallel."""
+        try:
+            self._restored = self._resume()
+            self.net = self.world.wrap(net)
+            """What learns: `net`, or that inside of DistributedDataParallel."""
+        except BaseException:
+            self._unlock()
+            raise
         table = Table(
             rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts", length=length,
             capacity=self._share, max_model_lag=max_lag, discount=discount,
@@ -156,6 +161,7 @@ class OnPolicyLearner:
         except BaseException:
             if self._acting is not None:
                 self._acting.close()
+            self._unlock()
             raise
 
     @property
@@ -248,6 +254,11 @@ class OnPolicyLearner:
         self.server.close(timeout)
         if self._acting is not None:  # collectors that have heard of the end ask no more
             self._acting.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._files is not None:
+            self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -282,20 +293,29 @@ class OnPolicyLearner:
             return None
         own = self._files.newest()
         newest = self.world.least([own])[0]
-        if own < 0:
-            return None
-        saved = self._files.load(own if newest < 0 else newest)
-        facts, former = saved.facts, saved.facts["settings"]
-        if former["ranks"] < self.world.size:
-            expected = f"at most {former['ranks']}, as in {self._files.folder}, which has the state of each rank"
+        saved: SavedLearner | None = None
+        problem: Exception | None = None
+        try:
+            if own >= 0:
+                saved = self._files.load(own if newest < 0 else newest)
+        except (OSError, DataError) as error:
+            problem = error
+        # What one rank finds, each of them raises: else the others wait for it.
+        ranks, is_read = self.world.least([_ANY_RANKS if saved is None else saved.ranks, int(problem is None)])
+        if problem is not None:
+            raise problem
+        if not is_read:
+            raise DataError(str(self._files.folder), "cannot be gone on from: another rank cannot read its checkpoint")
+        if ranks < self.world.size:
+            expected = f"at most {ranks}, as in {self._files.folder}, which has the state of each rank"
             raise ParameterError("ranks", self.world.size, expected)
-        if newest < 0:  # a rank died before it had written its first one
+        if newest < 0 or saved is None:  # a rank died before it had written its first one
             return None
-        warn_of_told(self.settings, former, "learner")
+        warn_of_told(self.settings, saved.settings, "learner")
         saved.restore_net(self._plain)
-        self.steps, self.iterations = int(facts["steps"]), int(facts["iterations"])
+        self.steps, self.iterations = saved.steps, saved.iterations
         # Models that were published since are unknown here: at most one less than lay between two checkpoints.
-        self._plain.version = int(facts["version"]) + former["checkpoint_every"] - 1
+        self._plain.version = saved.version + saved.every - 1
         return saved
 
 

@@ -73,6 +73,16 @@ class SampleJournal:
         self.close()
 
     @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._log.folder
+
+    @property
+    def series(self) -> str:
+        """Names this journal, in hex: a checkpoint says which one belongs to it."""
+        return self._log.series
+
+    @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self._log.files)

@@ -212,18 +212,17 @@ class StartStates:
             ParameterError: they were drawn by another seed.
         """
         try:
-            settings = json.loads(_bytes(arrays["settings"]))
+            settings = dict(json.loads(_bytes(arrays["settings"])))
+            seed = settings["seed"]
             drawn = np.random.default_rng()
             drawn.bit_generator.state = json.loads(_bytes(arrays["rng"]))
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
-        if self.settings["seed"] not in (None, settings["seed"]):
-            raise ParameterError(
-                "seed", self.settings["seed"], f"{settings['seed']}, as in the checkpoint, or left out"
-            )
+        if self.settings["seed"] not in (None, seed):
+            raise ParameterError("seed", self.settings["seed"], f"{seed}, as in the checkpoint, or left out")
         added = self._take(arrays)
-        warn_of_told({**self.settings, "seed": settings["seed"]}, settings, f"{self.name!r}")
-        self.settings["seed"] = settings["seed"]
+        warn_of_told({**self.settings, "seed": seed}, settings, f"{self.name!r}")
+        self.settings["seed"] = seed
         self._rng.bit_generator.state = drawn.bit_generator.state
         return added
 

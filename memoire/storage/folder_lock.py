@@ -12,13 +12,14 @@ from . import private_files
 from .disk_errors import unusable
 
 
-def lock_folder(folder: Path, what: str = "the state folder", user: str = "server") -> FileLock:
-    """Lock a folder by its file "lock". No other process gets it while this one runs.
+def lock_folder(folder: Path, what: str = "the state folder", user: str = "server", *, name: str = "lock") -> FileLock:
+    """Lock a folder by a file in it. No other process gets it while this one runs.
 
     Args:
         folder: It is there.
         what: What errors call the folder.
         user: What they call those of which only one may write it.
+        name: Of the file; several of a folder lock a part of it each.
 
     Raises:
         StateLocked: another process has it.
@@ -26,9 +27,9 @@ def lock_folder(folder: Path, what: str = "the state folder", user: str = "serve
         StateForeign: the path of the lock file holds something else, such as another program's file.
     """
     return FileLock(
-        folder / "lock",
+        folder / name,
         held=lambda holder: StateLocked(str(folder), holder.pid, holder.host, what, user),
-        foreign=lambda what: _no_lock(folder, what),
+        foreign=lambda what: _no_lock(folder / name, what),
         unusable=lambda error: _unusable(folder, error),
         opening=lambda path: _opened(folder, path),
     )
@@ -39,7 +40,7 @@ def _opened(folder: Path, path: Path) -> int:
         return private_files.append(path)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _no_lock(folder, "a symbolic link") from error
+            raise _no_lock(path, "a symbolic link") from error
         raise unusable(folder, error) from error
 
 
@@ -49,9 +50,9 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
     return unusable(folder, error)
 
 
-def _no_lock(folder: Path, what: str) -> StateForeign:
+def _no_lock(path: Path, what: str) -> StateForeign:
     return StateForeign(
-        str(folder / "lock"),
+        str(path),
         f"is {what}, not the lock of a folder of memoire",
         "Name a folder of its own, or remove that if nobody needs it.",
     )

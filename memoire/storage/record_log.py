@@ -13,6 +13,7 @@ the part of it that is not whole is cut off.
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 import weakref
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,7 @@ from .folder_lock import lock_folder
 
 _SUM: Final = struct.Struct("<Q")
 _COUNTER: Final = struct.Struct("<8s8sII")
-_COUNTER_MAGIC: Final = b"memocntr"
+_COUNTER_MAGIC: Final = b"memocnt2"
 _COUNTER_NAME: Final = "committed"
 
 
@@ -64,10 +65,12 @@ class _Counts(NamedTuple):
     """Number of the next record."""
     chain: int = 0
     """Checksum of all records until there."""
+    series: int = 0
+    """Names the log: a random number."""
 
     def pack(self, kind: FileKind) -> bytes:
         """The whole counter."""
-        facts = _COUNTER.pack(_COUNTER_MAGIC, kind.magic, kind.form, APPENDED) + struct.pack("<4Q", *self)
+        facts = _COUNTER.pack(_COUNTER_MAGIC, kind.magic, kind.form, APPENDED) + struct.pack("<5Q", *self)
         return facts + _SUM.pack(_bytes.checksum(facts))
 
     @classmethod
@@ -80,10 +83,10 @@ class _Counts(NamedTuple):
             return None
         except OSError as error:
             raise DataError(str(path), f"cannot be read ({error})") from error
-        size = _COUNTER.size + 32
+        size = _COUNTER.size + 40
         if len(content) != size + _SUM.size or not content.startswith(_COUNTER_MAGIC):
             raise DataError(str(path), f"is not the commit counter of {kind.name}, or it is damaged")
-        counts = cls(*struct.unpack("<4Q", content[_COUNTER.size : size]))
+        counts = cls(*struct.unpack("<5Q", content[_COUNTER.size : size]))
         if counts.pack(kind) != content:
             raise DataError(str(path), f"is damaged, or the commit counter of other files than {kind.name}")
         return counts
@@ -148,6 +151,11 @@ class RecordLog:
         except BaseException:
             self._unlock()
             raise
+
+    @property
+    def series(self) -> str:
+        """Names this log, in hex: no other one has it."""
+        return f"{self._counts.series:016x}"
 
     def __enter__(self) -> RecordLog:
         return self
@@ -286,7 +294,7 @@ class RecordLog:
                 RecordReader(path, self._kind, APPENDED).close()
             if paths:
                 raise DataError(str(counter), f"is missing: nothing says how many records {paths[0].name} must have")
-            counts = _Counts()
+            counts = _Counts(series=secrets.randbits(64))
             replace_file(counter, counts.pack(self._kind), at=self._at)
         abandoned = [path for path in paths if int(path.stem) < counts.first]
         for path in abandoned:

@@ -416,9 +416,25 @@ class Trainer(NativeTrainer):
         if self._resume_as == "weights":
             self.loop.state = TrainingState()
         elif facts is not None:
+            self._check_journal(facts.get("journal"))
             assert isinstance(self.experience, MemoryExperience)
             self.experience.restore(facts["experience"], facts["received"])
             self.loop.gate.updates = facts["gate"]
+
+    def _check_journal(self, series: Any) -> None:
+        """Refuse samples that are of another run than the checkpoint's."""
+        if self._journal is None or series == self._journal.series:
+            return
+        problem = (
+            f"has the samples {self._journal.series}, and the checkpoint beside it was saved with {series}: one of the "
+            'two is of another trainer. Bring the right one back. Or go on without the samples (resume="weights"), or '
+            'with them and a new agent (resume="memory")'
+        )
+        raise DataError(str(self._journal.folder), problem)
+
+    def _facts(self) -> dict[str, Any]:
+        journal = None if self._journal is None else self._journal.series
+        return super()._facts() | {"journal": journal}
 
     def _resume(self) -> None:
         if self._loaded:

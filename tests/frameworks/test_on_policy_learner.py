@@ -14,9 +14,10 @@ import torch
 from torch.distributions import Categorical
 
 from history.ports import held
-from memoire.errors import DataError, NotEnoughSamples, ParameterError
+from memoire.errors import DataError, NotEnoughSamples, ParameterError, StateLocked
 from memoire.nodes.gym_environments import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
+from memoire.rl.checkpoint import Checkpoints, arrays_of
 
 pytestmark = pytest.mark.torch
 
@@ -128,9 +129,93 @@ def test_a_learner_that_is_started_again_goes_on_above_all_versions(tmp_path):
                 learner.server.finish()
             states.append((net.version, saved, moment, again.integers(1 << 60)))
         learner.close()
-    assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-2.safetensors", "rank-0.lock"]
     with pytest.raises(DataError, match=r"holds 'net\.policy\.0\.weight' as float32\[32, 4\] where .* float32\[8, 4\]"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=tmp_path)
+
+
+class Pair(World):
+    """One of two ranks that are threads."""
+
+    barrier, told = threading.Barrier(2, timeout=20.0), [[0], [0]]
+
+    def least(self, values):
+        self.told[self.rank] = list(values)
+        self.barrier.wait()
+        found = [min(each) for each in zip(*self.told, strict=True)]
+        self.barrier.wait()
+        return found
+
+
+def saved_learner(folder, rank=0, size=1, **facts):
+    """Have the checkpoint of a rank in a folder."""
+    settings = {"ranks": size, "checkpoint_every": 1} | facts.pop("settings", {})
+    told = {"steps": 64, "iterations": 1, "version": 2, "settings": settings} | facts
+    files = Checkpoints(folder, rank)
+    files.save(1, arrays_of(made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, told))
+    files.close()
+
+
+def begun(folder, world=None):
+    envs = make_envs("CartPole-v1", 1)
+    return OnPolicyLearner(
+        "tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=folder, world=world or World()
+    )
+
+
+def errors_of_two(folder):
+    """What each of two ranks says that is begun with this folder."""
+    found = {}
+
+    def begin(rank):
+        try:
+            begun(folder, Pair(rank, 2)).close()
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    return [found.get(rank) for rank in range(2)]
+
+
+def test_a_rank_s_checkpoints_belong_to_one_learner_at_a_time(tmp_path):
+    with begun(tmp_path):
+        with pytest.raises(StateLocked, match="rank 0 of the checkpoint folder .* is in use by process"):
+            begun(tmp_path)
+    begun(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"settings": None}, {"settings": {"ranks": None}}, {"settings": {"checkpoint_every": "x"}}, {"steps": None},
+     {"iterations": []}, {"version": float("inf")}],
+)  # fmt: skip
+def test_a_checkpoint_that_lacks_a_fact_is_refused_by_name(tmp_path, facts):
+    if facts == {"settings": None}:
+        files = Checkpoints(tmp_path)
+        net = made(make_envs("CartPole-v1", 1), hidden=(8,))
+        files.save(1, arrays_of(net, None, None, {"steps": 1, "iterations": 1, "version": 1}))
+        files.close()
+    else:
+        saved_learner(tmp_path, **facts)
+    with pytest.raises(DataError, match=r"rank-0-1.safetensors is no checkpoint of a learner"):
+        begun(tmp_path)
+
+
+def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_path):
+    saved_learner(tmp_path / "fewer")
+    for error in errors_of_two(tmp_path / "fewer"):
+        assert isinstance(error, ParameterError) and "at most 1, as in" in str(error)
+    for rank in range(2):
+        saved_learner(tmp_path / "damaged", rank, 2)
+    path = tmp_path / "damaged" / "rank-1-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    first, second = errors_of_two(tmp_path / "damaged")
+    assert isinstance(first, DataError) and "another rank cannot read its checkpoint" in str(first)
+    assert isinstance(second, DataError) and str(path) in str(second)
 
 
 def test_episodes_of_an_evaluation_are_no_samples_and_have_a_figure_of_their_own():

@@ -343,13 +343,16 @@ class Run:
     def algorithm(self, told: dict[str, Any], change: Any) -> None:
         net = net_of() if self.made is PPO else RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
         self.owner = self.made(net, **({"seed": 0} | told))
-        form, files = made_as(self.owner), Checkpoints(self.folder)
-        if files.newest() >= 0:
-            saved = files.load(files.newest())
-            saved.restore_net(net)
-            saved.restore_algorithm(self.owner)
-        change(self.owner)
-        files.save(files.newest() + 1, arrays_of(net, self.owner, form, {}))
+        form = made_as(self.owner)
+        with contextlib.closing(Checkpoints(self.folder)) as files:
+            if files.newest() >= 0:
+                saved = files.load(files.newest())
+                saved.restore_net(net)
+                saved.restore_algorithm(self.owner)
+            change(self.owner)
+            settings = {"ranks": 1, "checkpoint_every": 1}
+            facts = {"steps": 0, "iterations": 0, "version": 1, "settings": settings}
+            files.save(files.newest() + 1, arrays_of(net, self.owner, form, facts))
 
     def training(self, told: dict[str, Any], change: Any) -> None:
         with served() as server:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import re
+import shutil
 import sys
 import threading
 import urllib.request
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.errors import CrcOneSided, MemoireTimeout, ParameterError, Refused, StateLocked
+from memoire.errors import CrcOneSided, DataError, MemoireTimeout, ParameterError, Refused, StateLocked
 from memoire.nodes.http import NodePages
 from memoire.rl import weights
 from memoire.rl.codec import ActionHistory, Codec
@@ -323,6 +324,26 @@ def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_s
             assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
     former = [path.name for path in tmp_path.rglob("*.former-1")]
     assert former == {"all": [], "memory": [], "weights": ["samples.former-1"], "none": ["a_t.cpt.former-1"]}[resume]
+
+
+def test_a_checkpoint_of_one_trainer_with_the_samples_of_another_is_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.cpt", "b.cpt")]
+    with Server(port=0) as server:
+        for path in paths:
+            with trainer(server.port, checkpoint_path=str(path)) as each:
+                each.save()
+        (paths[0] / "samples").rename(tmp_path / "of a")
+        for other in ("gone", paths[1] / "samples"):
+            if other != "gone":
+                shutil.rmtree(paths[0] / "samples")
+                shutil.copytree(other, paths[0] / "samples")
+            with pytest.raises(DataError, match='one of the two is of another trainer.*resume="weights"'):
+                trainer(server.port, checkpoint_path=str(paths[0]))
+        for resume in ("memory", "weights"):
+            trainer(server.port, checkpoint_path=str(paths[0]), resume=resume).close()
+        shutil.rmtree(paths[0] / "samples")
+        (tmp_path / "of a").rename(paths[0] / "samples")
+        trainer(server.port, checkpoint_path=str(paths[0])).close()
 
 
 def test_a_checkpoint_that_a_trainer_has_is_refused_to_others_and_stays(tmp_path: Path) -> None:
