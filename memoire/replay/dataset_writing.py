@@ -17,7 +17,7 @@ from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FINAL
 from .lineage import refuse_if_held
 from .memory import Memory
 from .memory_state import state_of
-from .replacement import replacing
+from .replacement import Fault, no_fault, replacing
 
 
 def save(memory: Memory, path: str | Path) -> int:
@@ -35,11 +35,13 @@ def save(memory: Memory, path: str | Path) -> int:
     return write_file(memory, path, dict)
 
 
-def write_file(memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]]) -> int:
+def write_file(
+    memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]], *, at: Fault = no_fault
+) -> int:
     """The same, unchecked. `owner` gives what the memory's owner keeps beside it, as JSON carries it; it is asked while
     the memory is held.
     """
-    with replacing(path) as file:
+    with replacing(path, at=at) as file:
         return write(memory, file, owner)
 
 

@@ -28,6 +28,7 @@ from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.client import former_clients
 from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, StateUnusable
 from memoire.limits import Limits
+from memoire.models.model import make as make_model
 from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable, Table
 from memoire.prompts.columns import packed
@@ -35,13 +36,16 @@ from memoire.prompts.rows import PromptRules, PromptState
 from memoire.prompts.saving import restore as restore_prompts
 from memoire.prompts.saving import take_changes
 from memoire.prompts.table import PromptTable
+from memoire.replay import dataset_writing
+from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.row_schema import row_schema_from
 from memoire.replay.schema import Schema
 from memoire.rl import weights
 from memoire.rl.sample_journal import SampleJournal
-from memoire.storage import checked_file, restore, snapshot, snapshot_file
+from memoire.storage import checked_file, restore, snapshot, snapshot_file, stored_models
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.folder_lock import lock_folder
 from memoire.storage.record_log import RecordLog
@@ -72,6 +76,8 @@ class File:
     """Whether SQLite writes it: a sample of its many bits is changed, and to open it changes it."""
     is_killed: bool = False
     """Whether its writer was killed before anything is damaged."""
+    stride: int = 1
+    """Every so many bits and sizes are tried: more of large files."""
 
 
 def whole_file(folder, number, at):
@@ -333,12 +339,95 @@ def open_state(folder):
 
 
 DATABASE = {"hold": open_state, "is_checked_all": False, "is_database": True}
+
+
+@functools.cache
+def entries():
+    return Schema({"obs": Column(np.uint8, (2,), "state")})
+
+
+def buffer_file(folder, number, at):
+    memory = Memory(entries(), 16, seed=0)
+    memory.open()
+    memory.extend(0, [np.full((5, 2), number, np.uint8)])
+    memory.close(terminated=True)
+    dataset_writing.write_file(memory, folder / "buffer.npz", dict, at=at)
+
+
+def read_buffer_file(folder):
+    try:
+        found = Buffer.load(folder / "buffer.npz")
+    except FileNotFoundError as error:
+        raise DataError(str(folder), str(error)) from error
+    values = found.sample(20)["obs"]
+    assert found.num_episodes == 1 and (values == values[0, 0]).all()
+    return int(values[0, 0])
+
+
+class StateDatabase:
+    """What a state file has of models: here in a file of records, and locked as a state folder is."""
+
+    def __init__(self, folder, at=lambda step: None):
+        self._folder, self._at, self._lock = folder, at, lock_folder(folder)
+        try:
+            self.models = stored_models.StoredModels(folder, at)
+            rows = []
+            if (folder / "facts").exists():
+                with CheckedFile(folder / "facts", KIND) as file:
+                    rows = [(stored_models.run_key(1, b"policy"), record.payload) for record in file.records()]
+            elif any(folder.glob("*.model")):
+                raise DataError(str(folder), "has models and no facts")  # as a state folder without its state file
+            self.models.load(rows)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def publish(self, number):
+        written, facts = self.models.write([(1, make_model("policy", body_of(number), number + 1))])
+        checked_file.write(self._folder / "facts", KIND, [(0, body) for _, _, body in facts], at=self._at)
+        self.models.replace(written)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self._lock.close()
+
+
+def body_of(number):
+    return b"%d" % number * (stored_models.INLINE_BYTES + 1)
+
+
+def stored_model(folder, number, at):
+    with StateDatabase(folder, at) as database:
+        database.publish(number)
+
+
+def read_stored_model(folder):
+    try:
+        with StateDatabase(folder) as database:
+            if database.models.missing:
+                raise DataError(*database.models.missing, "")
+            (model,) = database.models.of(1)
+    except ValueError as error:
+        raise DataError(str(folder), f"has no model ({error})") from error
+    except StateCorrupt as error:
+        raise DataError(str(folder), str(error)) from error
+    assert bytes(model.body) == body_of(model.version - 1)
+    return model.version - 1
+
+
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
     "a server's snapshot": File(server_snapshot, read_snapshot),
+    "a model of a state folder": File(stored_model, read_stored_model, StateDatabase, stride=101),
+    "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=19),
     "a model's file": File(model_file, read_model_file, is_checked_all=False),
     "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),
     "a server's state": File(state, read_state, **DATABASE),
@@ -426,7 +515,7 @@ def assert_refused(kind, folder, files, why):
     return "refused"
 
 
-def damages(kind, name, content, step):
+def damages(kind, name, content, step * kind.stride):
     if not kind.is_database:
         return itertools.chain(
             flips(content, range(0, 8 * len(content), step)),
