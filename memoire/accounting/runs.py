@@ -91,8 +91,8 @@ class StateStore(SavedState, Protocol):
         """How often a backup was put back into the folder."""
 
     @property
-    def missing(self) -> Sequence[str]:
-        """What was not there, or not whole, when it was opened, a sentence each."""
+    def missing(self) -> list[str]:
+        """What was not there, or not whole, when it was opened, a sentence each. Whoever misses more adds it."""
 
     def start(
         self,

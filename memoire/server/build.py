@@ -133,10 +133,11 @@ def recover_prompts(tables: Tables, store: StateStore | None) -> None:
                 str(store.folder), f"table {table.name!r} cannot be restored: {error}", advice
             ) from error
         if again or dropped:
-            _log.warning(
-                "%s: table %r: answers of %d prompts are missing, which wait for them again if they are not over; %d "
-                "prompts were dropped, because their payload is missing", store.folder, table.name, again, dropped,
-            )  # fmt: skip
+            store.missing.append(
+                f"{store.folder}: table {table.name!r}: answers of {again} prompts are missing, which wait for them "
+                f"again if they are not over; {dropped} prompts were dropped, because their payload is missing"
+            )
+            _log.warning("%s", store.missing[-1])
 
 
 def make_dispatcher(

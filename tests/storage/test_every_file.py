@@ -515,7 +515,8 @@ def assert_refused(kind, folder, files, why):
     return "refused"
 
 
-def damages(kind, name, content, step * kind.stride):
+def damages(kind, name, content, step):
+    step *= kind.stride
     if not kind.is_database:
         return itertools.chain(
             flips(content, range(0, 8 * len(content), step)),

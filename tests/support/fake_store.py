@@ -70,7 +70,7 @@ class MemoryStore:
 
     def __init__(self, disk, name="home"):
         self.disk, self.name, self.folder = disk, name, disk.folder
-        self.restored, self.missing = 0, ()
+        self.restored, self.missing = 0, []
         disk.home = name_hash(name)
         disk.epoch += 1
         self.epoch, self.since = disk.epoch, disk.since
