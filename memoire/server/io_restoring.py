@@ -56,7 +56,7 @@ class Restorer:
     ) -> None:
         self._keeps_generators = keeps_generators
         self._dispatcher, self._store, self._limits, self._clock = dispatcher, store, limits, clock
-        self._is_timed = is_timed
+        self._is_timed, self._has_noted = is_timed, False
         self.missing: list[str] = []
         """What the server was begun without, a sentence each."""
 
@@ -188,12 +188,13 @@ class Restorer:
         _log.warning("%s: %s", self._dispatcher.name, sentence)
 
     def _note(self, held: str) -> None:
+        self._has_noted = True
         with self._dispatcher.lock:
             self._dispatcher.committer.add_setting(HELD, held)
 
     def wait_noted(self) -> None:
         """Wait until it is on disk which file is held again: the next life does not do that once more."""
-        if self._is_timed or self._store is None:
+        if not self._has_noted:
             return
         is_saved = threading.Event()
         with self._dispatcher.lock:
