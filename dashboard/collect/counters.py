@@ -15,8 +15,10 @@ from .learners import embedded, waited
 from .node_state import NodeState
 from .rates import LONG_WINDOW, WINDOW, RateWindow
 
-HARMLESS = ("missing",)
-"""Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
+HARMLESS = ("missing", "disk")
+"""Refusals that no sender can mend: a stretch of a model that a newer version has overtaken meanwhile, and what waits
+for a disk, which is a finding of its own.
+"""
 
 
 FEW_CACHES = 3

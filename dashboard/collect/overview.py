@@ -249,9 +249,14 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         outdated=overview.outdated,
         disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
         refused_per_second=rates.refused,
+        disk_trouble=next((f"Server {node.name}: {why}" for node in up if (why := _disk_trouble(node))), ""),
         draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
         inserts_wait=tuple(f"{table.name}: {table.inserts_wait}" for table in overview.tables if table.inserts_wait),
     )
+
+
+def _disk_trouble(node: NodeState) -> str:
+    return str((node.stats.get("folder") or {}).get("trouble") or "")
 
 
 def _signs_of_node(row: InferenceRow) -> InferenceSigns:

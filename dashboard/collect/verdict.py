@@ -111,6 +111,8 @@ class VerdictInputs:
     disk_used: float | None
     """Share of the fullest disk of a state folder."""
     refused_per_second: float
+    disk_trouble: str = ""
+    """Which server cannot write its state folder, and why; "" if all can."""
     draws_wait: tuple[str, ...] = ()
     """Tables whose learners have to wait for entries, with the reason."""
     inserts_wait: tuple[str, ...] = ()
@@ -475,7 +477,9 @@ def _lag(signs: VerdictInputs) -> list[Verdict]:
 
 def _room(signs: VerdictInputs) -> list[Verdict]:
     found = []
-    if signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
+    if signs.disk_trouble:
+        found.append(Verdict("bad", "disk_full", f"{signs.disk_trouble.rstrip('.')}.", "--state-dir"))
+    elif signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
         text = (
             f"The disk of a state folder is {signs.disk_used:.0%} full: if it is full, nothing is acknowledged. "
             "Enlarge the disk of --state-dir, or delete old snapshots there."

@@ -99,9 +99,10 @@ class StateStore(SavedState, Protocol):
         collect: Callable[[], SavedGroup | None],
         done: Callable[[SavedGroup], None],
         failed: Callable[[Exception], None],
+        delayed: Callable[[], None],
     ) -> None:
-        """Begin to save. The three are called on the thread: for what is to be saved, when it is on disk, and once when
-        nothing can be saved any more, ever.
+        """Begin to save. The four are called on the thread: for what is to be saved, when it is on disk, once when
+        nothing can be saved any more, ever, and each time when saving has to wait until the disk has room again.
         """
 
     def prompts(self, table: str) -> Iterator[tuple[int, bytes, bytes]]:

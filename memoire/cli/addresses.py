@@ -94,7 +94,7 @@ def _asked(address: str, keys: str | None) -> list[str]:
     from . import doctor
 
     own = Keys.of(keys, "learner")
-    hello = messages.Hello(role="doctor", host=socket.gethostname()[:256], pid=os.getpid())
+    hello = messages.Hello(role="pages", host=socket.gethostname()[:256], pid=os.getpid())
     try:
         with doctor.asking(address, ASK_TIMEOUT, own) as asker:
             answer = asker.ask(hello)[0].body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 
 from memoire.errors import MemoireTimeout
@@ -14,6 +15,8 @@ from memoire.wire.frames import Answer
 from .directory import RemoteServer
 from .io_channels import Channels
 from .publishing import Publishing, PublishOrder, Send
+
+_log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -46,8 +49,11 @@ class Publisher:
             raise self._not_published(made.topic, missing, patience)
         with self._monitor.changed:
             refusal = self._publishing.refusal(orders[0])
+            put_off = self._publishing.put_off(missing, made.topic)
         if refusal is not None:
             raise refusal
+        for sentence in put_off:
+            _log.warning("topic %r is published, but not everywhere yet. %s", made.topic, sentence)
         return orders[0].model.version
 
     def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:

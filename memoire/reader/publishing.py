@@ -205,7 +205,7 @@ class Publishing:
             return any(self._has(server, order) for server in self._directory.known)
         missing = self.missing(order)
         if len(missing) < len(order.there) and now >= order.began + directory.LEFT_OUT_TIMEOUT:
-            return missing == self.silent(missing, order.model.topic)
+            return all(self._is_passed_over(server, order.model.topic) for server in missing)
         return not missing
 
     def missing(self, order: PublishOrder) -> list[RemoteServer]:
@@ -222,6 +222,11 @@ class Publishing:
             if transfer is not None and not transfer.is_heard:
                 found.append(server)
         return found
+
+    def _is_passed_over(self, server: RemoteServer, topic: str) -> bool:
+        """Whether others need not wait for this server: it says nothing, or its disk fails. It gets the model later."""
+        refusal = self._delivery(server).put_off.get(topic)
+        return bool(self.silent([server], topic)) or (refusal is not None and refusal.code == "disk")
 
     def put_off(self, servers: Iterable[RemoteServer], topic: str) -> list[str]:
         """Why those of them that refused a model for now did so, a sentence each."""

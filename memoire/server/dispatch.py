@@ -148,7 +148,7 @@ class Dispatcher:
         """What `memoire.tq` keeps here."""
         keyed = KeyedHandler(state, self.keyed_rows)
         prompts = PromptsHandler(state)
-        self._unlocked: dict[type[messages.Body], Handler] = {
+        self.unlocked: dict[type[messages.Body], Handler] = {
             messages.Feedback: self._take_feedback,
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
@@ -159,6 +159,7 @@ class Dispatcher:
             messages.Answers: prompts.work,
             messages.Groups: prompts.lead,
         }
+        """What answers each type of message that needs no lock, or has one of its own."""
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,
             messages.Update: self._clients.update,
@@ -168,7 +169,7 @@ class Dispatcher:
             messages.Ledger: self._accounts.page,
             messages.Inherit: self._accounts.bring,
         }
-        """What answers each type of message, called with the lock held."""
+        """What answers each of the others, called with the lock held."""
         if store is not None:
             recovery.recover(state, store)
 
@@ -262,16 +263,17 @@ class Dispatcher:
         header, kind = message.header, type(message.body)
         if header.type in FOR_INFERENCE:
             raise no_inference(header.type)
-        if kind not in self.handlers and kind not in self._unlocked:
+        if kind not in self.handlers and kind not in self.unlocked:
             raise ProtocolError("unexpected", f"{header.type.name} is no request")
         if header.client == NO_CLIENT:
             raise ProtocolError("client", "a request needs a client id")
         if header.run not in (0, self.run) and not isinstance(message.body, messages.Update | messages.Hello):
             raise self._state.wrong_run()
+        self.committer.check_room(message.body)
 
     def _handle(self, message: Message) -> Reply:
         header, body, payload = message.header, message.body, message.payload
-        unlocked = self._unlocked.get(type(body))
+        unlocked = self.unlocked.get(type(body))
         if unlocked is not None:
             return unlocked(self._clock(), header, body, payload)
         with self.lock:
@@ -290,7 +292,7 @@ class Dispatcher:
         """Have requests of this kind answered elsewhere, without the lock, by what may raise ProtocolError. Before the
         first request.
         """
-        self._unlocked[body] = lambda _, header, body, payload: answer(header, body, payload)
+        self.unlocked[body] = lambda _, header, body, payload: answer(header, body, payload)
 
     def refuse(self, error: ProtocolError) -> Reply:
         """Count a refusal and say it."""
@@ -330,7 +332,8 @@ class Dispatcher:
         """Have the store save from now on, if there is one.
 
         Args:
-            hand_out: Called on the store's thread with what waited for a group that is on disk now.
+            hand_out: Called on the store's thread with what waited for a group that is on disk now, or can not be
+                saved for a while.
             failed: Called on it once, when nothing can be saved any more.
         """
         if self._store is None:
@@ -341,7 +344,17 @@ class Dispatcher:
             if group.tickets:
                 hand_out(group.tickets)
 
-        self._store.start(self.collect, done, failed)
+        def delayed() -> None:
+            with self.lock:
+                refusals = self.committer.refusals()
+            if refusals:
+                hand_out(refusals)
+
+        def lost(error: Exception) -> None:
+            failed(error)
+            delayed()
+
+        self._store.start(self.collect, done, lost, delayed)
         self._store.wake()
 
     def collect(self) -> SavedGroup | None:

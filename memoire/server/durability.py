@@ -11,13 +11,16 @@ lock is held.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from memoire.accounting.account import Account
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Runs, StateStore
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
+from memoire.errors import ProtocolError
 from memoire.models.model import Model
 from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import OpenTable
@@ -25,6 +28,51 @@ from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
 from .reply import Reply
+
+CHANGING: Final = frozenset(
+    {
+        messages.Publish,
+        messages.Control,
+        messages.Inherit,
+        messages.Prompts,
+        messages.Answers,
+        messages.Groups,
+    }
+)
+"""Requests whose replies wait until what they say is on disk. HELLO and UPDATE of a client that counts do, too; but
+these are heard while the disk is full: a client that is not heard from has gone. The HELLO of `memoire doctor` asks
+whether all is well.
+"""
+WITHOUT_DISK: Final = frozenset({(messages.Answers, "lease"), (messages.Answers, "renew"), (messages.Groups, "known")})
+"""Calls of these that save nothing."""
+
+
+def is_saved_first(body: messages.Body) -> bool:
+    """Whether a request is granted only if what it changes can be saved."""
+    if isinstance(body, messages.Hello):
+        return body.role == "doctor"
+    return type(body) in CHANGING and (type(body), getattr(body, "call", "")) not in WITHOUT_DISK
+
+
+class HeldReply:
+    """A reply that waits for the disk: it is sent as it is, or refused, once."""
+
+    def __init__(self, reply: Reply, send: Callable[[Reply], None]) -> None:
+        self._reply, self._send = reply, send
+        self._is_sent = False
+
+    def __call__(self) -> None:
+        """What it says is on disk."""
+        self._end(self._reply)
+
+    def refuse(self, reply: Reply) -> None:
+        """Nothing can be saved now: whoever asks hears why, and asks again."""
+        self._end(reply)
+
+    def _end(self, reply: Reply) -> None:
+        if not self._is_sent:
+            self._is_sent = True
+            self._send(reply)
 
 
 class Committer:
@@ -37,6 +85,7 @@ class Committer:
     def __init__(self, store: StateStore | None) -> None:
         self._store = store
         self._journal = None if store is None else UnsavedChanges()
+        self._held: weakref.WeakSet[HeldReply] = weakref.WeakSet()  # those that a ticket of the journal or a group is
 
     @property
     def is_durable(self) -> bool:
@@ -93,19 +142,38 @@ class Committer:
             self._journal.after(ticket)
             self._store.wake()
 
+    def check_room(self, body: messages.Body) -> None:
+        """Refuse a request whose reply would wait for a disk that fails, before it changes anything.
+
+        Raises:
+            ProtocolError: (code "disk") it says what is wrong with the disk, where, and what to do.
+        """
+        if self._store is not None and not self._store.is_healthy and is_saved_first(body):
+            raise ProtocolError("disk", self._store.trouble)
+
     def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
         """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
 
-        While the disk fails, a client hears why nothing is acknowledged. It reports everything again, so that its
-        reply need not wait.
+        While the disk fails, whoever asks hears why nothing is acknowledged, and asks again.
         """
         if self._journal is None or self._store is None or not reply.until_saved:
             return reply
-        if isinstance(reply.body, messages.Updated) and not self._store.is_healthy:
-            return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
-        self._journal.wait((header.client, header.sequence), functools.partial(send, reply))
+        if not self._store.is_healthy:
+            return self._refusal()
+        held = HeldReply(reply, send)
+        self._held.add(held)
+        self._journal.wait((header.client, header.sequence), held)
         self._store.wake()
         return None
+
+    def refusals(self) -> list[Ticket]:
+        """The disk begins to fail: tickets that refuse each reply that waits for it."""
+        refusal = self._refusal()
+        return [functools.partial(held.refuse, refusal) for held in self._held]
+
+    def _refusal(self) -> Reply:
+        assert self._store is not None
+        return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
 
     # What the store asks
 

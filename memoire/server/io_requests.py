@@ -28,6 +28,7 @@ from memoire.wire import messages
 from memoire.wire.frames import Message, MessageHeader
 
 from .dispatch import Dispatcher
+from .durability import is_saved_first
 from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_saving import ReplySaver
@@ -129,8 +130,6 @@ class RequestThread:
             frames = sockets.receive(made, most=sockets.ENVELOPE)
             if frames is None:
                 return
-            if self.saving.lost is not None:
-                continue  # nothing is acknowledged, and nothing refused: whoever asks goes on asking until a restart
             request = self._admission.receive_request(made, frames)
             if request is not None:
                 self._serve(made, request)
@@ -143,6 +142,8 @@ class RequestThread:
             if refusal is not None:
                 self.lanes.send(made, refusal, time.monotonic())
             return
+        if self.saving.lost is not None and not is_saved_first(message.body):
+            return  # it would count as a server that works: clients are to go elsewhere until it is started again
         began = time.perf_counter()
         reply = self._answer(message)
         self.timings.saw(message.type.name, time.perf_counter() - began)

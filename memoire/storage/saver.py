@@ -1,7 +1,7 @@
 """The thread that saves: one group after the other, and the next one gathers meanwhile.
 
 wake() ──▶ collect() ──▶ save ──▶ done() ──▶ trim        until there is nothing more to collect
-│ the disk is full, or busy: again in 0.5 s, and nobody is told
+│ the disk is full, or busy: delayed(), and again in 0.5 s
 └ anything else: failed(), for good
 """
 
@@ -52,7 +52,8 @@ class Saver:
         self._give_up = threading.Event()
         self._thread: threading.Thread | None = None
         self._full_since = 0.0
-        self._trouble = ""
+        self._trouble: tuple[str, str] | None = None
+        """What is wrong with the disk while saving waits, and what to do; replaced as a whole."""
         self._lost: StateLost | None = None
         self.unsaved = False
         """Whether something was collected and could not be saved."""
@@ -63,9 +64,10 @@ class Saver:
         collect: Callable[[], SavedGroup | None],
         done: Callable[[SavedGroup], None],
         failed: Callable[[StateLost], None],
+        delayed: Callable[[], None],
     ) -> None:
         """Begin, in a thread of this name; see `Store.start`."""
-        self._collect, self._done, self._failed = collect, done, failed
+        self._collect, self._done, self._failed, self._delayed = collect, done, failed, delayed
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -78,16 +80,17 @@ class Saver:
     @property
     def is_healthy(self) -> bool:
         """Whether what is collected is saved without delay."""
-        return self._lost is None and not self._trouble
+        return self._lost is None and self._trouble is None
 
     @property
     def trouble(self) -> str:
         """Why nothing is saved now, for people; empty while it is."""
         if self._lost is not None:
             return str(self._lost)
-        if self._trouble:
-            seconds = time.monotonic() - self._full_since
-            return f"{self._trouble} since {seconds:.0f} s ({self._folder}): nothing is acknowledged until it is saved"
+        if (trouble := self._trouble) is not None:
+            (why, advice), seconds = trouble, time.monotonic() - self._full_since
+            found = f"{why} since {seconds:.0f} s ({self._folder}): nothing is acknowledged until it is saved"
+            return f"{found}. {advice}, and it goes on by itself"
         return ""
 
     def close(self, timeout: float) -> bool:
@@ -138,7 +141,7 @@ class Saver:
             try:
                 self._trim()
             except sqlite3.Error as error:
-                if not self._may_heal(error):
+                if self._passing_trouble(error) is None:  # else it is tried again after the next group
                     raise
         return True
 
@@ -159,20 +162,29 @@ class Saver:
                 if self._give_up.wait(RETRY_INTERVAL):
                     return False
             else:
-                if self._full_since:
+                if self._trouble is not None:
                     _log.warning("%s: saving goes on", self._folder)
-                self._full_since, self._trouble = 0.0, ""
+                self._trouble = None
                 return True
 
     def _may_heal(self, error: Exception) -> bool:
-        if is_busy(error):
-            why = "another program holds the database"
-        elif is_full_at(self._folder, error):
-            why = "the disk is full"
-        else:
+        """Whether it is tried again. Says what is wrong from then on."""
+        trouble = self._passing_trouble(error)
+        if trouble is None:
             return False
-        if not self._full_since:
+        is_new = self._trouble is None
+        if is_new:
             self._full_since = time.monotonic()
-            _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self._folder, why, error)
-        self._trouble = why
+        self._trouble = trouble
+        if is_new:
+            _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self._folder, trouble[0], error)
+            self._delayed()
         return True
+
+    def _passing_trouble(self, error: Exception) -> tuple[str, str] | None:
+        """What is wrong and what to do about it; None if it does not end by itself."""
+        if is_busy(error):
+            return "another program holds the database", "Close that program"
+        if is_full_at(self._folder, error):
+            return "the disk is full", "Make room there"
+        return None

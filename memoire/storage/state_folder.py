@@ -163,6 +163,7 @@ class Store:
         collect: Callable[[], SavedGroup | None],
         done: Callable[[SavedGroup], None],
         failed: Callable[[StateLost], None],
+        delayed: Callable[[], None] = lambda: None,
     ) -> None:
         """Save from now on, in a thread of its own.
 
@@ -170,9 +171,10 @@ class Store:
             collect: Returns all that changed since its last call, or None if nothing did.
             done: Called when a group is on disk, or at once for a group that has only tickets.
             failed: Called once, when nothing can be saved any more.
+            delayed: Called each time when saving has to wait for room: `trouble` says why. It goes on by itself.
         """
         self._check_open()
-        self._saver.start(f"memoire-store-{self.name}", collect, done, failed)
+        self._saver.start(f"memoire-store-{self.name}", collect, done, failed, delayed)
 
     def wake(self) -> None:
         """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""

@@ -324,6 +324,7 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
         ({"inserts_wait": ("demo: 300 samples ahead",), "waiting_share": 0.47}, "inserts_limited"),
         ({"draws_wait": ("demo: 37 more entries",), "waiting_share": 0.9}, "draws_limited"),
         ({"disk_used": 0.99}, "disk_full"),
+        ({"disk_trouble": "Server a: the disk is full since 3 s"}, "disk_full"),
         ({"refused_per_second": 5.0}, "refused"),
         ({"left_out": 0.5}, "left_out"),
     ],

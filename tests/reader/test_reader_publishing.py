@@ -180,6 +180,17 @@ def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_wh
     assert world.made.is_taken(order, 0.0) and not world.made.put_off(order.there, "policy")
 
 
+@pytest.mark.parametrize(("code", "is_taken"), [("disk", True), ("busy", False)])
+def test_a_server_whose_disk_is_full_holds_nobody_up_for_long_where_another_one_has_the_model(code, is_taken):
+    world = World("a", "b")
+    order = world.publish()
+    world.answer("a", refused(code))
+    while world.sends:
+        world.answer("b")
+    assert not world.made.is_taken(order, 0.0)
+    assert world.made.is_taken(order, LEFT_OUT_TIMEOUT) is is_taken
+
+
 def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
     world = World("a", "b")
     order = world.publish()

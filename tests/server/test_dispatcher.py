@@ -158,7 +158,7 @@ def test_handlers_are_called_with_the_lock(dispatcher, body):
 @pytest.mark.parametrize("body", [messages.Sums(), messages.Draw()])
 def test_draws_are_made_without_the_lock(dispatcher, body):
     """Caches go on coming in meanwhile."""
-    seen = watched(dispatcher, dispatcher._unlocked, type(body))
+    seen = watched(dispatcher, dispatcher.unlocked, type(body))
     dispatcher.answer(message(body, READER))
     assert seen == [True]
 
@@ -241,8 +241,10 @@ def test_a_store_hands_out_what_waited_for_a_group():
     dispatcher = dispatcher_of(store=store)
     store.start = lambda *hooks: started.append(hooks)
     dispatcher.start_saving(handed.append, failed.append)
-    ((collect, done, fail),) = started
-    assert store.woken.is_set() and fail == failed.append
+    ((collect, done, fail, _),) = started
+    assert store.woken.is_set()
+    fail(OSError(5, "gone"))
+    assert [error.errno for error in failed] == [5]
     while (group := collect()) is not None:
         disk.save(group)
         done(group)

@@ -1,20 +1,26 @@
 """When a server's replies leave, and what becomes of a disk that is full or lost: without a disk, and without a socket."""
 
+import typing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fake_store import Disk, MemoryStore
 from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
+from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Dispatcher
+from memoire.server.durability import is_saved_first
 from memoire.server.io_saving import ReplySaver
 from memoire.server.reply import Reply
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse
+from memoire.wire.identity import table_number
 from netkit import SCHEMA
+from serverkit import ME
 
 
 def header(number):
@@ -23,6 +29,7 @@ def header(number):
 
 
 HEADER = header(1)
+PROMPTS = Table({"reward": np.float32}, storage="prompts", group=1)
 WAITING = Reply(messages.Published(topic="policy", version=1), until_saved=True)
 UPDATED = Reply(messages.Updated(epoch=1, durable=True), until_saved=True)
 
@@ -36,11 +43,12 @@ class Folder(MemoryStore):
         super().__init__(Disk())
         self.woken, self.is_saved = 0, True
 
-    def start(self, collect, done, failed):
-        self.collect, self.done, self.failed = collect, done, failed
+    def start(self, collect, done, failed, delayed):
+        self.collect, self.done, self.failed, self.delayed = collect, done, failed, delayed
 
     def save(self):
-        self.done(self.collect())
+        if (group := self.collect()) is not None:
+            self.done(group)
 
     def wake(self):
         self.woken += 1
@@ -75,8 +83,16 @@ def disk():
     return SimpleNamespace(folder=folder, thread=thread, sent=sent, dispatcher=dispatcher, saving=saving)
 
 
+def pool_of(name, table):
+    if table.storage == "prompts":
+        pool = PromptPool(table.schema, table.parameters, table.prompts)
+        pool.keep_changes()
+        return pool
+    return Pool(table.schema, table.parameters, seed=0)
+
+
 def dispatcher_of(folder=None):
-    tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+    tables = Tables({"default": Table(SCHEMA), "p": PROMPTS}, pool_of)
     return Dispatcher(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: 1.0, epoch=1, store=folder)
 
 
@@ -113,8 +129,8 @@ def test_a_group_that_nobody_waits_for_bothers_no_thread(disk):
 def test_a_client_hears_at_once_why_its_counts_are_not_acknowledged(disk):
     disk.folder.is_healthy, disk.folder.trouble = False, "x" * 2000
     disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
-    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)  # whoever asked for anything else waits
-    assert disk.sent == [Reply(messages.Refused(code="disk", text="x" * 1000))]
+    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
+    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text="x" * 1000))]
 
 
 def test_counts_wait_for_a_disk_that_is_well(disk):
@@ -144,3 +160,139 @@ def test_a_warning_says_that_not_all_was_saved_at_the_end(disk, caplog, is_saved
     disk.saving.close(3.0)
     assert disk.folder.closed_in == 3.0
     assert ("not everything could be saved" in caplog.text) is not is_saved
+
+
+# ------------------------------------------------------------------------------------ each request, and a full disk
+
+KEY = messages.PromptKey("d", 0, 0)
+REWARD = np.float32(1).tobytes()
+
+
+def piece(lease=0, failed=""):
+    return messages.AnswerPiece("d", 0, 0, lease, 0, 0, True, 1, 1, [], 4 * (not failed), failed, bool(failed))
+
+
+def requests(lease):
+    """A request of each kind that can be granted one after the other, with its payload; `lease` tells a number."""
+    yield messages.Hello(role="actor"), None
+    yield messages.Update(epoch=2, episodes=1), None
+    yield messages.Hello(role="reader"), None
+    yield messages.Hello(role="doctor"), None
+    yield messages.Groups(call="add", dataset="d", new=[messages.NewPrompt(0, 1)]), b"x"
+    yield messages.Groups(call="known", keys=[KEY]), None
+    yield messages.Groups(call="prioritise", keys=[KEY], priority=2.0), None
+    yield messages.Groups(call="shares", shares={"d": 1.0}), None
+    yield messages.Groups(call="model", version=1), None
+    yield messages.Answers(call="lease", seconds=100.0), None
+    yield messages.Answers(call="renew", leases=[lease()]), None
+    yield messages.Answers(call="fail", pieces=[piece(lease(), "again")]), None
+    yield messages.Answers(call="lease", seconds=100.0), None
+    yield messages.Answers(call="release", leases=[lease()]), None
+    yield messages.Answers(call="lease", seconds=100.0), None
+    yield messages.Answers(call="answer", pieces=[piece(lease())]), REWARD
+    yield messages.Answers(call="amend", pieces=[piece()]), REWARD
+    yield messages.Groups(call="score", keys=[KEY], values=[1.0]), None
+    yield messages.Groups(call="draw", session="one", count=1, wanted=1), None
+    yield messages.Groups(call="rewind", session="one", is_before_first=True), None
+    yield messages.Groups(call="commit", session="one"), None
+    yield messages.Groups(call="cancel", keys=[KEY]), None
+    yield messages.Groups(call="finish", dataset="d"), None
+    yield messages.Groups(call="forget", dataset="d"), None
+    for call in ("counts", "list", "fetch", "payloads"):
+        yield messages.Prompts(call=call), None
+    yield messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"m")), b"m"
+    yield messages.Fetch(topic="t"), None
+    yield messages.Control(finish=True), None
+    yield messages.Ledger(), None
+    yield messages.Inherit(run_name="former"), None
+    yield messages.Sums(), None
+    yield messages.Draw(), None
+    yield messages.Take(), None
+    yield messages.Feedback(), b"x"
+    yield messages.FindRows(call="tags"), None
+    yield messages.ChangeRows(call="reset"), None
+
+
+def answered_by(dispatcher):
+    """All requests that a server answers, by type and call; rows of `memoire.tq` are in memory alone."""
+    for body in {*dispatcher.handlers, *dispatcher.unlocked} - {messages.FindRows, messages.ChangeRows}:
+        calls = typing.get_type_hints(body).get("call")
+        yield from ((body, call) for call in (typing.get_args(calls) or ("",)))
+
+
+class Scenario:
+    """Asks one request after the other as a client would, each under its own number."""
+
+    def __init__(self, disk):
+        self.disk, self.lease, self.number = disk, 0, 0
+        self.sent = []
+
+    def __iter__(self):
+        for number, (body, payload) in enumerate(requests(lambda: self.lease), 1):
+            self.number = number
+            yield body, payload
+
+    def ask(self, body, payload):
+        """What is sent at once; None if the reply waits."""
+        table = 0 if isinstance(body, messages.Hello) else table_number("p" if is_of_prompts(body) else "default")
+        facts = {"client": ME, "sequence": self.number, "table": table, "payload": payload}
+        message, sent = parse(encode(body, **facts)), []
+        self.disk.dispatcher.send(message.header, self.disk.dispatcher.answer(message), sent.append)
+        for reply in sent:
+            for leased in getattr(reply.body, "leases", ()):
+                self.lease = leased.lease
+        return sent[0] if sent else None
+
+
+def is_of_prompts(body):
+    return isinstance(body, (messages.Prompts, messages.Answers, messages.Groups))
+
+
+def test_each_request_that_a_server_answers_is_tried_with_a_full_disk(disk):
+    tried = {(type(body), getattr(body, "call", "")) for body, _ in requests(lambda: 0)}
+    assert set(answered_by(disk.dispatcher)) <= tried
+
+
+def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_nothing_done(disk):
+    """And all else is answered; each refused one is granted when there is room."""
+    disk.folder.trouble = "the disk is full since 3 s (/state)"
+    scenario = Scenario(disk)
+    for body, payload in scenario:
+        disk.folder.save()
+        assert disk.folder.collect() is None
+        disk.folder.is_healthy = False
+        reply = scenario.ask(body, payload)
+        is_refused = isinstance(reply.body, messages.Refused) and reply.body.code == "disk"
+        if is_saved_first(body):
+            assert is_refused and reply.body.text == disk.folder.trouble, body
+            assert disk.folder.collect() is None, f"{body} has changed something"
+        disk.folder.is_healthy = True
+        if is_refused:
+            reply = scenario.ask(body, payload)
+            assert reply is None or body.role == "doctor", f"{body} does not wait for the disk: {reply}"
+
+
+def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_once(disk):
+    scenario = Scenario(disk)
+    waiting = [body for body, payload in scenario if scenario.ask(body, payload) is None]
+    assert waiting
+    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
+    group = disk.folder.collect()
+    disk.dispatcher.send(header(2), WAITING, disk.sent.append)
+    disk.folder.is_healthy = False
+    disk.folder.delayed()
+    disk.thread.turn()
+    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text="the disk is full"))]
+    disk.folder.is_healthy = True
+    disk.folder.done(group)
+    disk.folder.save()
+    disk.thread.turn()
+    assert len(disk.sent) == 2 and not disk.thread.errors
+
+
+def test_replies_that_wait_when_the_disk_is_lost_say_so(disk):
+    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
+    disk.folder.is_healthy, disk.folder.trouble = False, "the disk is gone"
+    disk.folder.failed(OSError(5, "gone"))
+    disk.thread.turn()
+    assert disk.sent == [Reply(messages.Refused(code="disk", text="the disk is gone"))]

@@ -7,14 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from memoire.errors import StateLost, StateUnusable
+from memoire.errors import MemoireTimeout, Refused, StateLost, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.pool.tables import Table
+from memoire.reader.prompts import Prompts
 from memoire.storage.file_system import check_file_system
 from memoire.storage.state_folder import Store
-from netkit import until
+from netkit import QUICK, SCHEMA, until
 from statekit import CLIENTS, Faulty, Keeper, account, contents, failing, keeper_of_all, own_accounts, text_of_log
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -69,6 +72,42 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
         assert contents(store) == found
         assert found["accounts"][0].report.episodes == n and found["count"] == 8 * n + 1
         assert text_of_log(small_disk / "state").count(b"\n") == found["count"]
+
+
+@pytest.mark.slow
+def test_users_of_a_server_whose_disk_is_full_hear_that_and_where_and_go_on_when_there_is_room(small_disk, cluster):
+    table = Table({"reward": np.float32}, storage="prompts", group=1)
+    server = cluster.server(
+        schema=None, tables={"p": table, "default": Table(SCHEMA)}, state_dir=small_disk / "state", limits=QUICK
+    )
+    prompts = cluster.keep(Prompts(server.endpoint, table="p", timeout=100.0, context=cluster.context, limits=QUICK))
+    local, reader = server.prompts("p"), cluster.reader([server], table="default", limits=QUICK)
+    prompts.add({0: b"x"})
+    lease = prompts.lease()[0]
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+    calls = {
+        "add": lambda t: prompts.add({1: bytes(100_000)}, timeout=t),
+        "answer": lambda t: prompts.answer(lease, 0, {"reward": 1.0}, timeout=t),
+        "draw": lambda t: prompts.draw(0, 1, timeout=t),
+        "commit": lambda t: prompts.commit(0, timeout=t),
+        "counts": lambda t: prompts.counts(timeout=t),
+        "finish": lambda t: prompts.finish(timeout=t),
+        "here": lambda t: local.add({2: b"y"}, timeout=t),
+        "publish": lambda t: reader.publish("t", b"model", timeout=t),
+        "configure": lambda t: reader.configure(cache_size=7, timeout=t),
+    }
+    for name, call in calls.items():
+        with pytest.raises((Refused, MemoireTimeout), match=r"the disk is full since .* Make room there") as caught:
+            call(0.3)
+        assert str(small_disk / "state") in str(caught.value), name
+    assert "the disk is full since" in server.readiness()[0] and "disk is full" in server.stats().folder.trouble
+    ballast.write_bytes(b"")
+    until(lambda: not server.readiness())
+    assert prompts.counts()["waiting"] in (0, 1) and [calls[name](100.0) for name in ("add", "answer", "finish")]
+    assert prompts.draw(0, 1).step == 0
+    prompts.commit(0)
+    assert reader.publish("t", b"model") >= 1
 
 
 def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_disk):

@@ -112,10 +112,10 @@ class MemoryStore:
 
     @property
     def trouble(self):
-        return "the disk is full" if self.disk.is_full else ""
+        return "" if self.is_healthy else str(self.disk.error or "the disk is full")
 
-    def start(self, collect, done, failed):
-        self._collect, self._done, self._failed = collect, done, failed
+    def start(self, collect, done, failed, delayed):
+        self._collect, self._done, self._failed, self._delayed = collect, done, failed, delayed
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -131,7 +131,12 @@ class MemoryStore:
 
     def _save_all(self):
         while (group := self._collect()) is not None:
-            while not self.disk.may_save.wait(0.05):
+            is_told = False
+            while self.disk.is_full or not self.disk.may_save.wait(0.05):
+                if self.disk.is_full and not is_told:
+                    is_told = True
+                    self._delayed()
+                time.sleep(0.01)
                 if time.monotonic() > self._give_up:
                     return False
             if self.is_cut:
