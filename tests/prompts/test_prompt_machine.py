@@ -1,5 +1,6 @@
 """A table of prompts against a slow and obvious one: any order of calls, with restarts in between."""
 
+import copy
 import random
 
 import numpy as np
@@ -40,6 +41,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.table.steps.enter("s0")
         self.model.session = "s0"
         self.add(range(8), 0, 0.0)
+        self.save()
 
     @rule(
         indexes=st.lists(st.integers(0, 20), max_size=6), epoch=st.integers(0, 1), priority=st.sampled_from([0.0, 1.0])
@@ -54,16 +56,30 @@ class PromptMachine(RuleBasedStateMachine):
         new = self.table.add([key], [b"p%d" % key[2]], priority=priority, is_evaluation=is_evaluation)
         assert new == [self.model.add(key, priority, is_evaluation)]
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def lease(self, worker):
+    @rule(worker=st.sampled_from(WORKERS), count=st.integers(1, 3), forgets=st.integers(0, 2))
+    def lease(self, worker, count=1, forgets=0):
+        """A reply that was lost: the worker does not know of its newest leases, and is given them again."""
         having = [each.number for each in self.leases if each.worker == worker]
-        rows, why = self.table.lease(worker, self.now, having=having)
-        model = self.model.lease(worker, self.now, rows[0].lease if rows else 0)
-        assert [row.key for row in rows] == ([] if model is None else [model.key])
-        assert bool(why) == (not rows)
+        having = having[: len(having) - forgets]
+        rows, why = self.table.lease(worker, self.now, count=count, having=having)
+        assert bool(why) == (len(rows) < count)
         for row in rows:
+            model = self.model.lease(worker, self.now, row.lease, having)
+            assert (row.key, row.lease) == (model.key, model.lease)
             assert row.missing == self.model.missing(model)
+            having.append(row.lease)
             self.leases.append(HeldLease(row.key, row.lease, worker))
+        assert len(rows) == count or self.model.lease(worker, self.now, 0, having) is None
+
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def renew(self, data, worker):
+        if self.leases:
+            lease = data.draw(st.sampled_from(self.leases[-8:]))
+            until, model = self.table.leases.renew(worker, lease.number, self.now), self.model.prompts.get(lease.key)
+            is_its = model is not None and (model.lease, model.worker) == (lease.number, worker)
+            assert until == (self.now + LEASE if is_its else 0.0)
+            if is_its:
+                model.until = until
 
     @rule(
         count=st.integers(1, 4), versions=st.lists(st.integers(0, 6), min_size=GROUP, max_size=GROUP), cut=st.booleans()
@@ -238,13 +254,22 @@ class PromptMachine(RuleBasedStateMachine):
                 self.model.drop(self.model.prompts[key], "cancelled")
         self.forget(epoch, 0)
 
-    @rule(is_saved=st.just(True))
-    def restart(self, is_saved):
+    @rule()
+    def save(self):
         for kind, key, body in take_changes(self.table):
             if body is None:
                 self.disk.pop((kind, key), None)
             else:
                 self.disk[kind, key] = body
+        self.saved = copy.deepcopy((self.model, self.leases, self.step))
+
+    @rule(is_killed=st.booleans())
+    def restart(self, is_killed):
+        """Killed, all that was not saved is as if it had never been: nobody was told of it."""
+        if is_killed:
+            self.model, self.leases, self.step = copy.deepcopy(self.saved)
+        else:
+            self.save()
         first = next(self.table.book.numbers) + 1000
         self.table = PromptTable(SCHEMA, self.rules, first=first)
         self.table.store.saves = {}

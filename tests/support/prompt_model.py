@@ -53,7 +53,12 @@ class ModelTable:
         self.prompts[key] = ModelPrompt(key, self.order(), priority, is_evaluation)
         return True
 
-    def lease(self, worker, now, number):
+    def lease(self, worker, now, number, having=()):
+        forgotten = [each for each in self.of("leased") if each.worker == worker and each.lease not in having]
+        if forgotten:
+            each = min(forgotten, key=lambda each: each.lease)
+            each.until = now + LEASE
+            return each
         found = self.in_order("waiting")
         if found:
             each = found[0]
