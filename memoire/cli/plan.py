@@ -19,8 +19,8 @@ from memoire.replay.columns import Column
 from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire.layout import ContainerLayout, layout_of
-from memoire.wire.parts import EPISODE_FACTS, ContainerKind, Part, RowCount
+from memoire.wire.layout import frames_of, layout_of
+from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
 
 PROCESS_MEMORY = 100 * MiB
 """That a node has at its start."""
@@ -160,18 +160,9 @@ def sample_bytes(
     """
     _refuse_ragged(schema)
     layout = layout_of(schema, parameters, kind)
-    frames = _frames(layout, parameters)
+    frames = frames_of(layout, parameters.multi_step)
     rows = {RowCount.PER_SAMPLE: 1.0, RowCount.PER_FRAME: frames * compressed, RowCount.PER_ENTRY: float(layout.length)}
     return sum(form.row_bytes * rows.get(form.extent, 0.0) for form in layout.blocks)
-
-
-def _frames(layout: ContainerLayout, parameters: Parameters) -> int:
-    """Different frames of one sample: those of both windows, or of all of a sequence."""
-    stack = parameters.frame_stack
-    if layout.length:
-        return stack + layout.length
-    both = Part.PREV_INDEX in layout.indices and Part.NEXT_INDEX in layout.indices
-    return stack + min(parameters.multi_step, stack) if both else stack
 
 
 def entry_bytes(schema: Schema, *, compressed: float = 1.0) -> float:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from memoire.arguments import whole
 from memoire.errors import ParameterError
 from memoire.limits import CONTAINER, MiB, Reservation
 from memoire.replay.autoreset import layout
 from memoire.replay.engine_setup import memory_bytes
 from memoire.replay.episode_store import Changes, ExactObserver
-from memoire.replay.memory import Memory
+from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.wire.parts import EPISODE_FACTS, Payload
+from memoire.wire.layout import episode_bytes, most_fitting
+from memoire.wire.parts import Payload
 
 from .episodes import OpenEpisodes, Shipment
 from .reports import MemorySums
@@ -59,6 +62,7 @@ class LocalMemory:
         self._pack, self._ship, self._check_open = pack, ship, check_open
         self._memory: Memory | None = None
         self._writers: WriterRegistry | None = None
+        self._fitting = MAX_ROWS  # entries of an episode that fit a message; of caches, no episode is sent
 
     @property
     def memory(self) -> Memory:
@@ -101,9 +105,9 @@ class LocalMemory:
         # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
         schema, most_bytes = self._session.schema, self._session.most_bytes
         ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
-        fitting = (most_bytes - ragged) // (schema.entry_bytes + EPISODE_FACTS)
-        largest = min(self._session.told.limits.get("episode_entries", entries), fitting)
-        room = entries if self._session.told.storage == "rollouts" else min(entries, 2 * max(1, largest))
+        self._fitting = max(1, most_fitting(partial(episode_bytes, schema), most_bytes - ragged))
+        largest = min(self._session.told.limits.get("episode_entries", entries), self._fitting)
+        room = entries if self._session.told.storage == "rollouts" else min(entries, 2 * largest)
         episodes = OpenEpisodes(schema, room, self._session.parameters, pack=self._pack, ship=self._ship)
         episodes.limit_ragged(ragged)
         return episodes
@@ -123,14 +127,18 @@ class LocalMemory:
         with self.lock:
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = WriterRegistry(self.memory)
+            longest = options.get("longest")
+            if longest is not None and whole("longest", longest, 1) > self._fitting:
+                expected = f"at most {self._fitting}: more make a message above limits.message_bytes"
+                raise ParameterError("longest", longest, f"{expected} ({self._session.most_bytes})")
             if self._session.told.storage == "rollouts":
-                options |= {"cuts_at_once": True, "longest": self._longest(options.get("longest"))}
+                options |= {"cuts_at_once": True, "longest": self._longest(longest)}
             return self._writers.make(*layout(envs, num_envs, autoreset), observer, stamp=stamp, **options)
 
     def _longest(self, given: int | None = None) -> int:
-        """Entries of a rollout: as its writer's maker says, or the table; no more than fit there."""
+        """Entries of a rollout: as its writer's maker says, or the table; no more than fit there and into a message."""
         most = self._session.told.limits.get("episode_entries", self.memory.capacity)
-        return min(given or self._session.parameters.rollout_length or most, most)
+        return min(given or self._session.parameters.rollout_length or most, most, self._fitting)
 
     def end_writers(self, closed: str, deadline: float) -> Iterable[str]:
         """Store what is open in writers, and have them refuse further steps, because `closed` is closed; returns what

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +35,7 @@ from memoire.wire import layout
 from memoire.wire.identity import DEFAULT_TABLE, table_number
 
 from .caches import Pool
-from .interface import AnyPool, Intake
+from .interface import DEFAULTS, AnyPool, Intake
 
 Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 Full = Literal["wait", "oldest"]
@@ -184,11 +186,16 @@ class OpenTable:
         name: 1 to 256 printable characters.
         settings: What its owner asked for.
         pool: Where its samples are; it belongs to this table alone.
+        message_bytes: That a cache or an episode may have, as `Limits`.
+
+    Raises:
+        ParameterError: the parameters do not fit the pool, or make messages that are too large.
     """
 
-    def __init__(self, name: str, settings: Table, pool: AnyPool) -> None:
-        self.name, self.settings, self.pool = name, settings, pool
+    def __init__(self, name: str, settings: Table, pool: AnyPool, message_bytes: int = DEFAULTS.message_bytes) -> None:
+        self.name, self.settings, self.pool, self._message_bytes = name, settings, pool, message_bytes
         check_size(settings.parameters, pool.capacity)
+        self._check_messages(settings.parameters, pool.byte_limit)
         self.number = table_number(name)
         """What headers say for it."""
         self.schema = settings.schema
@@ -238,11 +245,37 @@ class OpenTable:
     def _check(self, parameters: Parameters) -> None:
         parameters.check_for(self.schema)
         check_size(parameters, self.pool.capacity)
+        self._check_messages(parameters)
         if self.storage in ("rollouts", "prompts"):
             check_once(parameters, self.storage)
         if self.storage != "rollouts" and parameters.rollout_length:
             expected = f"0 with storage={self.storage!r}: it is for storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
+
+    def _check_messages(self, parameters: Parameters, byte_limit: int | None = None) -> None:
+        """Refuse parameters with which an actor would find out that its caches or rollouts are too large to be sent, or
+        to be held in `byte_limit`.
+        """
+        schema, storage = self.settings.schema, self.settings.storage
+        if storage == "prompts":
+            return
+        most = {"message_bytes": self._message_bytes}
+        if storage == "caches":
+            name, count, what, one = "cache_size", parameters.cache_size, "samples that share no frame", "sample"
+            size_of = partial(layout.cache_bytes, schema, parameters, self.settings.client_capacity)
+            if byte_limit is not None and parameters.compression == "none":  # compressed ones are held as they come
+                most["byte_limit"] = byte_limit
+        else:
+            name, count, what, one = "rollout_length", max(1, parameters.rollout_length), "entries", "entry"
+            size_of = partial(layout.episode_bytes, schema)
+        limit, allowed = min(most.items(), key=itemgetter(1))
+        if size_of(count) <= allowed:
+            return
+        fitting = layout.most_fitting(size_of, allowed)
+        if fitting < 1:
+            raise ParameterError(limit, allowed, f"at least {size_of(1)}, which one {one} takes")
+        taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
+        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {limit} larger")
 
     def check_fingerprint(self, fingerprint: int) -> None:
         """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
@@ -268,6 +301,7 @@ class Tables:
         settings: By name.
         make_pool: Makes the pool of a table, by its name and settings.
         reserved: The memory that all of them may fill; None reserves none.
+        message_bytes: As of `OpenTable`.
 
     Raises:
         ParameterError: there is none, too many, or a name that is none, or taken.
@@ -278,6 +312,7 @@ class Tables:
         settings: Mapping[str, Table],
         make_pool: Callable[[str, Table], AnyPool],
         reserved: Reservation | None = None,
+        message_bytes: int = DEFAULTS.message_bytes,
     ) -> None:
         self.reserved = reserved or Reservation(None)
         """The memory that all of them may fill."""
@@ -289,7 +324,7 @@ class Tables:
         self._tables: dict[str, OpenTable] = {}
         self._numbers: dict[int, OpenTable] = {self._roundtrip.number: self._roundtrip}
         for name, each in settings.items():
-            opened = OpenTable(name, checked(name, each), make_pool(name, each))
+            opened = OpenTable(name, checked(name, each), make_pool(name, each), message_bytes)
             if opened.number in self._numbers:
                 twin = self._numbers[opened.number].name
                 raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")

@@ -32,7 +32,12 @@ _log = logging.getLogger(__name__)
 
 def make_tables(options: ServerOptions) -> Tables:
     """The tables, with nothing in them. Raises ParameterError."""
-    tables = Tables(options.settings, lambda name, settings: _make_pool(options, name, settings), options.reserved)
+    tables = Tables(
+        options.settings,
+        lambda name, settings: _make_pool(options, name, settings),
+        options.reserved,
+        options.limits.message_bytes,
+    )
     for table in tables:
         if isinstance(table.pool, RolloutPool):
             table.pool.on_room = table.limiter.drew

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -19,8 +20,10 @@ from memoire.replay.schema import Schema
 
 from . import _container
 from .parts import (
+    ALIGNMENT,
     BOOKKEEPING,
     FACTS,
+    HEAD,
     INDICES,
     LENGTH,
     LENGTHS,
@@ -30,6 +33,7 @@ from .parts import (
     OF_EPISODE,
     OF_FEEDBACK,
     OF_WINDOWS,
+    ROW,
     WHOLE,
     BlockSpec,
     ContainerKind,
@@ -449,13 +453,47 @@ MAKING = 1 << 63
 """Least number that names parameters; below it is a version, of which only its server knows what it means."""
 
 
+def frames_of(layout: ContainerLayout, multi_step: int) -> int:
+    """Different frames of one sample of a cache: those of both windows, or of all of a sequence."""
+    stack = layout.frame_stack
+    if layout.length:
+        return stack + layout.length
+    return stack + min(multi_step, stack) if {Part.PREV_INDEX, Part.NEXT_INDEX} <= {*layout.indices} else stack
+
+
+def cache_bytes(schema: Schema, parameters: Parameters, capacity: int, samples: int) -> int:
+    """Bytes of a cache in which no two samples share a frame or an entry, which is the largest, before compression.
+    Values of ragged columns come on top.
+
+    Args:
+        capacity: Entries that fit the memory it is drawn from; 0 is any number.
+    """
+    layout = layout_of(schema, parameters)
+    frames, entries = samples * frames_of(layout, parameters.multi_step), samples * layout.length
+    if capacity:  # each entry with its state, and at most as many final states
+        frames, entries = min(frames, 2 * capacity), min(entries, capacity)
+    return _bytes_of(layout, {RowCount.PER_SAMPLE: samples, RowCount.PER_FRAME: frames, RowCount.PER_ENTRY: entries})
+
+
+def episode_bytes(schema: Schema, entries: int) -> int:
+    """Bytes of an episode with its final state, before compression; without the values of ragged columns."""
+    layout = _layout(schema, 1, (), (), ContainerKind.EPISODE, bool(schema.states))
+    return _bytes_of(layout, {RowCount.PER_SAMPLE: entries})
+
+
+def most_fitting(size_of: Callable[[int], int], most: int) -> int:
+    """The largest number whose size, which grows with it, is at most so many bytes; 0 if there is none."""
+    return bisect_right(range(1, most + 1), most, key=size_of)
+
+
+def _bytes_of(layout: ContainerLayout, rows: Mapping[RowCount, int]) -> int:
+    size = HEAD.size + ROW.size * len(layout.blocks)
+    for number, form in enumerate(layout.blocks):
+        count = 0 if number in layout.ragged else rows.get(form.extent, 1)
+        size = -(-size // ALIGNMENT) * ALIGNMENT + form.row_bytes * count
+    return size
+
+
 def usual_bytes(schema: Schema, parameters: Parameters) -> int:
-    """About how large caches are, where no two samples share a frame; 0 where values have lengths of their own."""
-    if schema.ragged:
-        return 0
-    states = sum(schema[name].nbytes for name in schema.states)
-    if length := parameters.sequence_length:
-        sample = length * schema.entry_bytes + parameters.frame_stack * states
-    else:
-        sample = schema.entry_bytes + (2 * parameters.frame_stack - 1) * states
-    return parameters.cache_size * max(1, sample)
+    """How large caches usually are; 0 if values have lengths of their own."""
+    return 0 if schema.ragged else cache_bytes(schema, parameters, 0, parameters.cache_size)

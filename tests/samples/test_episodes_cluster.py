@@ -1,5 +1,7 @@
 """Clusters whose servers store episodes: samples as elsewhere, every episode accounted for, feedback in place."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -234,7 +236,19 @@ def test_an_episode_larger_than_a_message_is_refused_at_the_actor(cluster):
     client = cluster.client(server)
     with pytest.raises(ParameterError, match="at most 100000 .limits.message_bytes. in an episode"):
         client.push_episode({"obs": np.zeros((9, 4000), np.float32), "reward": np.zeros(9, np.float32)})
-    assert client.memory.capacity == 2 * (100_000 // (WIDE.entry_bytes + 16))
+    assert client.memory.capacity == 2 * 5  # and their final state
+
+
+@pytest.mark.parametrize("storage", ["episodes", "rollouts"])
+def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, storage):
+    server = cluster.server(schema=WIDE, storage=storage, limits=Limits(message_bytes=100_000), capacity=1000)
+    client = cluster.client(server)
+    with pytest.raises(ParameterError, match=r"^longest must be at most 5: .* limits.message_bytes \(100000\), got 6"):
+        client.writer(longest=6)
+    writer, obs = client.writer(), np.zeros((30, 4000), np.float32)
+    for before, after in pairwise(obs):
+        writer.step(before, None, 0.0, False, False, after)
+    until(lambda: (client.update(100.0), client.stats().accepted_caches == 5)[1])
 
 
 def test_learners_here_and_far_away_set_priorities_at_once(cluster):

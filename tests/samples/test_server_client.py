@@ -335,9 +335,13 @@ def test_nothing_to_draw_is_a_reason_not_to_push(serve, join):
 
 
 def test_a_cache_larger_than_the_server_takes_is_refused_before_it_is_sent(serve, join):
-    server = serve(schema=WIDE, limits=Limits(message_bytes=100_000))
-    client = join(server.endpoint)
-    record(client, length=200)
+    """Of values whose lengths nobody knows before; the others are known when the server is made."""
+    schema = {"obs": Column(np.float32, (None,), "state"), "reward": np.float32}
+    client = join(serve(schema=schema, limits=Limits(message_bytes=100_000)).endpoint)
+    client.memory.open()
+    for step in range(200):
+        client.memory.add(0, (np.full(1000, step, np.float32), 0.0))
+    client.memory.close()
     with pytest.raises(ParameterError, match=r"cache_size must be such that .* \(limits.message_bytes\)"):
         client.push_cache(1.0)
     client.update(100.0)

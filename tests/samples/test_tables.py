@@ -317,17 +317,18 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
 
 
 def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
-    tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=600), "c": Table(SCHEMA)}
-    with pytest.raises(ParameterError, match="more than the 600 bytes that 'b' may hold already"):
-        shared_out({"a": None, "b": 600}, 600)
-    server = cluster.server(schema=None, tables=tables, byte_limit=1_000_600)
+    tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
+    with pytest.raises(ParameterError, match="more than the 60000 bytes that 'b' may hold already"):
+        shared_out({"a": None, "b": 60_000}, 60_000)
+    server = cluster.server(schema=None, tables=tables, byte_limit=1_060_000)
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
         "a": 500_000,
-        "b": 600,
+        "b": 60_000,
         "c": 500_000,
     }
-    server.configure_limits(held_bytes=2600)
-    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 600, "c": 1000}
+    server.configure_limits(held_bytes=62_000)
+    limits = {name: table.byte_limit for name, table in server.stats().tables.items()}
+    assert limits == {"a": 1000, "b": 60_000, "c": 1000}
     server.table("b").limit(700)
     server.configure_limits(held_bytes=2700)
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 700, "c": 1000}
@@ -336,7 +337,7 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
 
 
 def test_a_full_table_takes_no_room_from_another(cluster):
-    server = with_tables(cluster, {"online": Table(SCHEMA, byte_limit=20_000), "demo": Table(SCHEMA)})
+    server = with_tables(cluster, {"online": Table(SCHEMA, byte_limit=20_000, cache_size=64), "demo": Table(SCHEMA)})
     online, demo = (cluster.client(server, table=name) for name in ("online", "demo"))
     fill(demo, 2)
     fill(online, 6)

@@ -2,15 +2,17 @@
 
 import inspect
 
+import numpy as np
 import pytest
 
 from memoire.accounting.unsaved_changes import RunFacts
 from memoire.clock import wall_clock
 from memoire.errors import ParameterError, WrongType
-from memoire.limits import Limits
+from memoire.limits import GiB, Limits, MiB
 from memoire.models.model import make
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.tables import Table
+from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.server import build
 from memoire.server.announcements import Announcements
@@ -23,7 +25,7 @@ from serverkit import server_options
 
 
 def options(**changes):
-    return server_options(**{"limits": Limits(held_bytes=1000)} | changes)
+    return server_options(**{"limits": Limits(held_bytes=1_000_000)} | changes)
 
 
 def test_options_are_what_a_server_takes():
@@ -41,7 +43,7 @@ def test_a_schema_makes_one_table_of_the_options_that_shape_it():
         50,
         3,
     )
-    assert made.budgets == {DEFAULT_TABLE: 1000}
+    assert made.budgets == {DEFAULT_TABLE: 1_000_000}
 
 
 def test_room_and_fields_of_parameters_are_the_tables():
@@ -50,9 +52,13 @@ def test_room_and_fields_of_parameters_are_the_tables():
 
 
 def test_tables_share_what_may_be_held():
-    tables = {"own": Table(SCHEMA, byte_limit=400), "a": Table(SCHEMA), "b": Table(SCHEMA)}
-    assert options(schema=None, tables=tables).budgets == {"own": 400, "a": 300, "b": 300}
-    assert options(schema=None, tables=tables, byte_limit=600).budgets == {"own": 400, "a": 100, "b": 100}
+    tables = {"own": Table(SCHEMA, byte_limit=400_000), "a": Table(SCHEMA), "b": Table(SCHEMA)}
+    assert options(schema=None, tables=tables).budgets == {"own": 400_000, "a": 300_000, "b": 300_000}
+    assert options(schema=None, tables=tables, byte_limit=600_000).budgets == {
+        "own": 400_000,
+        "a": 100_000,
+        "b": 100_000,
+    }
 
 
 @pytest.mark.parametrize(
@@ -174,6 +180,50 @@ def test_a_state_folder_is_closed_if_no_desk_can_be_made():
     assert folder.closed
     with pytest.raises(ParameterError, match="run"):
         desk_of(run="\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "most"),
+    [
+        ({"storage": "caches"}, "cache_size", 67),
+        ({"storage": "caches", "parameters": Parameters(sequence_length=8, sequence_overlap=4)}, "cache_size", 14),
+        ({"storage": "caches", "limits": Limits(message_bytes=64 * MiB)}, "cache_size", 16),
+        ({"storage": "caches", "byte_limit": 40_000_000}, "cache_size", 9),
+        ({"storage": "rollouts", "fields": {"rollout_length": 200}, "byte_limit": 4 * GiB}, "rollout_length", 133),
+    ],
+)
+def test_sizes_that_only_an_actor_would_find_too_large_for_a_message_are_refused_before_a_server_is_made(
+    changes, name, most
+):
+    """The state has 2 MB; the number that the error names fits, and one more does not."""
+    given = {"limits": Limits(), **changes, "schema": {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}}
+    parameters = given.pop("parameters", Parameters()).replace(**given.pop("fields", {}))
+    with pytest.raises(
+        ParameterError, match=rf"^{name} must be at most {most} \(.* bytes, and (message_bytes|byte_limit) "
+    ):
+        build.make_tables(options(**given, parameters=parameters))
+    tables = build.make_tables(options(**given, parameters=parameters.replace(**{name: most})))
+    with pytest.raises(ParameterError, match=f"^{name} must be at most {most}"):
+        build.make_tables(options(**given, parameters=parameters.replace(**{name: most + 1})))
+    if "byte_limit" not in given:
+        with pytest.raises(ParameterError, match=f"^{name} must be at most {most}"):
+            tables.first.check_parameters(parameters.replace(**{name: most + 1}))
+
+
+@pytest.mark.parametrize("storage", ["caches", "episodes", "rollouts"])
+def test_a_single_entry_that_fits_no_message_is_refused_before_a_server_is_made(storage):
+    schema = {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}
+    with pytest.raises(
+        ParameterError, match=r"^message_bytes must be at least 400\d{4}, which one (entry|sample) takes"
+    ):
+        build.make_tables(options(storage=storage, schema=schema, limits=Limits(message_bytes=3_000_000)))
+
+
+def test_the_memory_of_a_client_bounds_the_frames_of_its_caches():
+    schema = {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}
+    build.make_tables(options(schema=schema, client_capacity=60, limits=Limits()))
+    with pytest.raises(ParameterError, match="^cache_size must be at most"):
+        build.make_tables(options(schema=schema, client_capacity=70, limits=Limits()))
 
 
 @pytest.mark.parametrize("value", [None, 1, 1 << 40])

@@ -3,6 +3,7 @@
 import json
 import struct
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, compression, pack, unpack
 from memoire.wire.compression import _COMPRESS, codecs
-from memoire.wire.layout import ContainerLayout, layout_of, making_of, usual_bytes
+from memoire.wire.layout import (
+    ContainerLayout,
+    cache_bytes,
+    episode_bytes,
+    layout_of,
+    making_of,
+    most_fitting,
+    usual_bytes,
+)
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, ContainerKind, Part
 from memories import filled
 
@@ -138,6 +147,44 @@ def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(paramet
         memory.close(0)
     usual = usual_bytes(schema, parameters.replace(cache_size=50))
     assert 0.8 * usual < pack.build(memory, 50, now=0.0).nbytes < 1.2 * usual
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        Parameters(),
+        Parameters(frame_stack=3, multi_step=2),
+        Parameters(frame_stack=2, multi_step=5),
+        SEQUENCES,
+        Parameters(next=("action",)),
+        Parameters(prev=("action",)),
+    ],
+)
+def test_the_largest_cache_has_just_as_many_bytes_as_is_known_before(parameters: Parameters) -> None:
+    schema = Schema({"state": Column(np.float32, (3,), "state"), "action": Column(np.int16), "reward": np.float32})
+    memory = Memory(schema, 20_000, parameters, seed=0)
+    for _ in range(400):
+        memory.open(0)
+        memory.extend(0, (np.ones((50, 3), np.float32), np.ones(50, np.int16), np.ones(50, np.float32)))
+        memory.close(0, terminated=True, final_state=np.ones(3, np.float32))
+    found = max(pack.build(memory, 4, now=0.0).nbytes for _ in range(40))
+    assert found == cache_bytes(schema, parameters, 0, 4)
+    assert cache_bytes(schema, parameters, 1, 400) < cache_bytes(schema, parameters, 0, 400)
+
+
+def test_an_episode_has_just_as_many_bytes_as_is_known_before() -> None:
+    schema = Schema({"state": Column(np.float32, (3,), "state"), "reward": np.float32})
+    for entries in (1, 7, 40):
+        values = {"state": np.ones((entries, 3), np.float32), "reward": np.ones(entries, np.float32)}
+        facts = np.ones(entries, np.float32), np.ones(entries, np.float32), np.ones(entries, np.int64)
+
+        def fill(name, target, values=values):
+            target[:] = values[name].reshape(-1).view(np.uint8)
+
+        payload = pack.pack_episode(schema, fill, *facts, final={"state": np.ones(3, np.float32)}, now=0.0)
+        assert payload.nbytes == episode_bytes(schema, entries)
+        assert most_fitting(partial(episode_bytes, schema), payload.nbytes) == entries
+        assert most_fitting(partial(episode_bytes, schema), payload.nbytes - 1) == entries - 1
 
 
 def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_own() -> None:
@@ -486,7 +533,11 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     room[at : at + len(patch)] = patch[: len(data) - at]
     if refused(room, layout) == "" and layout.kind in (ContainerKind.CACHE, ContainerKind.SEQUENCES):
         pool = Pool(*golden_settings(name), seed=0)
-        pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
+        try:
+            pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
+        except ProtocolError as error:
+            assert error.code == "parameters"  # the patch says that its samples were made with others
+            return
         picks = pool.get(2)  # whatever is accepted can be gathered
         assert np.isfinite(picks.importance).all()
 
