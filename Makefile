@@ -1,7 +1,7 @@
 # A clean clone, python3 (3.11 or newer), a C compiler and make: every target sets up the rest by itself, in ./.venv.
 
 PYTHON ?= python3
-# Tried if python3 does not run, as a shim of pyenv whose version is not installed.
+# Tried if python3 does not run, as a shim of pyenv whose version is not installed, or is too old (tools/setup_venv.py).
 PYTHONS := python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=

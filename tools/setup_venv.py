@@ -15,6 +15,7 @@ import glob
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -32,7 +33,8 @@ TICK = 1.0
 """Seconds between two counts on a terminal."""
 WORTH_SAYING = 2.0
 """Seconds of a step that are said elsewhere."""
-NAMES = ["python3.%d" % minor for minor in range(14, OLDEST[1] - 1, -1)]
+with open(os.path.join(ROOT, "Makefile")) as makefile:
+    NAMES = re.search("^PYTHONS := (.*)$", makefile.read(), re.MULTILINE).group(1).split()
 
 
 def give_up(problem, advice):

@@ -35,6 +35,18 @@ LINE_POINTS = 5_000
 """Points on one line at most."""
 DOCUMENTS: dict[str, Any] = {"settings": dict[str, dict[str, Any]], "overview": Overview, "actors": list[ActorRow]}
 """Kinds of documents, and what each has to be."""
+MAX_NAME = 80
+"""Characters of a name of a file."""
+
+
+def file_name(run: str) -> str:
+    """A run's name as part of the name of a file: ASCII letters, digits, "-", "_" and ".", at most 80; it may be empty,
+    or have nothing but dots.
+    """
+    kept = (letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)
+    return "".join(kept)[:MAX_NAME]
+
+
 _WIDTHS = tuple(width for width, _ in LEVELS)
 
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
 from memoire.dashboard.collect.history import History
+from memoire.dashboard.collect.run_file import file_name
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError
 from memoire.loggers import Logger
@@ -97,5 +98,5 @@ def chosen(figures: Mapping[str, float], patterns: Iterable[str]) -> dict[str, f
 
 def folder_name(run: str) -> str:
     """A run's name as that of a folder: without separators, and never empty, "." or ".."."""
-    safe = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)[:80]
+    safe = file_name(run)
     return safe if safe.strip(".") else f"run{safe.replace('.', '_')}"

@@ -458,8 +458,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _file(kind: type[StreamingResponse], body: Iterator[bytes], run: str, ending: str) -> Response:
-    name = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)[:80]
-    headers = {"Content-Disposition": f'attachment; filename="memoire-{name or "run"}.{ending}"'}
+    headers = {"Content-Disposition": f'attachment; filename="memoire-{run_file.file_name(run) or "run"}.{ending}"'}
     return kind(body, headers=headers)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memoire._core import PriorityTree
+from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.columns import Column
 from memoire.replay.forks import ForkedGenerator
@@ -81,8 +82,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
     """
 
     def __init__(self, capacity: int, alpha: float, *, seed: int | None = None, stratified: bool = False) -> None:
-        if type(capacity) is not int or not 1 <= capacity < 1 << 31:
-            raise ParameterError("capacity", capacity, "a whole number from 1 to 2**31 - 1")
+        capacity = whole("capacity", capacity, 1, 2**31 - 1)
         if not 0.0 <= float(alpha) < np.inf:
             raise ParameterError("alpha", alpha, "a finite number of at least 0")
         self.capacity, self.alpha, self.stratified = capacity, float(alpha), stratified
@@ -154,8 +154,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
             EmptyMemory: nothing with a priority is stored.
             ParameterError: an argument is out of its range.
         """
-        if type(batch_size) is not int or batch_size < 1:
-            raise ParameterError("batch_size", batch_size, "a whole number of at least 1")
+        batch_size = whole("batch_size", batch_size, 1)
         if not 0.0 <= beta <= 1.0:
             raise ParameterError("beta", beta, "a number in [0, 1]")
         with self._lock:

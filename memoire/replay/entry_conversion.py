@@ -168,12 +168,6 @@ def _finite(name: str, value: Any) -> float:
     return number
 
 
-def check_whole(name: str, value: Any, low: int, high: int) -> None:
-    """Refuse what is no whole number in [low, high]. Raises ParameterError."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ParameterError(name, value, f"a whole number from {low} to {high}")
-
-
 def check_out(out: Any, dtype: Any, size: int) -> None:
     """Raise ParameterError unless `out` is a writable contiguous array of this dtype with `size` elements."""
     if not isinstance(out, np.ndarray) or out.dtype != dtype or out.size != size or not out.flags.carray:

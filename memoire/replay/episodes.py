@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
 
 from .batch import ID, Batch, GatheredSamples, PriorityUpdate
-from .memory import Memory
+from .memory import MAX_ROWS, Memory
 from .parameters import Parameters
 from .sampling import importance
 from .schema import Schema
@@ -120,7 +121,7 @@ def sample(
 
 def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     """Refuse wrong arguments; the episodes that a group must have, 0 for any number."""
-    _whole("count", count)
+    whole("count", count, 1, MAX_ROWS)
     if taken := sorted({"mask", "group"}.intersection(schema.roots)):
         expected = "without columns called 'mask' or 'group', as a batch of episodes has its own. Rename the column"
         raise ParameterError("schema", f"one with {taken[0]!r}", expected)
@@ -132,13 +133,7 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
         return 0
     if group is None:
         raise ParameterError("group_size", group_size, "None where no group= says which episodes belong together")
-    return _whole("group_size", group_size)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 1 << 31:
-        raise ParameterError(name, value, "a whole number of at least 1")
-    return int(value)
+    return whole("group_size", group_size, 1, MAX_ROWS)
 
 
 def _stored(memory: Memory) -> _StoredEpisodes:

@@ -23,7 +23,6 @@ from .engine_setup import checked_page_rows, cutting_of, limits_of, memory_bytes
 from .entry_conversion import (
     WEIGHT,
     check_out,
-    check_whole,
     count_of,
     ending,
     entry_numbers,
@@ -99,8 +98,8 @@ class Memory(_core.EntryStore, StrictAttributes):
         if not isinstance(parameters, Parameters):
             raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
         if seed is not None:
-            check_whole("seed", seed, 0, 1 << 256)
-        check_whole("capacity", capacity, 1, MAX_ROWS)
+            arguments.whole("seed", seed, 0, 1 << 256)
+        arguments.whole("capacity", capacity, 1, MAX_ROWS)
         page_rows = checked_page_rows(page_rows, int(capacity))
         parameters.check_for(schema)
         self._reserved, self._ragged_reserved = Reservation(container), Reservation(container)
@@ -148,7 +147,7 @@ class Memory(_core.EntryStore, StrictAttributes):
 
     def seed(self, seed: int) -> None:
         """Draw from now on as a memory that was made with this seed."""
-        check_whole("seed", seed, 0, 1 << 256)
+        arguments.whole("seed", seed, 0, 1 << 256)
         seed_here(self, int(seed))
 
     def sums(self) -> tuple[float, int, float]:
@@ -169,7 +168,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         """Allow values of ragged columns so many bytes from now on, 0 is as when it is made; the oldest closed episodes
         make room.
         """
-        check_whole("ragged_limit", ragged_limit, 0, 1 << 62)
+        arguments.whole("ragged_limit", ragged_limit, 0, 1 << 62)
         most = int(ragged_limit)
         if self.schema.ragged:
             most = most or self._ragged_reserved.default("ragged_limit", 0)
@@ -193,7 +192,7 @@ class Memory(_core.EntryStore, StrictAttributes):
 
     def open(self, lane: int = 0) -> None:
         """Open an episode in a lane; the entries of an unclosed one there are cleared and their room is given back."""
-        check_whole("lane", lane, 0, MAX_LANES - 1)
+        arguments.whole("lane", lane, 0, MAX_LANES - 1)
         self._open(lane)
 
     def opening(self, lane: int) -> Changes:
@@ -456,7 +455,7 @@ class Memory(_core.EntryStore, StrictAttributes):
         Raises:
             EmptyMemory: no entry has a weight above 0. UsedUp, one of these: all together may not be drawn so often.
         """
-        check_whole("count", count, 1, MAX_ROWS)
+        arguments.whole("count", count, 1, MAX_ROWS)
         return self._drawn(count, fractions, None)
 
     def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
@@ -512,7 +511,7 @@ class Memory(_core.EntryStore, StrictAttributes):
             EmptyMemory: no entry has a weight above 0.
             ParameterError: an array of `out` does not fit.
         """
-        check_whole("batch_size", batch_size, 1, MAX_ROWS)
+        arguments.whole("batch_size", batch_size, 1, MAX_ROWS)
         with self.held():
             made = self._gathering.allocate(batch_size)
             if out is not None:
@@ -565,14 +564,14 @@ class Memory(_core.EntryStore, StrictAttributes):
 
     def draw_windows(self, count: int) -> DrawnWindows:
         """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
-        check_whole("count", count, 1, MAX_ROWS)
+        arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.windows(self, self._drawn(count, None, weights), weights, sums)
 
     def draw_sequences(self, count: int) -> DrawnSequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
-        check_whole("count", count, 1, MAX_ROWS)
+        arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.sequences(self, self._drawn(count, None, weights), weights, sums)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol, Self, cast
 
 import numpy as np
 
+from memoire.arguments import whole
 from memoire.errors import ParameterError, UnknownName
 from memoire.frozen import says_instead
 from memoire.suggestions import checked_fields, meant, one_of, refuse_unknown
@@ -152,23 +153,23 @@ class Parameters:
         put(self, "importance_exponent", _real("importance_exponent", self.importance_exponent, high=1.0))
         if self.importance_final is not None:
             put(self, "importance_final", _real("importance_final", self.importance_final, high=1.0))
-        put(self, "importance_batches", _whole("importance_batches", self.importance_batches, 0, (1 << 53) - 1))
+        put(self, "importance_batches", whole("importance_batches", self.importance_batches, 0, (1 << 53) - 1))
         put(self, "prioritization", _one_of("prioritization", self.prioritization, PRIORITIZATIONS))
         put(self, "stratified", _truth("stratified", self.stratified))
         put(self, "priority_epsilon", _real("priority_epsilon", self.priority_epsilon))
         put(self, "mix_lambda", _real("mix_lambda", self.mix_lambda, high=1.0))
-        put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MAX_STEPS))
-        put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MAX_STEPS))
-        put(self, "sequence_length", _whole("sequence_length", self.sequence_length, 0, MAX_STEPS))
+        put(self, "frame_stack", whole("frame_stack", self.frame_stack, 1, MAX_STEPS))
+        put(self, "multi_step", whole("multi_step", self.multi_step, 1, MAX_STEPS))
+        put(self, "sequence_length", whole("sequence_length", self.sequence_length, 0, MAX_STEPS))
         for name in ("sequence_overlap", "burn_in"):
-            put(self, name, _whole(name, getattr(self, name), 0, max(0, self.sequence_length - 1)))
+            put(self, name, whole(name, getattr(self, name), 0, max(0, self.sequence_length - 1)))
         put(self, "sequence_max_share", _real("sequence_max_share", self.sequence_max_share, high=1.0))
         put(self, "sequence_first", _columns("sequence_first", self.sequence_first) or ())
         if self.sequence_length and self.multi_step != 1:
             raise ParameterError("multi_step", self.multi_step, "1 where sequences are drawn (sequence_length)")
-        put(self, "cache_size", _whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
-        put(self, "rollout_length", _whole("rollout_length", self.rollout_length, 0, (1 << 31) - 1))
-        put(self, "max_episode", _whole("max_episode", self.max_episode, 0, (1 << 62)))
+        put(self, "cache_size", whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
+        put(self, "rollout_length", whole("rollout_length", self.rollout_length, 0, (1 << 31) - 1))
+        put(self, "max_episode", whole("max_episode", self.max_episode, 0, (1 << 62)))
         put(self, "reuse_cache", _truth("reuse_cache", self.reuse_cache))
         put(self, "discount_factor", _reals("discount_factor", self.discount_factor, high=1.0))
         put(self, "reward_coeff", _reals("reward_coeff", self.reward_coeff))
@@ -182,14 +183,14 @@ class Parameters:
 
     def _check_rates(self, put: Callable[[Any, str, Any], None]) -> None:
         """Fields that limit what is drawn and how often, and that they can be met together."""
-        put(self, "min_size", _whole("min_size", self.min_size, 0, (1 << 53) - 1))
-        put(self, "max_times_sampled", _whole("max_times_sampled", self.max_times_sampled, 0, (1 << 32) - 1))
+        put(self, "min_size", whole("min_size", self.min_size, 0, (1 << 53) - 1))
+        put(self, "max_times_sampled", whole("max_times_sampled", self.max_times_sampled, 0, (1 << 32) - 1))
         if self.max_age is not None:
             put(self, "max_age", _real("max_age", self.max_age))
             if self.max_age == 0.0:
                 raise ParameterError("max_age", self.max_age, "above 0, or None for any: each entry would be too old")
         if self.max_model_lag is not None:
-            put(self, "max_model_lag", _whole("max_model_lag", self.max_model_lag, 0, (1 << 53) - 1))
+            put(self, "max_model_lag", whole("max_model_lag", self.max_model_lag, 0, (1 << 53) - 1))
         if self.model_topic is not None and (
             type(self.model_topic) is not str or not 0 < len(self.model_topic) <= 256 or "\0" in self.model_topic
         ):
@@ -398,13 +399,6 @@ def _reals(name: str, value: object, *, high: float = math.inf) -> tuple[float, 
     if not numbers:
         raise ParameterError(name, value, "one number, or one for each reward dimension")
     return numbers
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    """`value` as an int in [low, high]; bools and floats are refused."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ParameterError(name, value, f"a whole number from {low} to {high}")
-    return int(value)
 
 
 def _truth(name: str, value: object) -> bool:

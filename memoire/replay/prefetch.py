@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from memoire.arguments import seconds
-from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
+from memoire.arguments import seconds, whole
+from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 
 T = TypeVar("T")
 IsOver = Callable[[], bool]
@@ -60,8 +60,7 @@ def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: i
     Raises:
         ParameterError: `ahead` is out of its range; at once.
     """
-    if type(ahead) is not int or not 0 <= ahead <= MAX_PREFETCH:
-        raise ParameterError("ahead", ahead, f"a whole number from 0 to {MAX_PREFETCH}")
+    ahead = whole("ahead", ahead, 0, MAX_PREFETCH)
     return _taken(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from memoire import _core
 from memoire._core import setting
+from memoire.arguments import whole
 from memoire.errors import (
     Closed,
     EntryError,
@@ -107,7 +108,7 @@ class Writer(_core.StepCounter):
         resumed: WriterState | None = None,
     ) -> None:
         self._single = num_envs is None
-        self.num_envs = count = 1 if num_envs is None else at_least_one("num_envs", num_envs)
+        self.num_envs = count = 1 if num_envs is None else whole("num_envs", num_envs, 1)
         self.autoreset = autoreset_mode(autoreset)
         self.longest = max(1, memory.capacity // (2 * count)) if longest is None else longest
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
@@ -380,7 +381,7 @@ class Writer(_core.StepCounter):
 
     @longest.setter
     def longest(self, entries: int) -> None:
-        longest = at_least_one("longest", entries)
+        longest = whole("longest", entries, 1)
         self._room = 0  # steps until an episode may be too long: counted anew at the next step
         self._longest = longest
 
@@ -719,10 +720,3 @@ def _ends(
         _End(i, bool(terminal[i]), final_state(i), None if terminal[i] else bootstrap[i])
         for i in np.flatnonzero(done).tolist()
     ]
-
-
-def at_least_one(name: str, value: Any) -> int:
-    """A whole number from 1. Raises ParameterError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ParameterError(name, value, "a whole number of at least 1")
-    return int(value)

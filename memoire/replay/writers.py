@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from memoire import _core
+from memoire.arguments import whole
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
@@ -19,7 +20,7 @@ from .episode_store import EpisodeStore, ExactObserver, Observer
 from .parameters import Parameters
 from .rollout_writer import RolloutWriter
 from .step_converter import StepConverter
-from .writer import Writer, at_least_one
+from .writer import Writer
 from .writer_state import WriterState
 
 
@@ -75,7 +76,7 @@ class WriterRegistry:
             SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
         lanes, mode = num_envs or 1, autoreset_mode(autoreset)
-        longest = None if longest is None else at_least_one("longest", longest)
+        longest = None if longest is None else whole("longest", longest, 1)
         StepConverter(self.memory.schema, num_envs)
         with _core.Held(self._lock):
             resumed = self._claimed(num_envs, mode) if resume else None

@@ -138,5 +138,5 @@ class ServerOptions:
 
 def check_bytes(name: str, value: object) -> None:
     """Raise ParameterError unless this is a number of bytes, or None."""
-    if value is not None and (type(value) is not int or value < 1):
-        raise ParameterError(name, value, "a whole number of bytes, at least 1")
+    if value is not None:
+        whole(name, value, 1)

@@ -9,12 +9,12 @@ import pytest
 
 import memoire
 from memoire import _core
+from memoire.arguments import whole
 from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError, WrongType
 from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
 from memoire.replay.entry_conversion import (
     check_out,
-    check_whole,
     count_of,
     ending,
     entry_numbers,
@@ -155,10 +155,10 @@ def test_a_length_is_that_of_the_first_axis() -> None:
 
 
 def test_whole_numbers_and_arrays_to_write_into_are_checked() -> None:
-    check_whole("lane", np.int64(3), 0, 3)
-    for wrong in (4, -1, 1.0, True, "1"):
+    assert type(whole("lane", np.int64(3), 0, 3)) is int
+    for wrong in (4, -1, 1.0, True, np.True_, "1", np.float64(1)):
         with pytest.raises(ParameterError, match="lane must be a whole number from 0 to 3"):
-            check_whole("lane", wrong, 0, 3)
+            whole("lane", wrong, 0, 3)
     check_out(np.zeros((2, 3), np.float32), np.float32, 6)
     for out in (np.zeros(5, np.float32), np.zeros(6), np.zeros(12, np.float32)[::2], [0.0] * 6):
         with pytest.raises(ParameterError, match="a contiguous float32 array of 6 numbers"):

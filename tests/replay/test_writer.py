@@ -513,7 +513,7 @@ def test_longest_can_be_set_between_steps() -> None:
     hand.writer.longest = 2
     hand.step()
     assert [len(e["entries"]) for e in hand.memory.episodes] == [5, 5, 5]
-    with pytest.raises(ParameterError, match="longest must be a whole number of at least 1, got 0"):
+    with pytest.raises(ParameterError, match="longest must be a whole number from 1, got 0"):
         hand.writer.longest = 0
 
 
@@ -565,7 +565,7 @@ def test_schemas_that_step_cannot_fill_are_refused() -> None:
         Writer(Ledger(two))
     with pytest.raises(SchemaError, match=r"column 'info': Writer\.step has a parameter of this name"):
         Writer(Ledger(Schema({"obs": np.float32, "info": np.float32})))
-    with pytest.raises(ParameterError, match="num_envs must be a whole number of at least 1, got 0"):
+    with pytest.raises(ParameterError, match="num_envs must be a whole number from 1, got 0"):
         Writer(Ledger(HAND), 0)
 
 

@@ -197,15 +197,15 @@ def test_columns_of_any_length_come_with_lengths_in_whole_episodes():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"count": 0}, "count must be a whole number of at least 1"),
-        ({"count": True}, "count must be a whole number of at least 1"),
+        ({"count": 0}, "count must be a whole number from 1"),
+        ({"count": True}, "count must be a whole number from 1"),
         (
             {"count": 1, "group": "obs"},
             r"group must be None or a plain column of fixed shape of the schema \(action, prompt\)",
         ),
         ({"count": 1, "group": ["prompt"]}, "group must be None or a plain column"),
         ({"count": 1, "group_size": 2}, "group_size must be None where no group"),
-        ({"count": 1, "group": "prompt", "group_size": 0}, "group_size must be a whole number of at least 1"),
+        ({"count": 1, "group": "prompt", "group_size": 0}, "group_size must be a whole number from 1"),
         ({"count": 1, "group": "action"}, "the same in all entries of an episode; one has 0, and 1 at step 1"),
     ],
 )
