@@ -29,6 +29,7 @@ from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.layout import rows_bytes
 
 from .batching import KEPT_BYTES, REASONS, Batching
 from .computation import Computation, Function
@@ -107,10 +108,13 @@ class Inference(Node):
             row_schema_from("outputs", outputs),
             _checked_sizes(sizes, whole("max_batch", max_batch, 1)),
         )
+        self._limits = limits or Limits()
+        for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
+            if (size := rows_bytes(schema, 1)) > (most := self._limits.request_bytes):
+                raise ParameterError("request_bytes", most, f"at least {size}, which one row of the {columns} takes")
         load = (lambda content: content) if weights is None else _callable("weights", weights)
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
         self.topic = check_topic(topic)
-        self._limits = limits or Limits()
         budget = ByteBudget(self._limits.held_bytes or HELD_BYTES)
         batching = Batching(
             max_batch, wait, life, whole("queue_rows", queue_rows, 1), room=budget.holder("requests that wait")

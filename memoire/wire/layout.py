@@ -481,6 +481,11 @@ def episode_bytes(schema: Schema, entries: int) -> int:
     return _bytes_of(layout, {RowCount.PER_SAMPLE: entries})
 
 
+def rows_bytes(schema: Schema, rows: int) -> int:
+    """Bytes of a container of so many rows; without the values of ragged columns."""
+    return _bytes_of(_layout(schema, 1, (), (), ContainerKind.ROWS, False), {RowCount.PER_SAMPLE: rows})
+
+
 def most_fitting(size_of: Callable[[int], int], most: int) -> int:
     """The largest number whose size, which grows with it, is at most so many bytes; 0 if there is none."""
     return bisect_right(range(1, most + 1), most, key=size_of)

@@ -351,6 +351,13 @@ def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
         open_node("net")
     with pytest.raises(ParameterError, match="sizes"):
         open_node(sizes=(8,))
+    large = {"obs": (np.uint8, (2_000_000,))}
+    for sides in ({"inputs": large}, {"outputs": large}):
+        (name,) = sides
+        with pytest.raises(
+            ParameterError, match=f"^request_bytes must be at least 2000\\d+, which one row of the {name}"
+        ):
+            open_node(**sides)
     other = open_policy(node, inputs={"obs": np.float32})
     with pytest.raises(Refused, match="rows of another schema") as caught:
         other.act({"obs": np.float32([1])})
