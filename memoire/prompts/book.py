@@ -319,7 +319,9 @@ class PromptBook:
         """
         cursors, listeners = self.facts.cursors, self.facts.listeners
         if consumer not in cursors and len(cursors) >= MAX_CONSUMERS:
-            raise ProtocolError("value", f"{len(cursors)} consumers have cursors here, the most. Give the name of one")
+            raise ProtocolError(
+                "value", f"{len(cursors)} consumers have cursors here, the most. forget_consumer lets one go"
+            )
         if since is None:
             since = cursors.get(consumer, 0)
         elif listeners.get(consumer, client) != client:
@@ -328,6 +330,12 @@ class PromptBook:
         if (cursors.get(consumer), listeners.get(consumer)) != (since, client):
             cursors[consumer], listeners[consumer], self.has_new_facts = since, client, True
         return since
+
+    def forget_consumer(self, consumer: str) -> None:
+        """Let the cursor of a consumer go."""
+        self.facts.listeners.pop(consumer, None)
+        if self.facts.cursors.pop(consumer, None) is not None:
+            self.has_new_facts = True
 
     def changed_since(self, cursor: int) -> Iterator[PromptRow]:
         """Prompts that changed after the change of this number, in order; each once, as it is now."""

@@ -104,6 +104,14 @@ class ListenerCalls(TableCalls):
             self._worker.learn([row.key for row in rows], name)
         return [row for rows in found.values() for row in rows], cursor
 
+    @checked_names()
+    def forget_consumer(self, consumer: str, timeout: float | None = None) -> None:
+        """Let the place of a consumer go that does not come again, since servers keep those of 256. If it comes again
+        all the same, it begins with the first prompt.
+        """
+        request = messages.Prompts(call="forget", consumer=text("consumer", consumer))
+        self._servers.every(request, self._transport.now() + self._patience(timeout))
+
     def fetch(
         self, keys: Iterable[Key], columns: Sequence[str] | None = None, timeout: float | None = None
     ) -> dict[Key, dict[str, Any]]:

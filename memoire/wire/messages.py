@@ -584,14 +584,14 @@ class AnswerColumns(TailRow, frozen=True, array_like=True):
 
 
 class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for prompts of a table that stores them; nothing is changed. Answered by PROMPTED."""
+    """Asks for prompts of a table that stores them; only cursors of consumers are changed. Answered by PROMPTED."""
 
     type: ClassVar = Type.PROMPTS
-    call: Literal["counts", "list", "fetch", "payloads"]
+    call: Literal["counts", "list", "fetch", "payloads", "forget"]
     states: Annotated[list[Small], Meta(max_length=16)] = []  # none: any
     tags: Annotated[dict[Name, Name], Meta(max_length=32)] = {}  # that a prompt has to have
     since: Word = 0  # number of a change: those after it
-    consumer: Name = ""  # whose cursor `since` becomes; "": nobody's
+    consumer: Name = ""  # whose cursor `since` becomes, "": nobody's; or that is to be forgotten
     is_going_on: bool = False  # from the consumer's cursor on
     most: Small = 1000
     keys: Annotated[list[PromptKey], Meta(max_length=65536)] = []

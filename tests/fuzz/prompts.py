@@ -115,7 +115,7 @@ def _work(choices: Choices, pool: PromptPool) -> tuple[messages.Answers, bytes |
 
 
 def _look(choices: Choices) -> tuple[messages.Prompts, bytes | None]:
-    call = choices.pick(("counts", "list", "fetch", "payloads"))
+    call = choices.pick(("counts", "list", "fetch", "payloads", "forget"))
     facts = {
         "states": [choices.below(9) for _ in range(choices.below(3))], "since": choices.integer(), "consumer": choices.text(20),
         "is_going_on": bool(choices.below(2)), "columns": choices.below(16), "rank": choices.below(4), "ranks": choices.below(4),

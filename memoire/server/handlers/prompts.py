@@ -51,6 +51,9 @@ class PromptsHandler:
         with pool.held(header.client) as table:
             if body.call == "counts":
                 return self._reply(table, counts=counts_of(table.book) | figures_of(table))
+            if body.call == "forget":
+                table.book.forget_consumer(body.consumer)
+                return self._reply(table)
             if body.call == "list":
                 return self._list(table, body, header.client)
             page = self._page(header.client)
