@@ -233,7 +233,7 @@ def test_a_number_of_bytes_is_whole_and_above_0_or_left_out(value):
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
 def test_any_other_number_of_bytes_is_refused_by_name(value):
-    with pytest.raises(ParameterError, match="credit must be a whole number of bytes"):
+    with pytest.raises(ParameterError, match="credit must be a whole number from 1"):
         check_bytes("credit", value)
 
 
