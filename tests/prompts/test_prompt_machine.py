@@ -3,6 +3,7 @@
 import copy
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -11,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memoire.errors import ProtocolError
 from memoire.prompts import snapshot
+from memoire.prompts.bytes import COLUMNS, PAYLOAD, packed_key
 from memoire.prompts.columns import packed, raw_columns
 from memoire.prompts.figures import counts_of
 from memoire.prompts.rows import PromptRules, PromptState
-from memoire.prompts.saving import restore, take_changes
+from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
 from memoire.prompts.table import PromptTable
 from memoire.replay.row_schema import RowSchema
 from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
@@ -502,3 +504,45 @@ def test_a_table_of_prompts_that_was_saved_leases_and_draws_what_it_would_have(r
         facts.append(trainer.seen)
     assert facts[0] == facts[1]
     assert sum(name == "draw" and told is not None for name, told, *_ in facts[0]) > 15
+
+
+def saved_in(disk):
+    return ((kind, key, body) for (kind, key), body in sorted(disk.items()))
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("seed", range(2))
+def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_and_the_table_goes_on(rules, seed):
+    dice, table, disk = random.Random(f"{rules} {seed}"), table_of(RULES[rules], 1), {}
+    trainer = Trainer(table, dice, [f"s{number}" for number in range(9)])
+    trainer.add()
+    again = dropped = 0
+    for turn in range(6):
+        trainer.go_on(25)
+        if trainer.step > 1:
+            table.draw(trainer.step, 1, trainer.sessions[0], replay=0.5)  # not committed
+        for kind, key, body in take_changes(table):
+            disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+        states = {key: row.state for key, row in table.book.rows.items()}
+        lost = {name for name in disk if name[0] in (PAYLOAD, COLUMNS) and dice.random() < 0.1}
+        there = {name: body for name, body in disk.items() if name not in lost}
+        table = trainer.table = table_of(RULES[rules], 10_000 * (turn + 1))
+        incomplete = {row.key: row for row in restore(table, saved_in(there), 0.0)}
+        table.check_invariants()
+        assert incomplete.keys() <= {tuple(msgspec.msgpack.decode(key)[:3]) for _, key in lost}
+        for key, row in table.book.rows.items():
+            if key not in incomplete:
+                assert row.state is states[key]
+                assert table.store.payload(key) == (b"" if row.reason == NO_PAYLOAD else b"p")
+            elif (PAYLOAD, packed_key(*key)) in lost:
+                assert (row.state, row.reason) == (PromptState.DROPPED, NO_PAYLOAD)
+                dropped += 1
+            else:
+                over = (PromptState.COMMITTED, PromptState.DROPPED)
+                assert row.state is (states[key] if states[key] in over else PromptState.WAITING)
+                again += 1
+        for kind, key, body in take_changes(table):
+            disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+        assert not disk.keys() & lost, "what is lost is lost once"
+        assert restore(table_of(RULES[rules], 1), saved_in(disk), 0.0) == []
+    assert again > 3 and dropped > 3
