@@ -151,7 +151,10 @@ class StoredPrompts:
         Raises:
             OSError: a file could not be written, and is not there.
         """
-        new = {(kind, _prefix(owner)[0] + key): body for owner, each in changes.items() for kind, key, body in each}
+        new = dict[tuple[int, bytes], bytes | None]()
+        for owner, each in changes.items():
+            prefix, _ = _prefix(owner)
+            new |= {(kind, prefix + key): body for kind, key, body in each}
         planned = PlannedPrompts(new, Counter())
         for kind in _FILED:
             filed = {name: body for name, body in new.items() if name[0] == kind and body is not None}

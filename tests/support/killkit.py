@@ -1,6 +1,7 @@
 """What a state folder must hold after a process that saved steps was killed."""
 
 from memoire.limits import Limits
+from memoire.prompts.bytes import COLUMNS, PAYLOAD, ROW
 from memoire.storage.rotating_log import text_of
 from memoire.storage.snapshot_file import Counts, EndRecord, SnapshotFile
 from memoire.storage.state_folder import Store
@@ -26,6 +27,10 @@ def check_state(folder, acknowledged):
             assert lines_through(store) == {CLIENTS[0]: 2 * step}
             big, small = store.models(RUN)
             assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
+        stored = {(kind, key): body for kind, key, body in store.prompts("t")}
+        payloads = {(PAYLOAD, b"%d" % n): bytes([n % 256]) * 70_000 for n in range(max(1, step - 1), step + 1)}
+        answers = {(COLUMNS, b"%d" % n): b"answer %d" % n for n in range(max(1, step - 2), step + 1)}
+        assert stored == ({(ROW, b"newest"): b"%d" % step} if step else {}) | payloads | answers
         found = store.search(RUN, most=10_000)
         assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
         assert text_of_log(folder).endswith(b"".join(map(text_of, found)))

@@ -51,7 +51,7 @@ class Keeper:
         self.store = Store(folder, name, **options)
         self.journal, self.lock = UnsavedChanges(), threading.Lock()
         self.acknowledged, self.failures = [], []
-        self.run = run
+        self.run, self.prompts = run, {}
         self.known = {account.client: account for account in own_accounts(self.store, run)}
         self.count = self.store.line_count(run)
         self.hold = threading.Event()
@@ -63,17 +63,32 @@ class Keeper:
     def collect(self):
         self.hold.wait()
         with self.lock:
-            return self.journal.take()
+            group = self.journal.take()
+            if group is not None:
+                group.prompts, self.prompts = self.prompts, {}
+            return group
 
     def done(self, group):
         with self.lock:
             self.journal.saved()
         self.acknowledged.extend(group.tickets)
 
-    def post(self, accounts=(), lines=(), runs=(), models=(), inherited=(), settings=None, ticket=None, run=None):
+    def post(
+        self,
+        accounts=(),
+        lines=(),
+        runs=(),
+        models=(),
+        inherited=(),
+        settings=None,
+        ticket=None,
+        run=None,
+        prompts=None,
+    ):
         """Hand something over to be saved; returns its ticket. Lines are (client, number, text)."""
         run = run or self.run
         with self.lock:
+            self.prompts |= prompts or {}
             for facts in runs:
                 self.journal.run(facts)
             for changed in accounts:

@@ -17,6 +17,7 @@ from pathlib import Path
 from memoire.accounting.unsaved_changes import RunFacts
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.prompts.bytes import COLUMNS, PAYLOAD, ROW
 from memoire.storage import snapshot_file
 from memoire.storage.snapshot_file import ClientRecord, Record, SnapshotHeader, TableAbout
 from statekit import CLIENTS, RUN, Keeper, account
@@ -33,6 +34,13 @@ def step_of(keeper):
     return int(keeper.store.settings().get("step", "0"))
 
 
+def prompts_of(step):
+    """A payload that is a file, a small answer, and those of former steps leave."""
+    former = [(PAYLOAD, b"%d" % (step - 2), None), (COLUMNS, b"%d" % (step - 3), None)]
+    new = [(PAYLOAD, b"%d" % step, bytes([step % 256]) * 70_000), (COLUMNS, b"%d" % step, b"answer %d" % step)]
+    return [*former, *new, (ROW, b"newest", b"%d" % step)]
+
+
 def run(folder, acks, at, steps):
     """Save step after step, each with one of everything, and note what was acknowledged."""
     keeper = Keeper(folder / "state", limits=LIMITS, at=at)
@@ -44,6 +52,7 @@ def run(folder, acks, at, steps):
             models=[make("big", bytes([step % 256]) * 20_000, step), make("small", f"{step}", step)],
             runs=[RunFacts(RUN, began=1.0), RunFacts(f"run {step}", began=float(step))],
             settings={"step": str(step)},
+            prompts={"t": prompts_of(step)},
         )
         os.write(acks, b".")
         if step % 2 == 0:
