@@ -105,7 +105,7 @@ class StateStore(SavedState, Protocol):
         nothing can be saved any more, ever, and each time when saving has to wait until the disk has room again.
         """
 
-    def prompts(self, table: str) -> Iterator[tuple[int, bytes, bytes]]:
+    def prompts(self, table: str) -> Iterator[tuple[int, bytes, bytes | None]]:
         """What is saved of a table of prompts: kind, key and body of each row."""
 
     @property

@@ -112,7 +112,7 @@ class PromptPool(BatchlessPool):
         with self._waiter.lock:
             return take_changes(self._table)
 
-    def restore(self, saved: Iterable[tuple[int, bytes, bytes]]) -> tuple[int, int]:
+    def restore(self, saved: Iterable[Saved]) -> tuple[int, int]:
         """Go on from what was saved.
 
         Returns:

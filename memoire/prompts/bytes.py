@@ -14,7 +14,7 @@ from .rows import Key
 ROW, PAYLOAD, COLUMNS, STEP, PLAN, FACTS = range(6)
 """Kinds of what is saved."""
 Saved: TypeAlias = tuple[int, bytes, bytes | None]
-"""Kind, key and body of something that is saved; None takes it out."""
+"""Kind, key and body of something that is saved; None takes it out, or says that its file is missing or damaged."""
 
 
 def packed_key(*parts: str | int) -> bytes:
@@ -145,9 +145,9 @@ class PromptBytes:
         self._count_payload(0 if payload is None else -PIECE_BYTES - len(payload))
         self._save(PAYLOAD, packed_key(*key), None)
 
-    def lose(self, kind: int, *key: str | int) -> None:
-        """A payload or an answer that was saved is missing: its row is to go."""
-        self._save(kind, packed_key(*key), None)
+    def lose(self, kind: int, key: bytes) -> None:
+        """A payload or a piece of an answer that was saved is missing: its row is to go."""
+        self._save(kind, key, None)
 
     def restore(self, kind: int, key: bytes, body: bytes) -> None:
         """Take what was saved of a payload, or of an answer's columns. Raises msgspec's errors."""

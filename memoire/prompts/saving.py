@@ -13,10 +13,12 @@ from memoire.wire.messages import StepPlan
 
 from .book import TableFacts
 from .bytes import COLUMNS, FACTS, PAYLOAD, PLAN, ROW, STEP, Saved, packed_key
-from .rows import AnswerRow, PromptRow, PromptState, StepRow
+from .rows import AnswerRow, Key, PromptRow, PromptState, StepRow
 from .table import PromptTable
 
 NO_PAYLOAD: Final = "payload is missing"
+_PAYLOAD: Final = -1
+"""In the place of an answer's number."""
 
 
 def take_changes(table: PromptTable) -> list[Saved]:
@@ -38,8 +40,8 @@ def take_changes(table: PromptTable) -> list[Saved]:
     return found
 
 
-def restore(table: PromptTable, saved: Iterable[tuple[int, bytes, bytes]], now: float) -> list[PromptRow]:
-    """Take what was saved, into an empty table.
+def restore(table: PromptTable, saved: Iterable[Saved], now: float) -> list[PromptRow]:
+    """Take what was saved, into an empty table. A payload or a piece of an answer without a body is missing.
 
     Returns:
         The prompts of which something is missing. Those that lack answers wait for them again, unless they are over;
@@ -49,15 +51,19 @@ def restore(table: PromptTable, saved: Iterable[tuple[int, bytes, bytes]], now: 
         ParameterError: it was saved by a table with another group.
         msgspec.MsgspecError: it is nothing of a table's.
     """
-    facts, rows = TableFacts(), list[PromptRow]()
+    facts, rows, lost = TableFacts(), list[PromptRow](), dict[Key, set[int]]()
     for kind, key, body in saved:
-        if kind == FACTS:
+        if body is None:
+            table.store.lose(kind, key)
+            dataset, epoch, index, *answer = msgspec.msgpack.decode(key)
+            lost.setdefault((dataset, epoch, index), set()).update(answer[:1] or [_PAYLOAD])
+        elif kind == FACTS:
             facts = msgspec.msgpack.decode(body, type=TableFacts)
         elif kind == ROW:
             rows.append(_row(table, body))
         else:
             _restore_one(table, kind, key, body)
-    incomplete = [row for row in rows if _is_incomplete(table, row)]
+    incomplete = [row for row in rows if _is_incomplete(table, row, lost.get(row.key, set()))]
     for row in rows:
         table.book.restore(row)
     table.book.go_on(facts)
@@ -77,21 +83,15 @@ def _row(table: PromptTable, body: bytes) -> PromptRow:
     return row
 
 
-def _is_incomplete(table: PromptTable, row: PromptRow) -> bool:
+def _is_incomplete(table: PromptTable, row: PromptRow, lost: set[int]) -> bool:
     """Whether bytes of a prompt are missing; then it becomes what can still be."""
-    store, kept = table.store, row.has_columns
-    missing = [
-        i for i, each in enumerate(row.answers)
-        if kept and not each.failed and each.columns & ~store.packed(row.key, i).columns
-    ]  # fmt: skip
-    has_payload = len(store.payload(row.key)) == row.size
+    store, has_payload = table.store, _PAYLOAD not in lost
+    missing = [i for i, each in enumerate(row.answers) if i in lost and row.has_columns and not each.failed]
     if has_payload and not missing:
         return False
     for index in missing:
-        store.lose(COLUMNS, *row.key, index)
         store.let_go(row.key, index)
     if not has_payload:
-        store.lose(PAYLOAD, *row.key)
         row.state, row.reason, row.size = PromptState.DROPPED, NO_PAYLOAD, 0
     is_over = row.state in (PromptState.COMMITTED, PromptState.DROPPED)
     table.steps.lose(row, is_over=row.state is PromptState.COMMITTED)

@@ -99,8 +99,8 @@ class StoredPrompts:
 
     # Reading
 
-    def rows(self, owner: str) -> Iterator[tuple[int, bytes, bytes]]:
-        """Kind, key and body of all that is saved of a table, but for payloads and answers that are missing or damaged.
+    def rows(self, owner: str) -> Iterator[Saved]:
+        """Kind, key and body of all that is saved of a table; None for a payload or answer that is missing or damaged.
 
         Raises:
             StateCorrupt: a row is damaged.
@@ -114,13 +114,9 @@ class StoredPrompts:
                     yield kind, key[len(prefix[0]) :], body[1:]
         for kind in _FILED:
             for path, bodies in self._read(kind, *prefix):
-                lost = 0
                 for key, stored in bodies:
-                    if stored is None:
-                        lost += 1
-                    else:
-                        yield kind, key[len(prefix[0]) :], stored
-                if lost:
+                    yield kind, key[len(prefix[0]) :], stored
+                if lost := sum(stored is None for _, stored in bodies):
                     what = "payloads" if kind == PAYLOAD else "answers"
                     _log.warning("%s is missing or damaged: table %r has lost %d %s", path, owner, lost, what)
 

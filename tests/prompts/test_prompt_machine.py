@@ -434,6 +434,7 @@ class Trainer:
 
     def __init__(self, table, dice, sessions):
         self.table, self.dice, self.sessions, self.seen, self.step, self.given = table, dice, sessions, [], 0, 0
+        self.in_pieces = False
 
     def add(self):
         keys = [(self.dice.choice("abc"), 0, self.given + i) for i in range(4)]
@@ -454,9 +455,12 @@ class Trainer:
                 self.table.leases.release(WORKERS[0], row.lease)
                 continue
             for index in range(2):
+                half = packed(SCHEMA, raw_columns(SCHEMA, {"tokens": np.arange(3, dtype=np.int32)}))
+                if self.in_pieces:
+                    self.table.answer(row, row.lease, index, half, is_last=False, version=version)
                 values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(score)}
                 come = packed(SCHEMA, raw_columns(SCHEMA, values))
-                self.table.answer(row, row.lease, index, come, version=version)
+                self.table.answer(row, row.lease, index, come, piece=int(self.in_pieces), version=version)
                 self.table.bring_on(row)
 
     def model(self):
@@ -512,9 +516,13 @@ def saved_in(disk):
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("seed", range(2))
-def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_and_the_table_goes_on(rules, seed):
+def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_and_the_table_goes_on(
+    rules, seed, monkeypatch
+):
+    monkeypatch.setattr("memoire.prompts.bytes.JOINED_BYTES", 0)  # an answer stays in pieces, as long ones do
     dice, table, disk = random.Random(f"{rules} {seed}"), table_of(RULES[rules], 1), {}
     trainer = Trainer(table, dice, [f"s{number}" for number in range(9)])
+    trainer.in_pieces = True
     trainer.add()
     again = dropped = 0
     for turn in range(6):
@@ -525,12 +533,14 @@ def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_an
             disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
         states = {key: row.state for key, row in table.book.rows.items()}
         lost = {name for name in disk if name[0] in (PAYLOAD, COLUMNS) and dice.random() < 0.1}
-        there = {name: body for name, body in disk.items() if name not in lost}
+        there = {name: None if name in lost else body for name, body in disk.items()}
         table = trainer.table = table_of(RULES[rules], 10_000 * (turn + 1))
         incomplete = {row.key: row for row in restore(table, saved_in(there), 0.0)}
         table.check_invariants()
         assert incomplete.keys() <= {tuple(msgspec.msgpack.decode(key)[:3]) for _, key in lost}
         for key, row in table.book.rows.items():
+            lengths = [table.store.packed(key, i).lengths for i, each in enumerate(row.answers) if each.is_whole]
+            assert not row.has_columns or all(each[0] == 6 for each in lengths), "no piece is left out in silence"
             if key not in incomplete:
                 assert row.state is states[key]
                 assert table.store.payload(key) == (b"" if row.reason == NO_PAYLOAD else b"p")
