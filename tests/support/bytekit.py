@@ -39,7 +39,7 @@ def names_of_fields(client, size):
     """Rows whose fields have long names and nothing else."""
     for number in itertools.count():
         fields = {f"{ASTRAL}{number}-{field}".ljust(256, "f"): b"" for field in range(min(1000, size // 1000))}
-        count = size // 272 // len(fields)
+        count = max(1, size // 1600 // len(fields))
         rows = [keyed.PutRow(f"{client}-{number}-{row}", {}, fields, []) for row in range(count)]
         yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack(rows)
 
@@ -54,7 +54,7 @@ def rows_without_anything(client, size):
 def keys_of_rows(client, size):
     """Rows with the longest keys."""
     for number in itertools.count():
-        keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(size // 1100)]
+        keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(max(1, size // 5000))]
         yield (
             "",
             messages.ChangeRows(call="put", partition="p"),
