@@ -31,8 +31,9 @@ from .suggestions import checked_names
 with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
     import stable_baselines3
     import torch
+    from gymnasium import spaces
     from stable_baselines3.common import buffers
-    from stable_baselines3.common.type_aliases import ReplayBufferSamples
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.common.utils import polyak_update
     from torch.nn import functional
 
@@ -145,6 +146,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._check_parameters()
 
     @property
+    def n_steps(self) -> int:
+        """Steps whose rewards are summed: `multi_step`."""
+        return self._steps
+
+    @property
+    def gamma(self) -> float | None:
+        """The discount; None with one step until an algorithm of this module has told its own."""
+        return self._discount
+
+    @property
     def parameters(self) -> Parameters | None:
         """Parameters of the buffer or of the source; None if a source has no parameters, or none yet."""
         drawn_by = self.source if self.memory is None else self.memory
@@ -200,11 +211,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """One step of all environments; next_obs is where it led, also where an episode was cut off. Where one
         terminated it is never used, and may be the first observation of the next episode.
 
-        An environment that was reset in the middle of an episode, as at the beginning of `learn`, ends it there.
+        An episode ends where it is done, or where `infos` say that it was cut off. An environment that was reset in the
+        middle of an episode, as at the beginning of `learn`, ends it there.
         """
         over = np.asarray(done, np.bool_)
         # Compared as bytes, as nearly all steps end nothing: `any` takes as long as all of the rest.
         is_plain = over.tobytes() == self._nothing
+        if self.handle_timeout_termination:
+            if len(infos) != self.n_envs or isinstance(infos, dict):
+                expected = f"a dict for each of {self.n_envs} environments; handle_timeout_termination=False reads none"
+                raise ParameterError("infos", f"{type(infos).__name__} of {len(infos)}", expected)
+            for info in infos:
+                if info.get("TimeLimit.truncated"):
+                    is_plain = False
         terminated, truncated = (self._never, self._never) if is_plain else self._ends(over, infos)
         # Environments hand out arrays that they may write to again; what is stored of obs is a copy in any case.
         after = _copied(next_obs)
@@ -219,20 +238,20 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self._writer.reset(obs, mask=_differ(obs, self._last, self.n_envs))
             self._writer.step(obs, action, reward, terminated, truncated, after)
         if not is_plain:  # they are reset already: their next start is not compared with `after`, which may be it
-            self._writer.reset(after, mask=over)
+            self._writer.reset(after, mask=terminated | truncated)
         self._last = after
         self._added += self.n_envs
 
     def _ends(
         self, over: NDArray[np.bool_], infos: list[dict[str, Any]]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(terminated, truncated) [n_envs] of a step that ends the episodes of environments that are `over`."""
+        """(terminated, truncated) [n_envs] of a step that ends episodes."""
         if not self.handle_timeout_termination:
             return over, self._never  # infos are not read: CleanRL passes those of Gymnasium, a dict of arrays
-        cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & over
+        cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
         return over & ~cut, cut
 
-    def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
+    def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples | DictReplayBufferSamples:
         """Draw a batch, normalized as `env` (a VecNormalize) says; `self.batch` has its importance and ids.
 
         With one step `discounts` is None, as in Stable-Baselines3: the algorithm takes its gamma where `dones` is 0.
@@ -246,10 +265,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.batch = self.memory.sample(batch_size)
             return self._samples(self.batch, env)
 
-    def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples:
+    def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples | DictReplayBufferSamples:
         size = len(batch.ids)
         _refuse_sequences(0 if batch.gathered.mask is None else batch.gathered.mask.shape[1])
-        return ReplayBufferSamples(
+        kind: Any = DictReplayBufferSamples if isinstance(self.observation_space, spaces.Dict) else ReplayBufferSamples
+        return kind(
             self._tensors(self._normalize_obs(batch["obs"], env)),
             self.to_torch(batch["action"].reshape(size, -1), copy=False),
             self._tensors(self._normalize_obs(batch["next_obs"], env)),
@@ -276,10 +296,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _tensors(self, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self._tensors(part) for key, part in value.items()}
-        return self.to_torch(value, copy=False)
+        # An observation of a Discrete space has one axis in Stable-Baselines3.
+        return self.to_torch(value if value.ndim > 1 else value.reshape(-1, 1), copy=False)
 
     def _get_samples(self, batch_inds: Any, env: Any = None) -> ReplayBufferSamples:
         raise NotImplementedError("samples are drawn by priority, not by position: call sample()")
+
+    def reset(self) -> None:
+        """Refused: entries cannot be taken out."""
+        raise NotImplementedError("its entries cannot be taken out: make another ReplayBuffer")
 
     def size(self) -> int:
         """Entries that are stored; of a cluster, those that went there."""

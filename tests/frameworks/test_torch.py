@@ -1,6 +1,7 @@
 """Tensors are the batch's own memory, and an algorithm of Stable-Baselines3 learns from a buffer and from a cluster."""
 
 import pickle
+from copy import copy
 from types import SimpleNamespace
 
 import gymnasium
@@ -455,6 +456,85 @@ class TestStableBaselines:
 
         ours_drawn, theirs_drawn = rows(ours.sample(20_000)), rows(theirs.sample(20_000))
         assert len(ours_drawn) > 150 * num_envs and ours_drawn == theirs_drawn, "with the newest step"
+
+    BOX = gymnasium.spaces.Box(-9.0, 9.0, (2,), np.float32)
+    OBS = {
+        "box": BOX, "discrete": gymnasium.spaces.Discrete(7), "bits": gymnasium.spaces.MultiBinary(4),
+        "dict": gymnasium.spaces.Dict({"a": BOX, "b": gymnasium.spaces.Discrete(5)}),
+    }  # fmt: skip
+    ACTIONS = (BOX, gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float64), gymnasium.spaces.MultiDiscrete([3, 4]))
+    ENDS = {"done": 0.2, "cut, or done": 0.2, "cut and not done": 0.0, "done at each step": 1.0}
+
+    def draws(self, space, count):
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {name: self.draws(part, count) for name, part in space.spaces.items()}
+        return np.stack([np.asarray(space.sample()) for _ in range(count)])
+
+    def chosen(self, mask, ones, others):
+        if isinstance(ones, dict):
+            return {name: self.chosen(mask, ones[name], others[name]) for name in ones}
+        return np.where(mask.reshape(-1, *[1] * (ones.ndim - 1)), ones, others)
+
+    def table(self, samples):
+        """The samples of a batch, each once, without what is never used; and the form of each field."""
+
+        def parts(value):
+            return [each for part in value.values() for each in parts(part)] if isinstance(value, dict) else [value]
+
+        forms = [type(samples)] + [
+            [(each.dtype, each.shape[1:]) for each in parts(value)] for value in samples if value is not None
+        ]
+        used = [*parts(samples.observations), samples.actions, samples.rewards, samples.dones]
+        after = [*parts(samples.next_observations), *([] if samples.discounts is None else [samples.discounts])]
+        used += [each.reshape(len(each), -1) * (1 - samples.dones) for each in after]
+        rows = torch.cat([each.reshape(len(each), -1).double() for each in used], dim=1)
+        return {tuple(row) for row in rows.numpy().round(4).tolist()}, forms
+
+    @pytest.mark.parametrize("ends", ENDS)
+    @pytest.mark.parametrize(("num_envs", "n_steps"), [(1, 1), (3, 3)])
+    @pytest.mark.parametrize("obs", OBS)
+    def test_samples_are_those_of_the_buffers_of_stable_baselines_wherever_episodes_end(
+        self, obs, num_envs, n_steps, ends
+    ):
+        """Also where next_obs is the first one of the next episode, in episodes of one step each."""
+        from stable_baselines3.common import buffers
+
+        from memoire.sb3 import ReplayBuffer
+
+        rng, space = np.random.default_rng(1), self.OBS[obs]
+        told = {"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {}
+        kind = {1: buffers.ReplayBuffer, 3: buffers.NStepReplayBuffer}[n_steps]
+        if obs == "dict":
+            kind, told = buffers.DictReplayBuffer, {}
+        actions = self.ACTIONS[len(ends) % 3]
+        for part in (space, actions):
+            part.seed(1)
+        ours, theirs = (made(500, space, actions, "cpu", num_envs, **told) for made in (ReplayBuffer, kind))
+        now = self.draws(space, num_envs)
+        for _ in range(40):
+            after, fresh, action = (self.draws(each, num_envs) for each in (space, space, actions))
+            done, rewards = rng.random(num_envs) < self.ENDS[ends], rng.normal(size=num_envs).astype(np.float32)
+            cut = rng.random(num_envs) < 0.3 if "cut" in ends else np.zeros(num_envs, bool)
+            if ends == "done at each step":
+                after = fresh
+            infos = [{"TimeLimit.truncated": bool(each)} for each in cut]
+            for each in (ours, theirs):
+                # Copies: theirs gives arrays of the dicts that it gets another shape.
+                each.add(copy(now), copy(after), action, rewards, done.astype(np.float32), infos)
+            now = self.chosen(done, fresh, after)
+        found, expected = (self.table(each.sample(6000)) for each in (ours, theirs))
+        assert found == expected and len(found[0]) > 30
+        assert not told or (ours.n_steps, ours.gamma) == (theirs.n_steps, theirs.gamma)
+
+    def test_infos_that_are_not_those_of_all_environments_are_refused(self):
+        from memoire.sb3 import ReplayBuffer
+
+        ours = ReplayBuffer(9, self.BOX, self.BOX, n_envs=2)
+        step = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32), np.zeros((2, 2)), np.zeros(2), np.zeros(2)
+        for infos in ([{}], {"final_obs": 1, "_final_obs": 2}):
+            with pytest.raises(ParameterError, match="infos must be a dict for each of 2 environments"):
+                ours.add(*step, infos)
+        assert ours.size() == 0
 
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("module", ["stable_baselines3", "memoire.sb3"])
