@@ -26,6 +26,7 @@ from memoire._kernels.order cimport (
 from memoire._kernels.tree cimport CHUNK, Tree, tree_find, tree_least, tree_put, tree_settle, tree_total
 
 import threading
+import time
 
 import numpy as np
 
@@ -2975,6 +2976,10 @@ cdef class UsualSteps:
 # between its last line and its end: then what it holds is let go with the object.
 
 
+cdef enum:
+    MAX_INTERRUPTS = 1000  # of one wait for a lock
+
+
 class NotAdded(Exception):
     """Entries were not added: (status, lane, values)."""
 
@@ -3013,10 +3018,18 @@ cdef class Held:
 
     cdef object lock
     cdef tuple refusal
+    cdef object patience
     cdef int depth
 
     def __cinit__(self, lock, *refusal):
         self.lock, self.refusal = lock, refusal
+
+    @staticmethod
+    def within(lock, double seconds):
+        """Hold it if it can be had within so many seconds: `with` gives whether it is held."""
+        cdef Held made = Held(lock)
+        made.patience = seconds
+        return made
 
     def __dealloc__(self):
         while self.depth > 0:
@@ -3024,6 +3037,9 @@ cdef class Held:
             self.lock.release()
 
     def __enter__(self):
+        if self.patience is not None:
+            self.depth += bool(self.lock.acquire(True, self.patience) if self.patience > 0.0 else self.lock.acquire(False))
+            return self.depth > 0
         if not self.refusal:
             self.lock.acquire()
         else:
@@ -3033,29 +3049,96 @@ cdef class Held:
         return self
 
     def __exit__(self, kind, error, trace):
-        self.depth -= 1
-        self.lock.release()
+        if self.depth > 0:
+            self.depth -= 1
+            self.lock.release()
 
     def wait(self, timeout=None):
         """Give the condition up until it is notified, for so many seconds at most; returns whether it was. Under the lock."""
-        cdef bint is_notified = False
-        if not hasattr(self.lock, "_waiters"):  # a condition of another kind, as in a simulation
-            return self.lock.wait(timeout)
-        waiters, waiter = self.lock._waiters, threading.Lock()
-        waiter.acquire()
-        waiters.append(waiter)
-        state = self.lock._release_save()
-        try:
-            is_notified = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
-        finally:
-            self.lock._acquire_restore(state)
-            if not is_notified and waiter in waiters:
-                waiters.remove(waiter)
-        return is_notified
+        return self.lock.wait(timeout)
 
     def notify_all(self):
         """Wake all that wait. Under the lock."""
         self.lock.notify_all()
+
+
+@cython.auto_pickle(False)
+cdef class Condition:
+    """A lock that its holder may take again, and what happens under it that others wait for. `with condition.held():` takes it.
+
+    That of `threading`, but no line of Python lies between a wait and its end: an interrupted one holds the lock again, too.
+    """
+
+    cdef object lock
+    cdef list waiters  # a taken lock for each thread that waits; belongs to the lock
+    cdef int depth  # how often its holder has taken the lock; belongs to the lock
+
+    def __cinit__(self):
+        self.lock, self.waiters = threading.RLock(), []
+
+    def acquire(self, blocking=True, timeout=-1):
+        """Take the lock; whether it was there in time, or at once if `blocking` is false."""
+        is_taken = bool(self.lock.acquire(blocking, timeout))
+        self.depth += is_taken
+        return is_taken
+
+    def release(self):
+        """Give back what one `acquire` took."""
+        self.depth -= 1
+        self.lock.release()
+
+    def wait(self, timeout=None):
+        """Give the lock up until `notify_all`, for so many seconds at most, and take it again; returns whether that came."""
+        cdef int i, depth = self.depth
+        cdef bint is_notified = False
+        waiter = threading.Lock()
+        waiter.acquire()
+        self.waiters.append(waiter)
+        self.depth = 0
+        for i in range(depth):
+            self.lock.release()
+        try:
+            is_notified = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
+        finally:
+            self._take_again(depth)
+            if not is_notified and waiter in self.waiters:
+                self.waiters.remove(waiter)
+        return is_notified
+
+    cdef _take_again(self, int depth):
+        """Take the lock as often as before, whatever interrupts that: it is raised then."""
+        cdef int taken = 0, interrupts = 0
+        error = None
+        while taken < depth and interrupts < MAX_INTERRUPTS:
+            try:
+                self.lock.acquire()
+                taken += 1
+            except BaseException as interrupt:
+                interrupts += 1
+                error = interrupt
+        self.depth = taken
+        if error is not None:
+            raise error
+
+    def wait_for(self, is_done, timeout=None):
+        """`wait` until this holds, for so many seconds at most; returns what it gave last."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not (result := is_done()):
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0.0:
+                break
+            self.wait(left)
+        return result
+
+    def held(self):
+        """Hold it, in a `with`."""
+        return Held(self)
+
+    def notify_all(self):
+        """Wake all that wait. Under the lock."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.release()
 
 
 @cython.auto_pickle(False)

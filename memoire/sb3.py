@@ -102,7 +102,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if (writer is None) != (source is None):
             raise ParameterError("source", source, "given together with `writer`, or neither of both")
         self._steps = _agreed(multi_step=multi_step, n_steps=n_steps) or 1
-        self._discount = _agreed(discount=discount, gamma=gamma, discount_factor=fields.pop("discount_factor", None))
+        self._discount: float | None = _agreed(
+            discount=discount, gamma=gamma, discount_factor=fields.pop("discount_factor", None)
+        )
         if self._steps == 1 and self._discount is not None:
             expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this"
             raise ParameterError("discount", self._discount, expected)
@@ -207,7 +209,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         assert self.memory is not None
         return self.memory.writer(num_envs=self.n_envs, autoreset="disabled", resume=resume)
 
-    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """One step of all environments; next_obs is where it led, also where an episode was cut off. Where one
         terminated it is never used, and may be the first observation of the next episode.
 

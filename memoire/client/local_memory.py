@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.arguments import whole
 from memoire.errors import ParameterError
 from memoire.limits import CONTAINER, MiB, Reservation
@@ -68,7 +69,7 @@ class LocalMemory:
     def memory(self) -> Memory:
         """Made when it is first asked for."""
         if self._memory is None:
-            with self.lock:
+            with _core.Held(self.lock):
                 if self._memory is None:
                     self._check_open()
                     self._memory = self._make(self._capacity)
@@ -76,7 +77,7 @@ class LocalMemory:
 
     def begin_again(self, capacity: int | None) -> None:
         """Replace it by an empty one. Its writers go on until `end_writers`."""
-        with self.lock:
+        with _core.Held(self.lock):
             if self._memory is not None:
                 self._memory.unreserve()
             self._memory, self._capacity = self._make(capacity or self._capacity), capacity or self._capacity
@@ -124,7 +125,7 @@ class LocalMemory:
         **options: Any,
     ) -> Writer:
         """A writer with lanes of its own; see `Client.writer`."""
-        with self.lock:
+        with _core.Held(self.lock):
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = WriterRegistry(self.memory)
             longest = options.get("longest")
@@ -153,7 +154,7 @@ class LocalMemory:
         session = self._session
         if version == session.parameters_version and parameters == session.parameters:
             return  # another home, or another life of it, may call other parameters by the same number
-        with self.lock:
+        with _core.Held(self.lock):
             former = session.parameters
             session.parameters, session.parameters_version = parameters, version
             if self._memory is not None:

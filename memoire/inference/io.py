@@ -6,7 +6,6 @@ ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──�
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from memoire.net import monitor, sockets
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
+from memoire.net.node_monitor import Condition
 from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
 from memoire.security.envelope import EnvelopedRequest
@@ -97,7 +97,7 @@ class InferenceThread:
         self.started, self.counts = time.monotonic(), InferenceCounts()
         self.weights, self.is_waiting = Weights(), is_waiting
         self.pages: tuple[str, ...] = ()
-        self.changed = threading.Condition()
+        self.changed = Condition()
         """Notified when weights were swapped."""
         self.models: ModelLink | None = None
         self.jobs = jobs
@@ -185,7 +185,7 @@ class InferenceThread:
             self.models.close()
 
     def _swap(self, weights: Weights) -> None:
-        with self.changed:
+        with self.changed.held():
             self.weights = weights
             self.changed.notify_all()
 

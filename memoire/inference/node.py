@@ -205,7 +205,7 @@ class Inference(Node):
         def is_done() -> bool:
             return self._closing.is_set() or (thread.weights.is_there and self.version >= version)
 
-        with thread.changed:
+        with thread.changed.held():
             if not thread.changed.wait_for(is_done, patience):
                 link = thread.models
                 why = f"It has version {self.version}. " + ("Call update()." if link is None else link.trouble)
@@ -278,7 +278,7 @@ class Inference(Node):
         """End the threads and close every socket within `timeout` seconds. May be called again, and from any thread."""
         patience = seconds(timeout, self._limits.close_timeout)
         self._closing.set()
-        with self._thread.changed:
+        with self._thread.changed.held():
             self._thread.changed.notify_all()
         with self._closer(time.monotonic() + patience) as is_mine:
             if not is_mine:

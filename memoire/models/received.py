@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from memoire import _core
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.suggestions import hint
 
@@ -43,7 +43,7 @@ class ReceivedModels:
     """The newest model of each followed topic, and models that receivers have not yet taken. Thread-safe."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self._changed = _core.Condition()
         """Guards everything here, and tells who waits."""
         self._newest: dict[str, Model] = {}
         self._subscriptions: dict[str, list[Subscription]] = {}  # of each topic that is followed
@@ -56,7 +56,7 @@ class ReceivedModels:
         Raises:
             ParameterError: too many are followed.
         """
-        with self.changed:
+        with self._changed.held():
             if name in self._subscriptions:
                 return False
             if len(self._subscriptions) >= MAX_TOPICS:
@@ -69,7 +69,7 @@ class ReceivedModels:
     def subscribe(self, name: str) -> Subscription:
         """A new receiver of a topic that is followed; begins with the newest model, if there is one."""
         subscription = Subscription(name)
-        with self.changed:
+        with self._changed.held():
             self._subscriptions[name].append(subscription)
             if name in self._newest:
                 subscription.put(self._newest[name])
@@ -77,7 +77,7 @@ class ReceivedModels:
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Forget a receiver."""
-        with self.changed:
+        with self._changed.held():
             subscriptions = self._subscriptions.get(subscription.topic, [])
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
@@ -88,12 +88,12 @@ class ReceivedModels:
 
     def newest(self, name: str) -> Model | None:
         """The newest model that is here."""
-        with self.changed:
+        with self._changed.held():
             return self._newest.get(name)
 
     def versions(self) -> dict[str, int]:
         """Version of the newest model of each topic that has one."""
-        with self.changed:
+        with self._changed.held():
             return {name: self._newest[name].version for name in self._subscriptions if name in self._newest}
 
     def put(self, name: str, model: Model, *, is_renewed: bool) -> None:
@@ -102,16 +102,16 @@ class ReceivedModels:
         Args:
             is_renewed: Its publisher began anew: a version that was put before may name another model.
         """
-        with self.changed:
+        with self._changed.held():
             self._newest[name] = model
             for subscription in self._subscriptions[name]:
                 if model.version != subscription.newest or is_renewed:
                     subscription.put(model)
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     def clear(self) -> None:
         """Forget all models: another run is counted."""
-        with self.changed:
+        with self._changed.held():
             self._newest.clear()
             for subscriptions in self._subscriptions.values():
                 for subscription in subscriptions:
@@ -119,8 +119,8 @@ class ReceivedModels:
 
     def close(self) -> None:
         """Wake up whoever waits."""
-        with self.changed:
-            self.changed.notify_all()
+        with self._changed.held():
+            self._changed.notify_all()
 
     # Waiting
 
@@ -155,7 +155,7 @@ class ReceivedModels:
         name: str,
     ) -> Model:
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
-        with self.changed:
+        with self._changed.held():
             while True:
                 check()
                 model = found()
@@ -164,7 +164,7 @@ class ReceivedModels:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise MemoireTimeout(what, endpoint, seconds or 0.0, self._advice(name))
-                self.changed.wait(min(left, 3600.0))
+                self._changed.wait(min(left, 3600.0))
 
     def _advice(self, name: str) -> str:
         """Why nothing of a topic may have come."""

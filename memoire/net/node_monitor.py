@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 from memoire import _core
+from memoire._core import Condition as Condition
+from memoire._core import Held as Held
+from memoire._core import at_once as at_once
 from memoire.errors import Closed, MemoireError
 
 WAIT_INTERVAL = 0.1
@@ -21,7 +23,7 @@ class NodeLock:
     """
 
     def __init__(self, called: str) -> None:
-        self._changed = threading.Condition()
+        self._changed = _core.Condition()
         self.wake: Callable[[], None] = lambda: None
         """Has the thread take a turn; the thread may set it."""
         self.is_closing = False

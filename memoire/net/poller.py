@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import zmq
 
+from memoire import _core
+
 from . import descriptors
 from .connection_watcher import ConnectionWatcher
 from .context import Socket
@@ -41,18 +43,18 @@ class Waker:
         """End the present wait, or the next one."""
         if self._pending:
             return
-        with self._lock:
+        with _core.Held(self._lock):
             if self._closed or self._pending:
                 return
-            self._pending = True
             try:
                 self._writer.send(b"\0")
             except OSError:  # full: the reader has bytes enough to wake up
                 pass
+            self._pending = True  # last: after an interrupt a byte may be too many, and is never missing
 
     def drain(self) -> None:
         """Forget the wake-ups so far. Look at what was asked for after this call, never before it."""
-        with self._lock:
+        with _core.Held(self._lock):
             self._pending = False
             try:
                 while self._reader.recv(64):
@@ -62,7 +64,7 @@ class Waker:
 
     def close(self) -> None:
         """Give the descriptors back; a later `wake` does nothing."""
-        with self._lock:
+        with _core.Held(self._lock):
             if not self._closed:
                 self._closed = True
                 self._reader.close()

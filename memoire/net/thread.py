@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from memoire import _core
 from memoire.errors import Closed, ForkedError
 from memoire.replay.strict_attributes import StrictAttributes
 
@@ -60,12 +61,8 @@ class Node(StrictAttributes, ABC):
     @contextmanager
     def _closer(self, deadline: float) -> Iterator[bool]:
         """Be the one who closes it; False where another thread is, and has not done it by the deadline."""
-        is_mine = self._close_lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        try:
+        with _core.Held.within(self._close_lock, max(0.0, deadline - time.monotonic())) as is_mine:
             yield is_mine
-        finally:
-            if is_mine:
-                self._close_lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +172,7 @@ class Worker:
 
     def start(self) -> None:
         """Begin. What was put into `doors` before belongs to the thread from now on."""
-        with self._starting:
+        with _core.Held(self._starting):
             if not self._stopping:
                 self._thread.start()
 
@@ -215,7 +212,7 @@ class Worker:
         """
         if self._pid != os.getpid():
             return True
-        with self._starting:
+        with _core.Held(self._starting):
             is_first, self._stopping = not self._stopping, True
             if self._thread.ident is None:  # never started, and will not be: nobody else has the sockets
                 if is_first:

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from memoire import _core
 
 from .thread import Worker
 
@@ -50,29 +53,46 @@ class LentWorker(Worker):
         self._soon = soon
         self._taking = threading.Lock()  # held by whoever takes a turn
         self._given_back = float("-inf")  # when a caller took the newest turn
-        self._is_needed = threading.Event()  # the thread has something to do that no caller waits for
-        self._lending = threading.Lock()  # the condition's
-        self._turned_over = threading.Condition(self._lending)  # notified after turns, if callers wait for others'
-        self._is_lent = False  # a caller takes turns, or is about to; guarded by the condition
-        self._waiting = 0  # callers that wait for others' turns; likewise
+        self._needs = _core.Condition()  # of the next one
+        self._is_needed = False  # the thread has something to do that no caller waits for
+        self._lending = threading.Lock()  # held by the caller that takes turns while it waits
+        self._turned_over = _core.Condition()  # notified after turns, if callers wait for others'
+        self._waiting = 0  # callers that wait, also those that take turns meanwhile
 
     # From any thread but the worker's
 
     def wake(self) -> None:
         """Have somebody take a turn now."""
         super().wake()
-        self._is_needed.set()
+        self._need()
+
+    def _need(self) -> None:
+        with self._needs.held():
+            self._is_needed = True
+            self._needs.notify_all()
+
+    @property
+    def _others(self) -> int:
+        """Callers that wait for others' turns."""
+        return self._waiting - self._lending.locked()
 
     def run(self, function: Callable[..., None], *given: object) -> None:
         """Call this now, if nobody takes a turn at this moment; as `post` does, otherwise."""
-        if not self._taking.acquire(False):
-            self.post(lambda: function(*given))
-            return
-        try:
-            if not self._stopping:
+        with self._mine() as is_mine:
+            if is_mine and not self._stopping:
                 function(*given)
-        finally:
-            self._give_back()
+        if not is_mine:
+            self.post(lambda: function(*given))
+
+    @contextmanager
+    def _mine(self, seconds: float = 0.0) -> Iterator[bool]:
+        """Be the one that takes a turn, if nobody else does, or not any more within these seconds."""
+        with _core.Held.within(self._taking, seconds) as is_mine:
+            try:
+                yield is_mine
+            finally:
+                if is_mine:
+                    self._given_back = time.monotonic()
 
     def run_and_look(
         self, function: Callable[[Any], None], given: Any, is_done: Callable[[], bool], deadline: float
@@ -80,28 +100,21 @@ class LentWorker(Worker):
         """As `run`, and wait a moment for what this brings about, before anybody else takes turns: for a caller that
         goes on with `wait_for`, to which mostly nothing is left.
         """
-        if not self._taking.acquire(False):
-            self.post(lambda: function(given))
-            return
-        try:
-            if not self._stopping:
+        with self._mine() as is_mine:
+            if is_mine and not self._stopping:
                 function(given)
-                self._look(lambda: is_done() or self._is_lent or self._waiting > 0, deadline)
-        finally:
-            self._give_back()
+                self._look(lambda: is_done() or self._waiting > 0, deadline)
+        if not is_mine:
+            self.post(lambda: function(given))
 
     def run_alone(self, function: Callable[..., Any], *given: object) -> Any:
         """Call this, which waits a moment at most, and return what it returns. None, without a call, if anybody else
         takes a turn or waits for one, or if a turn is due.
         """
-        if self._posted or self._waiting or self._is_lent or time.monotonic() >= self._turned + TURN_INTERVAL:
+        if self._posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
-        if not self._taking.acquire(False):
-            return None
-        try:
-            return None if self._stopping else function(*given)
-        finally:
-            self._give_back()
+        with self._mine() as is_mine:
+            return function(*given) if is_mine and not self._stopping else None
 
     def wait_for(self, is_done: Callable[[], bool], deadline: float) -> bool:
         """Wait until turns have brought something about; False if they have not at `deadline`, by time.monotonic().
@@ -111,31 +124,30 @@ class LentWorker(Worker):
         """
         if is_done():
             return True
-        with self._lending:  # by far quicker than the condition, of which it is the lock
-            is_lent = not self._is_lent and not self._waiting
-            self._is_lent = self._is_lent or is_lent
-            self._waiting += not is_lent
-        if is_lent:
-            self._take_turns(is_done, deadline)
-        else:
-            self._wait(is_done, deadline)
+        _core.while_more(self, "_waiting", self._wait, is_done, deadline)
         return is_done()
 
+    def _wait(self, is_done: Callable[[], bool], deadline: float) -> None:
+        with _core.Held.within(self._lending, 0.0) as is_lent:
+            if is_lent and self._waiting == 1:
+                self._take_turns(is_done, deadline)
+                return
+        self._need()
+        with self._turned_over.held():
+            self._turned_over.wait_for(is_done, max(0.0, deadline - time.monotonic()))
+
     def _take_turns(self, is_done: Callable[[], bool], deadline: float) -> None:
-        try:
-            if self._borrow(deadline):
-                try:
-                    self._look(is_done, deadline)
-                    while not (is_done() or self._stopping):
-                        super()._step(deadline)
-                        if self._waiting:
-                            self._tell()
-                        if time.monotonic() >= deadline:
-                            break
-                finally:
-                    self._give_back()
-        finally:
-            self._is_lent = False
+        if self._taking.locked():
+            self.doors.waker.wake()
+        with self._mine(max(0.0, deadline - time.monotonic())) as is_mine:
+            if is_mine:
+                self._look(is_done, deadline)
+            while is_mine and not (is_done() or self._stopping):
+                super()._step(deadline)
+                if self._others:
+                    self._tell()
+                if time.monotonic() >= deadline:
+                    break
         if self._stopping:  # the thread ends what is open
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -148,42 +160,26 @@ class LentWorker(Worker):
                     break
         except Exception:
             self._failed()
-        if self._waiting:
+        if self._others:
             self._tell()
 
-    def _wait(self, is_done: Callable[[], bool], deadline: float) -> None:
-        self._is_needed.set()
-        with self._turned_over:
-            try:
-                self._turned_over.wait_for(is_done, max(0.0, deadline - time.monotonic()))
-            finally:
-                self._waiting -= 1
-
-    def _borrow(self, deadline: float) -> bool:
-        if self._taking.acquire(False):
-            return True
-        self.doors.waker.wake()
-        return self._taking.acquire(timeout=max(0.0, deadline - time.monotonic()))
-
-    def _give_back(self) -> None:
-        self._given_back = time.monotonic()
-        self._taking.release()
-
     def _tell(self) -> None:
-        with self._turned_over:
+        with self._turned_over.held():
             self._turned_over.notify_all()
 
     # The thread's own turns
 
     def _step(self, until: float = float("inf")) -> None:
-        while self._is_lent or time.monotonic() - self._given_back < RETURN_INTERVAL:
-            if self._waiting or self._is_needed.wait(RETURN_INTERVAL):
-                break
-        self._is_needed.clear()
+        while self._lending.locked() or time.monotonic() - self._given_back < RETURN_INTERVAL:
+            with self._needs.held():
+                if self._others or self._needs.wait_for(lambda: self._is_needed, RETURN_INTERVAL):
+                    break
+        with self._needs.held():
+            self._is_needed = False
         with self._taking:
             if not self._stopping:
                 super()._step(until)
-        if self._waiting:
+        if self._others:
             self._tell()
 
     def _finish(self) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.batch import GatheredSamples, place
@@ -167,7 +168,7 @@ class Pool:
             ProtocolError: the cache is of another layout (parameters changed meanwhile), or larger than the pool.
         """
         queues, waiter = self._queues, self._waiter
-        with waiter.lock:
+        with _core.Held(waiter.told):
             queues.check(held)
             if waiter.is_closed:
                 return 0

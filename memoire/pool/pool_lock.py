@@ -11,9 +11,9 @@ What decides about caches, readers or episodes is called under the lock and know
 from __future__ import annotations
 
 import math
-import threading
 import time
 
+from memoire import _core
 from memoire.errors import Closed
 
 
@@ -21,8 +21,8 @@ class PoolLock:
     """One lock, and what happens under it that others wait for."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._told = threading.Condition(self.lock)
+        self.told = _core.Condition()
+        """Of this it is the lock; where each call counts, for `_core.Held`."""
         # Everything below belongs to the lock.
         self.waiting = 0
         """Threads that wait now."""
@@ -30,11 +30,16 @@ class PoolLock:
         """How often something was told."""
         self.is_closed = False
 
+    @property
+    def lock(self) -> _core.Held:
+        """The lock, let go of wherever an interrupt comes."""
+        return self.told.held()
+
     def tell(self) -> None:
         """Have those who wait look again: something else may be drawn than before. Call it under the lock."""
         self.changes += 1
         if self.waiting:
-            self._told.notify_all()
+            self.told.notify_all()
 
     def wait(self, deadline: float, at_most: float = math.inf) -> bool:
         """Give the lock up until something is told, `at_most` seconds have passed or the deadline is there; then the
@@ -48,7 +53,7 @@ class PoolLock:
             return False
         self.waiting += 1
         try:
-            self._told.wait(min(left, at_most))
+            self.told.wait(min(left, at_most))
         finally:
             self.waiting -= 1
         return True

@@ -9,14 +9,16 @@ first entry.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from memoire import _core
 from memoire.arguments import whole
 from memoire.errors import ParameterError
+from memoire.replay.episode_store import Changes, adding, putting, setting
 from memoire.replay.ragged import Ragged
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
@@ -81,8 +83,8 @@ class RolloutQueue:
         self.bytes = 0
         """Of their arrays."""
         self._fragments: deque[Fragment] = deque()
-        self._names: Counter[tuple[bytes, int]] = Counter()  # fragments of each client and number that are held
-        self._clients: Counter[bytes] = Counter()  # fragments of each client that are held
+        self._names: dict[tuple[bytes, int], int] = {}  # fragments of each client and number that are held
+        self._clients: dict[bytes, int] = {}  # fragments of each client that are held
         self.newest_model = 0
         """Its version; 0: none was published."""
         self.until_publish = 0
@@ -117,18 +119,23 @@ class RolloutQueue:
 
     def add(self, fragment: Fragment) -> None:
         """Hold one more, behind all others."""
-        self._fragments.append(fragment)
-        self._count(fragment, 1)
+        _core.at_once([(self._fragments.append, (fragment,)), *self._counting((), [fragment])])
 
     def make_room(self, entries: int, byte_limit: int) -> tuple[int, int]:
         """Drop the oldest until at most so many entries and bytes are held; returns fragments and entries dropped."""
-        dropped = lost = 0
-        while self._fragments and (self.entries > entries or self.bytes > byte_limit):
-            lost += len(self._pop())
-            dropped += 1
-        self.counts.overwritten += lost
-        self.counts.overwritten_fragments += dropped
-        return dropped, lost
+        dropped: list[Fragment] = []
+        over, over_bytes = self.entries - entries, self.bytes - byte_limit
+        for fragment in self._fragments if max(over, over_bytes) > 0 else ():
+            dropped.append(fragment)
+            over, over_bytes = over - len(fragment), over_bytes - bytes_of(fragment)
+            if max(over, over_bytes) <= 0:
+                break
+        if not dropped:
+            return 0, 0
+        lost, counts = sum(map(len, dropped)), self.counts
+        sums = {"overwritten": lost, "overwritten_fragments": len(dropped)}
+        _core.at_once(self._leaving(dropped) + adding(counts, **sums))
+        return len(dropped), lost
 
     def pass_over(self, max_lag: int | None) -> int:
         """Drop what is further behind the newest model than that, by each fragment's oldest entry; returns the entries.
@@ -141,12 +148,10 @@ class RolloutQueue:
         stale = [fragment for fragment in self._fragments if fragment.oldest_model < least]
         if not stale:
             return 0
-        self._fragments = deque(fragment for fragment in self._fragments if fragment.oldest_model >= least)
-        for fragment in stale:
-            self._count(fragment, -1)
-        lost = sum(map(len, stale))
-        self.counts.stale += lost
-        self._newest_stale = max(fragment.oldest_model for fragment in stale), self.newest_model
+        kept = deque(fragment for fragment in self._fragments if fragment.oldest_model >= least)
+        lost, newest = sum(map(len, stale)), max(fragment.oldest_model for fragment in stale)
+        changes = setting(self, _fragments=kept, _newest_stale=(newest, self.newest_model))
+        _core.at_once(changes + self._counting(stale) + adding(self.counts, stale=lost))
         return lost
 
     def take(self, wanted: TakeRequest) -> tuple[list[Fragment], int]:
@@ -155,16 +160,7 @@ class RolloutQueue:
         """
         if self.entries < wanted.steps or (wanted.min_clients > 1 and self.clients < wanted.min_clients):
             return [], 0
-        return self._gone(self._taken(wanted.steps, wanted.exact), wanted.release)
-
-    def _gone(self, taken: list[Fragment], release: Release) -> tuple[list[Fragment], int]:
-        """Count what was taken; with it, the entries whose room is given back at once."""
-        count = sum(map(len, taken))
-        self.counts.taken += count
-        if release == "now":
-            return taken, count
-        self.until_publish += count
-        return taken, 0
+        return self._taken(wanted)
 
     def give(self, wanted: TakeRequest, least: int, fits: Callable[[Fragment], bool]) -> tuple[list[Fragment], int]:
         """The same for a learner far away, who comes again for the rest: as many as are there, and as the reply has
@@ -175,25 +171,32 @@ class RolloutQueue:
         """
         if self.entries < max(1, least):
             return [], 0
-        return self._gone(self._taken(wanted.steps, wanted.exact, fits), wanted.release)
+        return self._taken(wanted, fits)
 
-    def _taken(self, steps: int, exact: bool, fits: Callable[[Fragment], bool] | None = None) -> list[Fragment]:
+    def _taken(
+        self, wanted: TakeRequest, fits: Callable[[Fragment], bool] = lambda fragment: True
+    ) -> tuple[list[Fragment], int]:
+        """The oldest fragments, which leave at once; and the entries whose room is given back at once."""
+        gone: list[Fragment] = []
         taken: list[Fragment] = []
-        missing = steps
-        while missing > 0 and self._fragments:
-            fragment, rest = self._fragments[0], None
-            if exact and len(fragment) > missing:
-                fragment, rest = fragment.split(missing, self.schema)
-            if fits is not None and not fits(fragment):
+        stays: list[Fragment] = []
+        missing = wanted.steps
+        for fragment in self._fragments:
+            if missing <= 0:
                 break
-            self._pop()
-            if rest is not None:
-                self._fragments.appendleft(rest)
-                self._count(rest, 1)
-                self.counts.split += 1
-            taken.append(fragment)
-            missing -= len(fragment)
-        return taken
+            part, rest = fragment, None
+            if wanted.exact and len(fragment) > missing:
+                part, rest = fragment.split(missing, self.schema)
+            if not fits(part):
+                break
+            gone.append(fragment)
+            taken.append(part)
+            stays += [] if rest is None else [rest]
+            missing -= len(part)
+        count, is_now = sum(map(len, taken)), wanted.release == "now"
+        changes = self._leaving(gone, stays) + adding(self.counts, taken=count, split=len(stays))
+        _core.at_once(changes if is_now else changes + adding(self, until_publish=count))
+        return taken, count if is_now else 0
 
     def clear(self) -> int:
         """Let everything go; returns the entries whose room is given back, those included that wait for a model."""
@@ -222,22 +225,30 @@ class RolloutQueue:
         held = f"{self.entries} of {steps} held, of {clients} clients"
         return f"waiting for {steps - self.entries} more entries ({held}){passed}"
 
-    def _pop(self) -> Fragment:
-        fragment = self._fragments.popleft()
-        self._count(fragment, -1)
-        return fragment
+    def _leaving(self, gone: Sequence[Fragment], stays: Sequence[Fragment] = ()) -> Changes:
+        """The changes by which these, the oldest, leave, but for the rest of the last one, if there is one."""
+        fragments = self._fragments
+        changes: Changes = [(fragments.popleft, ())] * len(gone)
+        changes += [(fragments.appendleft, (rest,)) for rest in stays]
+        return changes + self._counting(gone, stays)
 
-    def _count(self, fragment: Fragment, sign: int) -> None:
-        """A fragment is held from now on (1), or no more (-1)."""
-        self.entries += sign * len(fragment)
-        self.bytes += sign * bytes_of(fragment)
-        name = fragment.client, fragment.number
-        self._names[name] += sign
-        self._clients[fragment.client] += sign
-        if not self._names[name]:
-            del self._names[name]
-        if not self._clients[fragment.client]:
-            del self._clients[fragment.client]
+    def _counting(self, gone: Sequence[Fragment], came: Sequence[Fragment] = ()) -> Changes:
+        """The changes that count fragments as held no more, and others as held from now on."""
+        entries = size = 0
+        names: dict[tuple[bytes, int], int] = {}
+        clients: dict[bytes, int] = {}
+        for sign, fragments in ((-1, gone), (1, came)):
+            for each in fragments:
+                entries, size = entries + sign * len(each), size + sign * bytes_of(each)
+                name = each.client, each.number
+                names[name] = names.get(name, self._names.get(name, 0)) + sign
+                clients[each.client] = clients.get(each.client, self._clients.get(each.client, 0)) + sign
+        changes = adding(self, entries=entries, bytes=size)
+        tables: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = ((self._names, names), (self._clients, clients))
+        for table, counts in tables:
+            for key, count in counts.items():
+                changes += putting(count, key, table) if count else [(table.pop, (key, None))]
+        return changes
 
 
 def bytes_of(fragment: Fragment) -> int:

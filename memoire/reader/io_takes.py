@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples
-from memoire.net.node_monitor import NodeLock
+from memoire.net.node_monitor import Held, NodeLock
 from memoire.net.thread import Worker
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.replay.rollouts import Fragment
@@ -42,12 +42,10 @@ class Taker:
     def take(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
         """The entries of a call, oldest first, as soon as all are there. See `Reader.take`."""
         deadline = self._monitor.now() + patience
-        if not self._one_call.acquire(timeout=patience):
-            raise NotEnoughSamples(wanted.steps, 0, 0, 0, patience, "another thread's take of this reader waits")
-        try:
+        with Held.within(self._one_call, patience) as is_mine:
+            if not is_mine:
+                raise NotEnoughSamples(wanted.steps, 0, 0, 0, patience, "another thread's take of this reader waits")
             return self._take(wanted, patience, self._monitor.left(deadline))
-        finally:
-            self._one_call.release()
 
     def _take(self, wanted: TakeRequest, patience: float, left: float) -> list[Fragment]:
         taken: list[Fragment] = []

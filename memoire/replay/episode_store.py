@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire._core import setting as setting
 
 from .parameters import Parameters
 from .schema import Schema
@@ -26,6 +27,11 @@ AfterStep = Literal["", "wait", "discard"]
 
 Changes = list[tuple[Callable[..., object], tuple[Any, ...]]]
 """Functions of C, and the arguments of each: what `_core.at_once` takes."""
+
+
+def adding(owner: object, **sums: int) -> Changes:
+    """The changes that add to an object's attributes."""
+    return setting(owner, **{name: getattr(owner, name) + count for name, count in sums.items()})
 
 
 def putting(value: Any, place: Any, *arrays: Any) -> Changes:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from memoire import _core
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 
@@ -80,7 +81,7 @@ class _DrawThread(Generic[T]):
         self._ahead = ahead
         self._values = make(lambda: self._is_left or is_over())
         # One lock for all below; notified when any of it changes.
-        self._changed = threading.Condition()
+        self._changed = _core.Condition()
         self._ready: deque[tuple[T]] = deque()
         self._failed: BaseException | None = None
         self._is_done = False  # the thread gives nothing any more
@@ -93,7 +94,7 @@ class _DrawThread(Generic[T]):
 
     def take(self) -> tuple[T] | None:
         """The next value as soon as it is there; None at the end."""
-        with self._changed:
+        with self._changed.held():
             self._changed.wait_for(lambda: self._ready or self._is_done)
             if self._ready:
                 self._changed.notify_all()
@@ -104,7 +105,7 @@ class _DrawThread(Generic[T]):
 
     def leave(self) -> None:
         """Have the thread end soon, and let go of what it has."""
-        with self._changed:
+        with self._changed.held():
             self._is_left = True
             self._ready.clear()
             self._changed.notify_all()
@@ -112,7 +113,7 @@ class _DrawThread(Generic[T]):
     def _run(self) -> None:
         try:
             for value in self._values:
-                with self._changed:
+                with self._changed.held():
                     self._ready.append((value,))
                     self._changed.notify_all()
                     del value  # or the thread would hold it while it waits
@@ -123,7 +124,7 @@ class _DrawThread(Generic[T]):
             self._failed = error
         finally:
             self._values = iter(())  # the iterator refers to this object: without this it would end some time
-            with self._changed:
+            with self._changed.held():
                 self._is_done = True
                 self._changed.notify_all()
 

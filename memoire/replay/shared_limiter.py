@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -30,7 +29,7 @@ class SharedLimiter:
         self, parameters: Parameters | Limiter, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._entries, self._clock = entries, clock
-        self._condition = threading.Condition()
+        self._condition = _core.Condition()
         self._limiter = parameters if isinstance(parameters, Limiter) else Limiter(parameters)
         self._waited = 0.0
 

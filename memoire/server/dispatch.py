@@ -28,6 +28,7 @@ from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
+from memoire.net.node_monitor import Held
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
@@ -107,8 +108,7 @@ class Dispatcher:
     ) -> None:
         if run is not None:
             arguments.name("run", run)
-        self.lock = threading.RLock()
-        """Guards everything here and in the handlers, but not pools and limiters, which have their own."""
+        self._lock = threading.RLock()
         self._granting = threading.Lock()  # one at a time of the requests that must not be granted twice
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
         """Bytes that are held for peers, by holder."""
@@ -174,6 +174,11 @@ class Dispatcher:
             recovery.recover(state, store)
 
     # ------------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def lock(self) -> Held:
+        """Guards everything here and in the handlers, but not pools and limiters, which have their own."""
+        return Held(self._lock)
 
     @property
     def run_name(self) -> str:
@@ -276,7 +281,7 @@ class Dispatcher:
         unlocked = self.unlocked.get(type(body))
         if unlocked is not None:
             return unlocked(self._clock(), header, body, payload)
-        with self.lock:
+        with Held(self._lock):
             return self.handlers[type(body)](self._clock(), header, body, payload)
 
     def _handle_once(self, message: Message, most: int) -> Reply:
@@ -296,13 +301,13 @@ class Dispatcher:
 
     def refuse(self, error: ProtocolError) -> Reply:
         """Count a refusal and say it."""
-        with self.lock:
+        with Held(self._lock):
             self.refused[error.code if error.code in CODES else "other"] += 1
         return Reply(messages.Refused(code=error.code, text=error.detail[:1000]))
 
     def own(self, client: bytes, principal: str) -> None:
         """Bind a client id to the key that uses it first: see `ClientOwners.check`. Raises ProtocolError."""
-        with self.lock:
+        with Held(self._lock):
             self._owners.check(client, principal)
 
     def arrived(self, header: MessageHeader, body: Pushed, payload: Any) -> int:
@@ -313,17 +318,17 @@ class Dispatcher:
         """
         try:
             table, held = self._intake.check(header, body, payload)
-            with self.lock:
+            with Held(self._lock):
                 self._intake.accept(self._clock(), header, body, table, held)
         except ProtocolError as error:
-            with self.lock:
+            with Held(self._lock):
                 self.refused[error.code] += 1
                 self._intake.reject(self._clock(), header, body, error.code)
             raise
         return int(held.samples)
 
     def _can_undo(self, reader: bytes, codec: str) -> bool:
-        with self.lock:
+        with Held(self._lock):
             return self.learners.has(reader, codec)
 
     # ----------------------------------------------------------------------------------------------------- saving
@@ -359,13 +364,13 @@ class Dispatcher:
 
     def collect(self) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is."""
-        with self.lock:
+        with Held(self._lock):
             self._models.collected()
             return self.committer.collect(self.runs, self.tables)
 
     def saved(self) -> None:
         """The group that was collected last is on disk."""
-        with self.lock:
+        with Held(self._lock):
             self.committer.saved(self.runs)
 
     def frames_of(self, header: MessageHeader, reply: Reply, payload: Any) -> list[Any]:
@@ -381,7 +386,7 @@ class Dispatcher:
         """Send a reply: at once, or when what it promises is on disk."""
         now: Reply | None = reply
         if reply.until_saved:
-            with self.lock:
+            with Held(self._lock):
                 now = self.committer.hold(header, reply, send)
         if now is not None:
             send(now)
@@ -390,7 +395,7 @@ class Dispatcher:
         """Call this, with the lock, when all that was said so far is saved."""
 
         def locked() -> None:
-            with self.lock:
+            with Held(self._lock):
                 ticket()
 
         self.committer.after(locked)
@@ -402,7 +407,7 @@ class Dispatcher:
         clients do not fetch their TD errors fast enough.
         """
         now = self.now
-        with self.lock:
+        with Held(self._lock):
             warnings = self._folding.warning(now), self._feedback.warning(now)
             self._folding.fold(now)
         for warning in filter(None, warnings):
@@ -410,23 +415,23 @@ class Dispatcher:
 
     def trouble(self) -> str:
         """Why new clients may soon have to wait, as a sentence; "" while they need not."""
-        with self.lock:
+        with Held(self._lock):
             return self._folding.trouble(self.now)
 
     def untold(self, within: float) -> int:
         """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
-        with self.lock:
+        with Held(self._lock):
             return self._clients.untold(within, self._clock())
 
     def pages(self, run: Run) -> Iterator[Rows]:
         """Every account of a run that is here, in pages: the server's own, and those that it inherited. A client that
         is counted while they are read may be in them as it was before.
         """
-        with self.lock:
+        with Held(self._lock):
             live = run.live(self.home)
         pages = run.pages(live)
         while True:
-            with self.lock:
+            with Held(self._lock):
                 rows = next(pages, None)
             if rows is None:
                 return
@@ -434,12 +439,12 @@ class Dispatcher:
 
     def ended(self, after: int, most: int) -> tuple[str, int, list[tuple[bytes, messages.Ended]]]:
         """The newest closed episodes: see `AccountsHandler.ended`."""
-        with self.lock:
+        with Held(self._lock):
             return self._accounts.ended(after, most)
 
     def inherit(self, name: str, finished: bool, rows: Rows) -> Run:
         """Keep accounts of other servers for a run: see `AccountsHandler.inherit`. Raises ProtocolError."""
-        with self.lock:
+        with Held(self._lock):
             return self._accounts.inherit(name, finished, rows, self._clock())
 
     # ------------------------------------------------------------------------------------- what is said in this process
@@ -447,7 +452,7 @@ class Dispatcher:
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
         """Store a new version of a model and tell everyone: see `ModelsHandler.publish`."""
         model = made(topic, content, self.limits)  # summed up here: nobody else has to wait for that
-        with self.lock:
+        with Held(self._lock):
             return self._models.publish(model, version)
 
     def hand_on(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
@@ -463,23 +468,23 @@ class Dispatcher:
         return self._feedback.taken(header, self._apply_feedback(self._feedback.read(header, payload)))
 
     def _apply_feedback(self, pieces: Pieces) -> PriorityUpdate:
-        with self.lock:
+        with Held(self._lock):
             made = self._feedback.apply(pieces, self.now)
             merges = self._feedback.merges()
         for merge in merges:
             merge.work()
-            with self.lock:
+            with Held(self._lock):
                 self._feedback.merged(merge)
         return made
 
     def credit(self, table: OpenTable) -> int:
         """Bytes that each client of a table may have on the way now."""
-        with self.lock:
+        with Held(self._lock):
             return self._credits.of(table, self._clock())
 
     def grant(self, credit: int | None) -> None:
         """Let each client have at most this many bytes on the way from now on, or its share of what is held now."""
-        with self.lock:
+        with Held(self._lock):
             self._credits.limit(credit)
             self._control.announce()
 
@@ -487,25 +492,25 @@ class Dispatcher:
         self, table: OpenTable, changes: Mapping[str, Any], *, discard_mismatched: bool = False
     ) -> Parameters:
         """Change a table's parameters for everyone: see `ControlHandler.configure`. Raises ParameterError."""
-        with self.lock:
+        with Held(self._lock):
             return self._control.configure(table, changes, discard_mismatched=discard_mismatched)
 
     def begin_run(self, name: str) -> None:
         """Count this run from now on: see `ControlHandler.begin_run`. Raises ParameterError."""
-        with self.lock:
+        with Held(self._lock):
             self._control.begin_run(name, self._clock())
 
     def finish(self) -> None:
         """The run is over: clients hear of it in their next reply."""
-        with self.lock:
+        with Held(self._lock):
             self._control.finish()
 
     def resume(self) -> None:
         """The run goes on, although it was declared over."""
-        with self.lock:
+        with Held(self._lock):
             self._control.resume()
 
     def drain(self) -> None:
         """Send all clients elsewhere: see `ControlHandler.drain`."""
-        with self.lock:
+        with Held(self._lock):
             self._control.drain()

@@ -12,6 +12,7 @@ from memoire.net import sockets
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
+from memoire.net.node_monitor import Condition
 from memoire.net.plain_proxy import forward
 from memoire.net.send_queues import SendQueues
 
@@ -38,7 +39,7 @@ class WorkerProxies:
     ) -> None:
         self._gate, self._admission, self._addresses = gate, admission, addresses
         self._context, self._limits, self._is_closing = context, limits, is_closing
-        self._changed = threading.Condition()  # guards the one below
+        self._changed = Condition()  # guards the one below
         self._running = 0
         self.lanes: list[SendQueues] = []
         """Replies that wait for room, of each that there ever was; they belong to the callers' threads."""
@@ -81,11 +82,11 @@ class WorkerProxies:
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        with self._changed:
+        with self._changed.held():
             self._running += change
             self._changed.notify_all()
 
     def wait_ended(self, deadline: float) -> None:
         """Wait until the callers have closed their sockets."""
-        with self._changed:
+        with self._changed.held():
             self._changed.wait_for(lambda: not self._running, max(0.0, deadline - time.monotonic()))

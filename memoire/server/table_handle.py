@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
+from memoire.net.node_monitor import Held
 from memoire.pool.draw import MAX_BATCH
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import FreshnessMonitor
@@ -113,9 +114,9 @@ class TableHandle(StrictAttributes):
             raise Closed("this server") from None
         finally:
             waited = time.monotonic() - began
-            with self._counting:
+            with Held(self._counting):
                 self._waited += waited
-        with self._counting:
+        with Held(self._counting):
             self._batches += 1
         if self._looks.is_due(time.monotonic()):
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
@@ -151,7 +152,7 @@ class TableHandle(StrictAttributes):
             self._check_open()
             raise Closed("this server") from None
         self._table.limiter.drew(int(batch["mask"].sum()) - 1)
-        with self._counting:
+        with Held(self._counting):
             self._batches += 1
         return batch
 
@@ -206,9 +207,9 @@ class TableHandle(StrictAttributes):
             raise Closed("this server") from None
         finally:
             limiter.wants(who, 0)
-            with self._counting:
+            with Held(self._counting):
                 self._waited += time.monotonic() - deadline + patience
-        with self._counting:
+        with Held(self._counting):
             self._batches += 1
         if self._looks.is_due(time.monotonic()):
             self._looks.took(taken.age, taken.model_version, self._newest_model())
@@ -331,7 +332,7 @@ class TableHandle(StrictAttributes):
 
     def stats(self) -> TableStats:
         """All figures at this moment."""
-        with self._counting:
+        with Held(self._counting):
             batches, waited = self._batches, self._waited
         return table_stats(self._dispatcher, self._table, batches=batches, waited=waited, freshness=self._looks.newest)
 

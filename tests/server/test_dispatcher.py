@@ -38,13 +38,12 @@ def is_free(lock):
     found = []
 
     def look():
-        if lock.acquire(blocking=False):
-            lock.release()
+        with lock:
             found.append(True)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(0.1)
     return bool(found)
 
 

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
+from memoire.net.node_monitor import at_once
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
+from memoire.replay.episode_store import Changes, adding, setting
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
@@ -95,17 +97,15 @@ class _Waiting:
         """Whether so many TD errors have come that merging them pays."""
         return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
 
-    def add(self, piece: _Errors) -> None:
-        """More have come."""
-        self.pieces.append(piece)
-        self.unsent += len(piece)
-        self.unmerged += len(piece)
+    def adding(self, piece: _Errors) -> Changes:
+        """The changes by which more have come."""
+        return [(self.pieces.append, (piece,)), *adding(self, unsent=len(piece), unmerged=len(piece))]
 
     def take(self, count: int, result: _Errors) -> None:
         """Put what was merged in place of so many pieces, which are the first."""
-        self.unmerged = self.unsent - sum(map(len, self.pieces[:count]))
-        self.unsent = self.unmerged + len(result)
-        self.pieces[:count] = [result]
+        unmerged = self.unsent - sum(map(len, self.pieces[:count]))
+        pieces = [result, *self.pieces[count:]]
+        at_once(setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces))
 
     def cut(self, most: int) -> _Errors:
         """The first TD errors of those that were not sent, which are no longer among these."""
@@ -230,7 +230,6 @@ class FeedbackHandler:
         """
         made = PriorityUpdate()
         for client, numbers, errors in pieces:
-            self.given += len(numbers)
             made = made.plus(self._apply(client, numbers, errors, now))
         self.lost += made.lost
         return made
@@ -242,20 +241,23 @@ class FeedbackHandler:
         for table in self._state.tables:
             if client == table.pool.owner and (counts := table.pool.apply(client, numbers, errors)) is not None:
                 applied, gone = counts
-                ledger.own_feedback += FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                own = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                at_once(setting(ledger, own_feedback=own) + adding(self, given=len(numbers)))
                 return PriorityUpdate(applied, gone)
         account, count = ledger.find(client), len(numbers)
         if account is None or not ledger.is_counted(account):
-            ledger.unknown_feedback += FeedbackCounts(given=count, lost=count)
+            unknown = ledger.unknown_feedback + FeedbackCounts(given=count, lost=count)
+            at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count))
             return PriorityUpdate(lost=count)
-        account.given_feedback += count
-        account.waiting_feedback += count
         self._touch(self._state.run, account)
+        changes = adding(account, given_feedback=count, waiting_feedback=count) + adding(self, given=count)
         if account.report.leaving:
+            at_once(changes)
             self._lose(self._state.run, account, count)
             return PriorityUpdate(lost=count)
         waiting = self._waiting.setdefault(client, _Waiting())
-        waiting.add(_Errors(numbers, errors, np.full(count, now)))
+        # As a whole: a count below what waits would let no reply be read any more.
+        at_once(changes + waiting.adding(_Errors(numbers, errors, np.full(count, now))))
         if waiting.is_long:
             self._long.add(client)
         else:
