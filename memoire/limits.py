@@ -12,6 +12,7 @@ from .arguments import FOR_EVER, whole
 from .errors import ParameterError
 from .frozen import says_instead
 from .suggestions import checked_fields
+from .suggestions import hint as hint
 
 KiB = 1024
 MiB = 1024 * KiB

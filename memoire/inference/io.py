@@ -21,9 +21,9 @@ from memoire.net import monitor, sockets
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.node_monitor import Condition
 from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
+from memoire.replay.episode_store import Condition
 from memoire.security.envelope import EnvelopedRequest
 from memoire.version import VERSION
 from memoire.wire import messages

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from memoire import _core
 from memoire.errors import MemoireTimeout, ParameterError
-from memoire.suggestions import hint
+from memoire.limits import hint
 
 from .model import MAX_TOPICS, Model
 

@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 
 from memoire import _core
-from memoire._core import Condition as Condition
-from memoire._core import Held as Held
-from memoire._core import at_once as at_once
 from memoire.errors import Closed, MemoireError
 
 WAIT_INTERVAL = 0.1

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Mapping
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples
-from memoire.net.node_monitor import Held, NodeLock
+from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
 from memoire.pool.rollout_queue import TakeRequest
+from memoire.replay.episode_store import Held
 from memoire.replay.rollouts import Fragment
 from memoire.wire.frames import Answer
 

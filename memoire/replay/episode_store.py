@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire._core import Condition as Condition
+from memoire._core import Held as Held
+from memoire._core import at_once as at_once
 from memoire._core import setting as setting
 
 from .parameters import Parameters

@@ -28,10 +28,10 @@ from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
-from memoire.net.node_monitor import Held
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
+from memoire.replay.episode_store import Held
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget

@@ -12,9 +12,9 @@ from memoire.net import sockets
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.node_monitor import Condition
 from memoire.net.plain_proxy import forward
 from memoire.net.send_queues import SendQueues
+from memoire.replay.episode_store import Condition
 
 from .io_addresses import BoundAddresses
 from .io_intake import HEADER_BYTES

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
-from memoire.net.node_monitor import Held
 from memoire.pool.draw import MAX_BATCH
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import FreshnessMonitor
@@ -20,6 +19,7 @@ from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
+from memoire.replay.episode_store import Held
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
-from memoire.net.node_monitor import at_once
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
-from memoire.replay.episode_store import Changes, adding, setting
+from memoire.replay.episode_store import Changes, adding, at_once, setting
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
