@@ -31,7 +31,7 @@ def main() -> int:
     with folder_in_memory() as place:
         root = place / "recorded"
         root.mkdir()
-        recorded = powerkit.record(root, place, TESTS / "store_child.py", "steps", root, 20)
+        recorded = powerkit.record(root, place, TESTS / "support" / "store_child.py", "steps", root, 20)
         for moment, acknowledged in powerkit.failures(recorded, root, place / "after", given.cuts, given.seed):
             try:
                 steps = check_state(place / "after" / "state", acknowledged)
