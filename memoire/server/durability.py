@@ -11,6 +11,7 @@ lock is held.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -85,7 +86,9 @@ class Committer:
     def __init__(self, store: StateStore | None) -> None:
         self._store = store
         self._journal = None if store is None else UnsavedChanges()
-        self._held: weakref.WeakSet[HeldReply] = weakref.WeakSet()  # those that a ticket of the journal or a group is
+        # In the order in which they began to wait; each for as long as the journal, or a group, has it as a ticket.
+        self._held: weakref.WeakValueDictionary[int, HeldReply] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
 
     @property
     def is_durable(self) -> bool:
@@ -161,7 +164,7 @@ class Committer:
         if not self._store.is_healthy:
             return self._refusal()
         held = HeldReply(reply, send)
-        self._held.add(held)
+        self._held[next(self._numbers)] = held
         self._journal.wait((header.client, header.sequence), held)
         self._store.wake()
         return None
@@ -169,7 +172,7 @@ class Committer:
     def refusals(self) -> list[Ticket]:
         """The disk begins to fail: tickets that refuse each reply that waits for it."""
         refusal = self._refusal()
-        return [functools.partial(held.refuse, refusal) for held in self._held]
+        return [functools.partial(held.refuse, refusal) for held in list(self._held.values())]
 
     def _refusal(self) -> Reply:
         assert self._store is not None
