@@ -198,7 +198,7 @@ def requests(lease):
     yield messages.Groups(call="cancel", keys=[KEY]), None
     yield messages.Groups(call="finish", dataset="d"), None
     yield messages.Groups(call="forget", dataset="d"), None
-    for call in ("counts", "list", "fetch", "payloads"):
+    for call in ("counts", "list", "fetch", "payloads", "forget"):
         yield messages.Prompts(call=call), None
     yield messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"m")), b"m"
     yield messages.Fetch(topic="t"), None
