@@ -42,6 +42,8 @@ class PromptBytes:
         """Of all that is kept, and of what is to be saved."""
         self.payload_bytes = 0
         """Those of them that payloads take."""
+        self.joined_bytes = JOINED_BYTES
+        """Bytes of a whole answer up to which its pieces are joined."""
         self._unsaved_bytes = 0
         self._saves: dict[tuple[int, bytes], bytes | None] | None = None
         self._schema = schema
@@ -95,7 +97,7 @@ class PromptBytes:
     def join(self, key: Key, index: int) -> None:
         """An answer is whole: put its pieces together, unless it is long."""
         pieces = {number: piece for number, piece in self._pieces(key, index).items() if number != AMENDED}
-        if len(pieces) > 1 and sum(len(piece.data) for piece in pieces.values()) <= JOINED_BYTES:
+        if len(pieces) > 1 and sum(len(piece.data) for piece in pieces.values()) <= self.joined_bytes:
             whole = packed(self._schema, joined(self._schema, [pieces[number] for number in sorted(pieces)]))
             self.begin(key, index, whole)
 

@@ -11,7 +11,6 @@ lock is held.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -86,9 +85,9 @@ class Committer:
     def __init__(self, store: StateStore | None) -> None:
         self._store = store
         self._journal = None if store is None else UnsavedChanges()
-        # In the order in which they began to wait; each for as long as the journal, or a group, has it as a ticket.
+        # By its id, in the order in which they began to wait; each for as long as the journal, or a group, has it as a
+        # ticket.
         self._held: weakref.WeakValueDictionary[int, HeldReply] = weakref.WeakValueDictionary()
-        self._numbers = itertools.count()
 
     @property
     def is_durable(self) -> bool:
@@ -164,7 +163,7 @@ class Committer:
         if not self._store.is_healthy:
             return self._refusal()
         held = HeldReply(reply, send)
-        self._held[next(self._numbers)] = held
+        self._held[id(held)] = held
         self._journal.wait((header.client, header.sequence), held)
         self._store.wake()
         return None

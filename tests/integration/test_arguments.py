@@ -272,6 +272,7 @@ TEXTS = {
     "Prompts.shares shares": lambda it: it.prompts.shares({LONE: 1.0}),
     "Prompts.list tags": lambda it: it.prompts.list(tags={"split": LONE}),
     "Prompts.list consumer": lambda it: it.prompts.list(consumer=LONE),
+    "Prompts.forget_consumer": lambda it: it.prompts.forget_consumer(LONE),
     "Prompts.payload key": lambda it: it.prompts.payload((LONE, 0, 0)),
     "Prompts.cancel keys": lambda it: it.prompts.cancel([(LONE, 0, 0)]),
     "Prompts.fail reason": lambda it: it.prompts.fail(it.lease, 0, LONE),

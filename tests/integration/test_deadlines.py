@@ -333,7 +333,7 @@ def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
 def is_waiting(frame):
     """Whether a function of ours waits there, for another thread or for a socket: Python's, or by our compiled `wait`."""
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    if frame.f_globals["__name__"].startswith("memoire.") and ".changed.wait(" in line:
+    if frame.f_globals["__name__"].startswith("memoire.") and re.search(r"\.(_?changed|told)\.wait(_for)?\(", line):
         return True
     while frame is not None and frame.f_globals["__name__"] in ("threading", "zmq.sugar.poll"):
         frame = frame.f_back

@@ -1,5 +1,6 @@
 """What goes wrong around a client rather than in it: forks, two threads in one writer, a full log, a program's end."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -137,18 +138,17 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._waiting._changed, client._io.topics.received.changed, client._local.lock, client._close_lock, server._dispatcher.lock, pool_in(server)._waiter.lock,
+        client._waiting._changed, client._io.topics.received._changed, client._local.lock, client._close_lock, server._dispatcher.lock, pool_in(server)._waiter.lock,
         server._close_lock, reader._monitor._changed, _context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
 
     def hold():
-        for lock in locks:
-            lock.acquire()
-        held.set()
-        release.wait(DEADLINE)
-        for lock in locks:
-            lock.release()
+        with contextlib.ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock.held() if hasattr(lock, "held") else lock)
+            held.set()
+            release.wait(DEADLINE)
 
     thread, _ = in_thread(hold)
     assert held.wait(DEADLINE)

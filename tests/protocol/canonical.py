@@ -1,7 +1,8 @@
 """One name for all states of an object graph that nobody could tell apart.
 
 It walks every attribute, so that a new one is part of the name without anybody's thinking of it. What never changes in a
-world, such as schemas and limits, and what decides nothing there, such as locks and pools, is left out by its type.
+world, such as schemas and limits, and what decides nothing there, such as locks, pools and what counts their bytes, is
+left out by its type.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import itertools
 import random
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
@@ -21,14 +23,17 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from memoire._core import Condition
 from memoire.limits import Limits
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.wire.byte_budget import ByteBudget, ByteHolder
 
 LEFT_OUT: Final = (
     Tables, OpenTable, Limits, Schema, Parameters, random.Random, threading.Condition, threading.Event, ModuleType, type,
-    type(threading.Lock()), type(threading.RLock()),
+    type(threading.Lock()), type(threading.RLock()), Condition, weakref.WeakValueDictionary, ByteBudget,
+    ByteHolder,
 )  # fmt: skip
 PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
 

@@ -138,6 +138,7 @@ class Requests(Channel):
         self.renewals = self.connections = 0
         self._client, self._limits, self._numbers = ME, LIMITS, numbers
         self._calls = PendingRequests(LIMITS.resend_after, LIMITS.resend_most, Earliest())
+        self._introduces = self._is_unknown = False
         self._asked_at, self._is_blocked = 0.0, True  # so that everything is sent by `pump`
         self.sent: list[int] = []
 
