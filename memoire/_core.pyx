@@ -3089,13 +3089,13 @@ cdef class Condition:
 
     def wait(self, timeout=None):
         """Give the lock up until `notify_all`, for so many seconds at most, and take it again; returns whether that came."""
-        cdef int i, depth = self.depth
+        cdef int _i, depth = self.depth
         cdef bint is_notified = False
         waiter = threading.Lock()
         waiter.acquire()
         self.waiters.append(waiter)
         self.depth = 0
-        for i in range(depth):
+        for _i in range(depth):
             self.lock.release()
         try:
             is_notified = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
