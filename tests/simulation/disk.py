@@ -73,7 +73,8 @@ class Disk:
         """As fcntl's."""
         self._lock(opened, how)
         if how & fcntl.LOCK_EX:
-            self._world.process.at_kill.append(lambda: _forget(opened))
+            found = os.fstat(opened)
+            self._world.process.at_kill.append(lambda: _forget(opened, found))
 
     def sync(self, opened: int) -> None:
         """As os.fsync, in no time."""
@@ -131,10 +132,10 @@ def _log_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def _forget(opened: int) -> None:
-    """Let go of a lock, and keep the number: whoever has it may still close it."""
+def _forget(opened: int, locked: os.stat_result) -> None:
+    """Let go of a lock, and keep the number: whoever has it may still close it. It may be another file's by now."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     with contextlib.suppress(OSError):
-        os.fstat(opened)
-        os.dup2(nothing, opened)
+        if os.path.samestat(os.fstat(opened), locked):
+            os.dup2(nothing, opened)
     os.close(nothing)
