@@ -300,11 +300,11 @@ class StateFile:
             self._at("before commit")
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:
-                try:
+            try:
+                if connection.in_transaction:
                     connection.execute("ROLLBACK")
-                except sqlite3.Error:
-                    pass  # the first error says more
+            except sqlite3.Error:
+                pass  # the first error says more
             raise
 
     def trim(self, segment: LogSegment) -> bool:
