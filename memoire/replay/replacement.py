@@ -75,7 +75,7 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
             file.close()
         raw.close()
     at("sync folder")
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -91,9 +91,9 @@ def replace_file(path: str | Path, content: Any, *, mode: int | None = None, at:
         file.write(content)
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
-    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Have a file on disk, or the names in a folder."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
     finally:

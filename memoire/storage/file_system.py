@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 from memoire.errors import StateUnusable
+from memoire.replay.replacement import sync
 
 from . import private_files
 from .disk_errors import unusable
@@ -23,15 +23,6 @@ _OURS: Final = (
     "prompts/*.bodies",
     "snapshots/*",
 )
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder on disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def make_folder(folder: Path) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from memoire.accounting.packing import AccountPacker
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.limits import Limits
+from memoire.replay.replacement import sync
 from memoire.wire.identity import name_hash
 
 from . import database
 from .database_reader import DatabaseReader
 from .disk_errors import RESTORE, as_saved, translated, unusable
-from .file_system import check_file_system, make_folder, sync, tighten
+from .file_system import check_file_system, make_folder, tighten
 from .folder_lock import lock_folder
 from .records import META, MODEL
 from .rotating_log import LineLog

@@ -30,7 +30,7 @@ from memoire.replay.replacement import (
     remove_abandoned_in,
     replace_file,
     replacing,
-    sync_folder,
+    sync,
 )
 from memoire.wire import _bytes
 
@@ -140,7 +140,7 @@ class RecordLog:
         self._newest: OwnedFile | None = None
         if not self.folder.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder.parent)
+            sync(self.folder.parent)
         self._lock = lock_folder(self.folder, f"the folder of {kind.name},", "process")
         self._unlock = weakref.finalize(self, self._lock.release)
         try:
@@ -266,7 +266,7 @@ class RecordLog:
         for path in paths:
             self._counter.step("remove")
             path.unlink(missing_ok=True)
-        sync_folder(self.folder)
+        sync(self.folder)
 
     # ------------------------------------------------------------------------------------------------ reading
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from memoire.accounting.logbook import LogEntry, format_line
+from memoire.replay.replacement import sync
 
 from . import private_files
-from .file_system import sync
 from .records import LogSegment
 
 _log = logging.getLogger(__name__)

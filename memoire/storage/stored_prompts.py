@@ -27,13 +27,12 @@ from typing import Final, NamedTuple
 from memoire.errors import DataError
 from memoire.limits import KiB
 from memoire.prompts.bytes import COLUMNS, FACTS, PAYLOAD, Saved
-from memoire.replay.replacement import OwnedFile
+from memoire.replay.replacement import OwnedFile, sync
 from memoire.wire import _bytes
 
 from . import private_files
 from .checked_file import DamagedRecord, FileKind, RecordWriter, salvage
 from .disk_errors import corrupt
-from .file_system import sync
 from .state_file import StateFile
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memoire.errors import DataError
-from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync_folder
+from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync
 from memoire.storage import checked_file
 from memoire.storage.checked_file import CheckedFile, FileKind, Record
 from memoire.storage.folder_lock import lock_folder
@@ -42,7 +42,7 @@ async def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | Non
     told = json.dumps({"storage_saved": True, "user_metadata": metadata or {}}, indent=2).encode()
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     lock = lock_folder(folder, "the checkpoint folder", "process")
     try:
         rows = _rows(folder, told)
