@@ -169,12 +169,15 @@ def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> Pro
 
 
 def introduced(hello: Hello, limits: Limits) -> Hello:
-    """A HELLO of whoever was made with these limits, which says what it takes."""
-    takes = Receiver.with_limits(limits).takes
-    return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello
+    """A HELLO that says what its sender takes, which was made with these limits."""
+    return _saying(hello, Receiver.with_limits(limits))
 
 
 def passed_on(hello: Hello, limits: Limits) -> Hello:
     """A HELLO as a proxy with these limits hands it on: replies come back through the proxy."""
-    takes = Receiver.of(hello.takes).within(limits).takes
+    return _saying(hello, Receiver.of(hello.takes).within(limits))
+
+
+def _saying(hello: Hello, receiver: Receiver) -> Hello:
+    takes = receiver.takes
     return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello
