@@ -92,7 +92,7 @@ class StateStore(SavedState, Protocol):
 
     @property
     def missing(self) -> list[str]:
-        """What was not there, or not whole, when it was opened, a sentence each. Whoever misses more adds it."""
+        """Sentences, each of which names what was missing or damaged at the start. A server may add to them."""
 
     def start(
         self,

@@ -46,7 +46,7 @@ class CacheQueues:
         self.newest_model = 0
         """Version of the newest model; 0: there is none."""
         self.room: ByteHolder | None = None
-        """What caches take of the budget of a server, a part of `byte_limit` at a time: see `make_room`."""
+        """The bytes that caches take of a server's budget, a part of `byte_limit` at a time: see `make_room`."""
         self._follow(parameters)
 
     # Settings

@@ -19,7 +19,7 @@ Key: TypeAlias = tuple[str, int, int]
 """Data set, epoch and index: what names a prompt."""
 NO_STEP = -1
 ROW_BYTES, ANSWER_BYTES, TAG_BYTES = 1024, 96, 96
-"""What a prompt, each of its answers, and each of its tags take in memory beside texts and values, about."""
+"""Bytes that a prompt, an answer and a tag take in memory, about, without their texts and values."""
 RESTORED = "restored from a snapshot"
 """The session of a table that a snapshot was put into."""
 

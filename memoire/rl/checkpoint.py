@@ -85,7 +85,7 @@ class SavedLearner:
             """What the learner counts, and its settings."""
             self.has_algorithm = self._tree["algorithm"] is not None
             self.settings: dict[str, Any] = dict(self.facts["settings"])
-            """What the learner was told."""
+            """The settings that the learner was made with."""
             self.ranks, self.every = int(self.settings["ranks"]), int(self.settings["checkpoint_every"])
             self.steps, self.iterations = int(self.facts["steps"]), int(self.facts["iterations"])
             self.version = int(self.facts["version"])

@@ -62,11 +62,11 @@ class HeldReply:
         self._is_sent = False
 
     def __call__(self) -> None:
-        """What it says is on disk."""
+        """The changes that the reply acknowledges are on disk."""
         self._end(self._reply)
 
     def refuse(self, reply: Reply) -> None:
-        """Nothing can be saved now: whoever asks hears why, and asks again."""
+        """Nothing can be saved now: send this refusal, which says why, in place of the reply."""
         self._end(reply)
 
     def _end(self, reply: Reply) -> None:
@@ -156,7 +156,7 @@ class Committer:
     def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
         """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
 
-        While the disk fails, whoever asks hears why nothing is acknowledged, and asks again.
+        While the disk fails, the reply says why nothing is acknowledged, and the client asks again.
         """
         if self._journal is None or self._store is None or not reply.until_saved:
             return reply

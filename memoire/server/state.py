@@ -76,7 +76,7 @@ class ServerState:
         self.models = ModelStore(limits.model_bytes)
         self.learners = Learners()
         self.receivers = Receivers()
-        """What its clients take of a reply."""
+        """The largest replies that its clients accept."""
         self.client_names = ClientNames()
         self.informed: set[bytes] = set()
         """Clients that have said that they know that the run is over."""

@@ -51,7 +51,7 @@ class PlannedPrompts(NamedTuple):
     """Changes whose files are on disk."""
 
     rows: dict[tuple[int, bytes], bytes | None]
-    """What the database gets."""
+    """The rows that the database gets; None takes one out."""
     named: Counter[int]
     """How often they name each file."""
 

@@ -292,7 +292,7 @@ def encoded_bytes(part: Any) -> int:
 
 def check_bounds(kind: Type, frame: Buffer) -> None:
     """Raise ProtocolError (code "too_large") if a list, map or text of a tail that was made here is beyond its bound:
-    whoever gets it would throw it away.
+    its receiver would throw it away.
     """
     try:
         _DECODERS[kind].decode(memoryview(frame)[HEADER_BYTES:])

@@ -451,7 +451,7 @@ def test_settings_show_schema_and_parameters_and_no_secret(small):
 OF_ONE_NODE = re.compile(
     r"memoire_(request_duration|proxy_|dropped_replies|uptime|holder_bytes|budget_bytes)|process_|python_|memoire_dashboard_"
 )
-"""Metrics of the messages that one node has handled, whoever sent them, and of its process."""
+"""Metrics of the messages that one node has handled and of their bytes, whoever sent them, and of its process."""
 
 
 def shown_of(board, *nodes):

@@ -233,7 +233,7 @@ class Scenario:
             yield body, payload
 
     def ask(self, body, payload):
-        """What is sent at once; None if the reply waits."""
+        """The reply that is sent at once; None if it waits."""
         table = 0 if isinstance(body, messages.Hello) else table_number("p" if is_of_prompts(body) else "default")
         facts = {"client": ME, "sequence": self.number, "table": table, "payload": payload}
         message, sent = parse(encode(body, **facts)), []
