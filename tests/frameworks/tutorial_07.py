@@ -33,13 +33,17 @@ connection = {"security": cfg.SECURITY, "password": cfg.PASSWORD}
 
 
 class Point(gymnasium.Env):
-    """A point on a line, and a target; it terminates at the target. An action is stored beside the position."""
+    """A point on a line, and a target. Every second episode terminates, at its fifth step; the others go on until they are cut.
+
+    An action is stored beside the position.
+    """
 
     observation_space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Box(-9, 9, (1,))])
     action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
     def __init__(self, render_mode=None):
         self.default_action = np.zeros(1, np.float32)
+        self.episodes = 0
 
     def observe(self, action):
         return np.array([self.position], np.float32), np.array(action, np.float32)
@@ -47,11 +51,15 @@ class Point(gymnasium.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.position = self.np_random.uniform(-3, 3)
+        self.episodes += 1
+        self.steps = 0
         return self.observe(self.default_action), {}
 
     def step(self, action):
         self.position += float(action[0])
-        return self.observe(action), -abs(self.position), abs(self.position) < 0.1, False, {"unused": 1}
+        self.steps += 1
+        terminated = self.steps == 5 and self.episodes % 2 == 0
+        return self.observe(action), -abs(self.position), terminated, False, {"unused": 1}
 
 
 gymnasium.register("Point-v0", Point)
