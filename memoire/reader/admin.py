@@ -35,6 +35,8 @@ SNAPSHOT_INTERVAL = 0.1
 """Seconds between two questions how a snapshot stands."""
 ANSWER_GRACE = 1.0
 """Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
+DISK_INTERVAL = 0.25
+"""Seconds between two questions to a server whose disk is full."""
 
 
 class ClusterAdmin:
@@ -118,7 +120,7 @@ class ClusterAdmin:
             if isinstance(answer, Message) and isinstance(answer.body, messages.Taken):
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
-        return self._gather(bodies, bodies, heard, deadline, run)
+        return self._gather(bodies, heard, deadline, run)
 
     # Questions
 
@@ -132,7 +134,7 @@ class ClusterAdmin:
                 raise ParameterError("server", name, f"one of {', '.join(sorted(self._directory.servers))}")
             if not isinstance(body, messages.Body):
                 raise WrongType("body", "one of wire's requests", type(body).__name__)
-        answers = self._gather(lambda: bodies, lambda: bodies, lambda _: None, deadline, 0)  # whatever run it counts
+        answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # whatever run it counts
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
 
     def tell(self, name: str, body: messages.Body, timeout: float | None) -> messages.Taken:
@@ -210,27 +212,50 @@ class ClusterAdmin:
     def _gather(
         self,
         bodies: Callable[[], Mapping[str, messages.Body]],
-        awaited: Callable[[], Iterable[str]],
         heard: Callable[[Answer], None],
         deadline: float,
         run: int | None,
     ) -> dict[str, Answer]:
-        """One request to each of some servers, by their names, all at once; the answers that are awaited.
+        """One request to each of some servers, by their names, all at once; their answers. A server whose disk is full
+        is asked again: it goes on by itself when there is room. At the deadline its refusal is its answer.
 
         Args:
-            bodies, awaited: Called inside of the thread: which servers are known may change until then.
-            heard: Called inside of the thread with each answer, also with those that are not awaited; under the lock.
+            bodies: Called inside of the thread: which servers are known may change until then.
+            heard: Called inside of the thread with each answer; under the lock.
             run: See `Channels.ask`.
         """
+        answers: dict[str, Answer] = {}
+        full: set[str] = set()
+
+        def left() -> dict[str, messages.Body]:
+            return {name: body for name, body in bodies().items() if name in full or name not in answers}
+
+        while True:
+            for name, answer in self._ask_once(left, heard, deadline, run).items():
+                if not (name in full and isinstance(answer, MemoireTimeout)):  # it has said why
+                    answers[name] = answer
+            full = {name for name, each in answers.items() if isinstance(each, Refused) and each.code == "disk"}
+            if not full or self._monitor.now() + DISK_INTERVAL >= deadline:
+                return answers
+            self._monitor.pause(DISK_INTERVAL)
+
+    def _ask_once(
+        self,
+        bodies: Callable[[], Mapping[str, messages.Body]],
+        heard: Callable[[Answer], None],
+        deadline: float,
+        run: int | None,
+    ) -> dict[str, Answer]:
         box: dict[str, Answer | None] = {}
         is_started: list[bool] = []
 
         def start() -> None:
+            requests = bodies()
             with self._monitor.changed:
-                box.update(dict.fromkeys(awaited()))
+                box.update(dict.fromkeys(requests))
                 is_started.append(True)
                 self._monitor.changed.notify_all()
-            for name, body in bodies().items():
+            for name, body in requests.items():
                 settled = functools.partial(settle, name)
                 server = self._directory.servers.get(name)
                 if server is None:
@@ -240,8 +265,7 @@ class ClusterAdmin:
 
         def settle(name: str, answer: Answer) -> None:
             with self._monitor.changed:
-                if name in box:
-                    box[name] = answer
+                box[name] = answer
                 heard(answer)
                 self._monitor.changed.notify_all()
 

@@ -16,7 +16,9 @@ from .admin import ClusterAdmin
 
 
 class ClusterOrders:
-    """Orders to every server that a reader knows, and questions to them. Each call returns within its timeout."""
+    """Orders to every server that a reader knows, and questions to them. Each call returns within its timeout. A server
+    whose disk is full is asked again until then; its `Refused` (code "disk") is what the call raises or returns.
+    """
 
     _admin: ClusterAdmin
 

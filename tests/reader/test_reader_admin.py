@@ -118,6 +118,29 @@ def test_an_order_that_a_server_refuses_raises_that():
         admin.configure(None, {})
 
 
+CALLS = {
+    "configure": lambda admin, timeout: admin.configure(timeout, {}),
+    "begin_run": lambda admin, timeout: admin.begin_run("next", timeout),
+    "finish": lambda admin, timeout: admin.finish(timeout),
+    "tell": lambda admin, timeout: admin.tell("b", messages.Control(drain=True), timeout),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_server_whose_disk_is_full_is_asked_again_until_there_is_room_or_the_time_is_over(call):
+    refusals = [refused("disk"), refused("disk")]
+    thread, admin = cluster(a=TAKEN, b=lambda _: refusals.pop() if refusals else TAKEN)
+    CALLS[call](admin, 4.0)
+    asked = [name for name, *_ in thread.sent]
+    assert asked.count("b") == 3 and asked.count("a") <= 1, "the others have the order"
+    assert {deadline for _, _, deadline, _ in thread.sent} == {104.0}
+    thread.servers["b"] = lambda _: refused("disk") if thread.monitor.now() < began + 3.0 else silent()
+    began = thread.monitor.now()
+    with pytest.raises(Refused, match="no") as raised:  # and why it does not answer at the end is not told
+        CALLS[call](admin, 4.0)
+    assert raised.value.code == "disk" and 3.0 <= thread.monitor.now() - began <= 4.0
+
+
 def test_an_order_that_the_thread_does_not_come_to_ends_as_well():
     _, admin = cluster(a=None)
     with pytest.raises(MemoireTimeout, match="answer"):
