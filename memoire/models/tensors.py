@@ -51,6 +51,12 @@ class _ArrayFacts(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
+class _Header(msgspec.Struct):
+    """What a header says beside its arrays."""
+
+    facts: dict[str, str] = msgspec.field(name=_METADATA, default_factory=dict)
+
+
 def pack(arrays: Mapping[Any, Array]) -> bytes:
     """The body with these arrays, by name.
 
@@ -70,6 +76,25 @@ def pack(arrays: Mapping[Any, Array]) -> bytes:
     if len(header) > MAX_HEADER_BYTES:
         raise ParameterError("net", f"names of {len(header)} bytes", f"names of {MAX_HEADER_BYTES} bytes in all")
     return b"".join([len(header).to_bytes(8, "little"), header, *(array.data for array in arrays.values())])
+
+
+def with_facts(body: bytes, facts: Mapping[str, str]) -> bytes:
+    """A body that `pack` made, with texts by name beside its arrays: who does not know them passes over them."""
+    if not facts:
+        return body
+    size = int.from_bytes(body[:8], "little")
+    header = b'{"%s":%s,%s' % (_METADATA.encode(), msgspec.json.encode(dict(facts)), body[9 : 8 + size].rstrip(b" "))
+    header += b" " * (-(8 + len(header)) % _ALIGNMENT)
+    return b"".join([len(header).to_bytes(8, "little"), header, body[8 + size :]])
+
+
+def facts_of(body: bytes) -> dict[str, str]:
+    """The texts beside the arrays of a body, by name; {} if there are none, or it is damaged."""
+    size = int.from_bytes(body[:8], "little")
+    try:
+        return msgspec.json.decode(body[8 : 8 + min(size, MAX_HEADER_BYTES)], type=_Header).facts
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
 
 
 def unpack(body: bytes, what: str = "this model") -> dict[str, Array]:

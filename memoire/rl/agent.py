@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from memoire.errors import ParameterError
+from memoire.replay.parameters import Parameters
 
 GAMMA: Final = ("gamma", "discount", "discount_factor")
 """Attributes that are an agent's discount, if they are numbers."""
@@ -70,3 +71,17 @@ def check_gamma(owner: Any, discount: Sequence[float]) -> None:
         if numbers.size and not np.all(numbers == (discount if numbers.size == len(discount) else discount[0])):
             own = discount[0] if len(set(discount)) == 1 else tuple(discount)
             raise ParameterError(name, value, f"{own}, which the table has, or left out")
+
+
+def check_model_topic(parameters: Parameters, topic: str) -> None:
+    """Refuse models of another topic than the table's, if it limits how old the model of an entry may be.
+
+    Raises:
+        ParameterError: names both topics.
+    """
+    if parameters.max_model_lag is not None and parameters.model_topic not in (None, topic):
+        expected = (
+            f"{parameters.model_topic!r}, the model_topic of the table, which has "
+            f"max_model_lag={parameters.max_model_lag}"
+        )
+        raise ParameterError("topic", topic, expected)

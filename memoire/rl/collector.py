@@ -23,9 +23,11 @@ from memoire.errors import Closed, MemoireTimeout, ParameterError
 from memoire.security.keyfolder import Given
 from memoire.suggestions import checked_names
 
+from .agent import check_model_topic
 from .columns import DISCOUNTED, MEMORY, made_by_policies
 from .policies import Asks, LoadsModels, MlpPolicy, Policy
 from .remote import RemoteActor
+from .spaces import check_actions
 
 TOPIC: Final = "policy"
 """Topic of the models, unless another one is given."""
@@ -135,6 +137,8 @@ class Collector:
             # Looked at once: isinstance of a protocol takes as long as a small network.
             self._loads = self.policy if isinstance(self.policy, LoadsModels) else None
             self._asks = self.policy if isinstance(self.policy, Asks) else None
+            if self._loads is not None:
+                check_model_topic(self.client.parameters, topic)
             self._model = self.client.model(topic)
             self._extras = [each for each in made_by_policies(self.client.schema) if each not in ("action", MEMORY)]
             seeds = [None if seed is None else seed + 10_000 * i for i in range(len(groups))]
@@ -159,6 +163,7 @@ class Collector:
 
         Raises:
             MemoireTimeout: no model came in time, or no answer of a policy that was asked.
+            ParameterError: a model was trained for another action space than the environments'.
             Closed: the collector was closed, also from another thread.
         """
         most = None if steps is None else whole("steps", steps, 1)
@@ -188,6 +193,8 @@ class Collector:
         if newest is None:
             return False
         if newest.version != known:
+            for group in self._groups:
+                check_actions(newest.body, group.envs.single_action_space)
             self._begin_version(newest.version)
             self._loads.load(newest.body, newest.version)
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from memoire.client.models import ModelHandle
-from memoire.errors import Closed, MemoireTimeout, WrongModel
+from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
 
 from .actors import Learns
 
@@ -34,14 +34,23 @@ class ModelFollower:
         model: Of a client.
         actor: What prepares it.
         keep: Called on the thread with each model's body and version: for files.
+        check: Called on the thread with each model's body. What it raises as ParameterError ends the thread, and
+            `newest` and `wait` raise it.
     """
 
-    def __init__(self, model: ModelHandle, actor: Learns, keep: Callable[[bytes, int], object]) -> None:
+    def __init__(
+        self,
+        model: ModelHandle,
+        actor: Learns,
+        keep: Callable[[bytes, int], object],
+        check: Callable[[bytes], object] = lambda body: None,
+    ) -> None:
         self.version = 0
         """Of the model that acts; the worker sets it."""
         self.failures = 0
         """Models that did not fit, and were passed over."""
-        self._model, self._actor, self._keep = model, actor, keep
+        self._model, self._actor, self._keep, self._check = model, actor, keep, check
+        self._refused: ParameterError | WrongModel | None = None
         self._ready: PreparedModel | None = None  # replaced as a whole
         self._changed = threading.Condition()
         self._is_closing = False
@@ -49,14 +58,28 @@ class ModelFollower:
         self._thread.start()
 
     def newest(self) -> PreparedModel | None:
-        """A model above the one that acts, if one is ready. Takes no lock."""
+        """A model above the one that acts, if one is ready. Takes no lock.
+
+        Raises:
+            ParameterError: a model is of a learner that was told something else than this worker.
+            WrongModel: the first model does not fit. A later one is passed over, and the log says so.
+        """
+        if self._refused is not None:
+            raise self._refused
         ready = self._ready
         return ready if ready is not None and ready.version > self.version else None
 
     def wait(self, after: int, timeout: float) -> bool:
-        """Wait until a model above `after` is ready; whether there is one."""
+        """Wait until a model above `after` is ready; whether there is one. Raises as `newest` does."""
+
+        def has_come() -> bool:
+            return self._refused is not None or (self._ready is not None and self._ready.version > after)
+
         with self._changed:
-            return self._changed.wait_for(lambda: self._ready is not None and self._ready.version > after, timeout)
+            is_ready = self._changed.wait_for(has_come, timeout)
+        if self._refused is not None:
+            raise self._refused
+        return is_ready
 
     def close(self) -> None:
         """End the thread."""
@@ -73,13 +96,22 @@ class ModelFollower:
             except Closed:
                 return
             seen = model.version
-            self._take(model.body, model.version)
+            try:
+                self._check(model.body)
+                self._take(model.body, model.version)
+            except (ParameterError, WrongModel) as error:
+                with self._changed:
+                    self._refused = error
+                    self._changed.notify_all()
+                return
 
     def _take(self, body: bytes, version: int) -> None:
         try:
             ready = PreparedModel(version, self._actor.prepare(body, version))
         except WrongModel as error:
             self.failures += 1
+            if self._ready is None and not self.version:
+                raise  # there is no model to act by, and never was
             _log.warning("the worker acts on by model %d: %s", self.version, error)
             return
         try:

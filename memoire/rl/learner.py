@@ -45,6 +45,7 @@ from .evaluation import evaluate
 from .moments import Moments
 from .ppo import PPO, check_correction
 from .recurrent import RecurrentActorCritic
+from .spaces import with_actions
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class OnPolicyLearner:
         if max_lag and policy == "remote":
             _log.warning(ADVICE)
         self._share, self._all = steps // self.world.size, steps
-        self._plain, self._ppo = net, None  # type: Network, PPO | None
+        self._env, self._plain, self._ppo = env, net, None  # type: Any, Network, PPO | None
         self._made: Any = None  # form of the algorithm before it was trained
         self._every = whole("checkpoint_every", checkpoint_every, 1)
         self._logger = logger
@@ -274,7 +275,8 @@ class OnPolicyLearner:
         self._plain.version = version
         if self._acting is not None:  # first, since actors go on as soon as they hear of the new version
             self._acting.use(self._plain, version)
-        return self.server.publish(TOPIC, memoire.torch.body_of(self._plain), version=version)
+        body = with_actions(memoire.torch.body_of(self._plain), self._env)
+        return self.server.publish(TOPIC, body, version=version)
 
     def _merge(self) -> None:
         """Let the network take in what all ranks have seen since the last model."""

@@ -74,10 +74,10 @@ class ModelFiles:
             OSError: it cannot be written; the former file is as it was.
         """
         if self.path is not None:
-            weights.save(self.path, weights.unpack(body))
+            weights.save(self.path, weights.unpack(body), weights.facts_of(body))
         self._since += 1
         if self._every and self._since >= self._every:
-            weights.save(self._name(), weights.unpack(body))
+            weights.save(self._name(), weights.unpack(body), weights.facts_of(body))
             self._since = 0
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def read_model(path: str | Path) -> bytes:
     """
     with Path(path).open("rb") as file:
         is_torch = file.read(len(ZIP)) == ZIP
-    return _of_torch(Path(path)) if is_torch else weights.pack(weights.load(path))
+    return _of_torch(Path(path)) if is_torch else weights.read(path)
 
 
 def _of_torch(path: Path) -> bytes:

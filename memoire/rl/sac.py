@@ -55,8 +55,8 @@ class GaussianPolicy(torch.nn.Module):
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ParameterError("action_space", str(action_space), "a Box with finite bounds")
         self.shape = tuple(action_space.shape)
-        self.register_buffer("low", torch.from_numpy(low.reshape(-1)))
-        self.register_buffer("high", torch.from_numpy(high.reshape(-1)))
+        self.register_buffer("low", torch.tensor(low.reshape(-1)))  # copies: a model that is loaded is written there
+        self.register_buffer("high", torch.tensor(high.reshape(-1)))
         self.net = mlp((numbers_of(observation_space), *hidden), activation)
         self.mean = torch.nn.Linear(hidden[-1], low.size)
         self.log_std = torch.nn.Linear(hidden[-1], low.size)

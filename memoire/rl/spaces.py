@@ -1,14 +1,22 @@
-"""Observations in the dtypes and shapes of their spaces, nested as they are: tuples, dictionaries, arrays."""
+"""Observations in the dtypes and shapes of their spaces, nested as they are: tuples, dictionaries, arrays; and the
+action space of a learner, which travels with its models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from memoire.errors import EntryError
+from memoire.errors import EntryError, ParameterError
+from memoire.models import tensors
+
+from . import weights
+
+ACTION_SPACE: Final = "memoire.action_space"
+"""What a model's body says beside its arrays: the action space for which it was trained, as `space_text` writes it."""
 
 
 def float32_space(space: Space[Any]) -> Space[Any]:
@@ -42,6 +50,46 @@ def observation_in(space: Space[Any], value: Any, where: str = "obs") -> Any:
             raise _misfit(where, f"parts called {', '.join(space.spaces)}", value)
         return {name: observation_in(part, value[name], f"{where}[{name!r}]") for name, part in space.spaces.items()}
     return value
+
+
+def space_text(space: Any) -> str:
+    """Bounds and shape of a space, equal for spaces with equal members; "" of a kind that is not known here."""
+    if isinstance(space, spaces.Box):
+        bounds = np.stack([space.low, space.high])
+        return f"Box{tuple((bounds.astype(np.float32) if bounds.dtype.kind == 'f' else bounds).tolist())}"
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({int(space.n)}, start={int(space.start)})"
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"MultiDiscrete({space.nvec.tolist()}, start={space.start.tolist()})"
+    if isinstance(space, spaces.MultiBinary):
+        return f"MultiBinary({list(space.shape)})"
+    if not isinstance(space, spaces.Tuple | spaces.Dict):
+        return ""
+    parts = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+    texts = {name: space_text(part) for name, part in parts.items()}
+    return f"{type(space).__name__}({texts})" if all(texts.values()) else ""
+
+
+def with_actions(body: bytes, owner: Any) -> bytes:
+    """A model's body that says for which action space it was trained, if its owner has one.
+
+    Args:
+        owner: With `action_space`, or `single_action_space` of a vector environment.
+    """
+    text = space_text(getattr(owner, "single_action_space", getattr(owner, "action_space", None)))
+    return tensors.with_facts(body, {ACTION_SPACE: text} if text else {})
+
+
+def check_actions(body: bytes, space: Any) -> None:
+    """Refuse a model that was trained for other actions than an environment takes.
+
+    Raises:
+        ParameterError: names both action spaces.
+    """
+    said, own = weights.facts_of(body).get(ACTION_SPACE), space_text(space)
+    if said and own and said != own:
+        expected = f"{said:.300}, for which this model was trained: give worker and trainer the same environment"
+        raise ParameterError("action_space", f"{own:.300}", expected)
 
 
 def default_action(env: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
+from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.loggers import Logger
 from memoire.reader.reader import Reader
 from memoire.replay.file_lock import FileLock
@@ -26,11 +26,12 @@ from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Given
 
 from . import weights
-from .agent import TrainingAgent, check_gamma
+from .agent import TrainingAgent, check_gamma, check_model_topic
 from .agent_state import form_of, load_agent, save_agent, unsaved, warn_of_told
 from .collector import TOPIC
 from .modelfiles import ModelFiles
 from .resuming import lock_checkpoint
+from .spaces import with_actions
 from .standing import TrainerStanding
 from .training import REASONS, Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
 from .worker import connected
@@ -217,13 +218,11 @@ class Trainer:
 
     def _agree_with(self, parameters: Parameters) -> None:
         """Give an agent that was told no discount the table's. Raises ParameterError: a setting of both differs."""
-        discount, topic = parameters.discount_factor, parameters.model_topic
+        discount = parameters.discount_factor
         if self._takes_gamma:
             vars(self.agent)["gamma"] = discount[0] if len(set(discount)) == 1 else discount
         check_gamma(self.agent, discount)
-        if parameters.max_model_lag is not None and topic not in (None, self.topic):
-            expected = f"{topic!r}, the model_topic of the table, which has max_model_lag={parameters.max_model_lag}"
-            raise ParameterError("topic", self.topic, expected)
+        check_model_topic(parameters, self.topic)
 
     # ------------------------------------------------------------------------------------------------- the run
 
@@ -362,7 +361,7 @@ class Trainer:
     def _publish(self) -> None:
         """Publish the actor; a server that is away gets it when it is back."""
         try:
-            self.reader.publish(self.topic, body_of(self.agent.get_actor()))
+            self.reader.publish(self.topic, self._body())
         except MemoireTimeout as error:
             _log.warning("the model waits for its server: %s", error)
 
@@ -394,7 +393,11 @@ class Trainer:
 
     def save_model(self) -> None:
         """Write the model's file."""
-        self._files.keep(body_of(self.agent.get_actor()))
+        self._files.keep(self._body())
+
+    def _body(self) -> bytes:
+        """What acts now, and for which actions it was trained."""
+        return with_actions(body_of(self.agent.get_actor()), self.agent)
 
     def _lock_checkpoint(self) -> FileLock | None:
         """The lock of the checkpoint's folder, if there is one."""

@@ -27,9 +27,12 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
 }  # fmt: skip
 """NumPy's dtypes by what bodies call them. BF16 and floats of 8 bits have none."""
-_MARK: Final = b'{"__metadata__":{"memoire.xxh3":"'
-"""What the header of a file begins with; 16 digits follow: the checksum of the body as `pack` made it."""
-_MARK_END: Final = b'"},'
+_CHECKSUM: Final = "memoire.xxh3"
+_FACTS: Final = b'{"__metadata__":{'
+_MARK: Final = _FACTS + b'"memoire.xxh3":"'
+"""What the header of a file begins with; 16 digits follow: the checksum of the body as it was before."""
+_MARK_ENDS: Final = {b'"},': b"{", b'",': _FACTS}
+"""What is behind the digits, and what the header began with before: alone, or other facts follow."""
 _ALIGNMENT: Final = 64
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -55,7 +58,18 @@ def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
     return {name: _array(name, each, what) for name, each in tensors.unpack(body, what).items()}
 
 
-def save(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, at: Fault = no_fault) -> None:
+def facts_of(body: bytes) -> dict[str, str]:
+    """What a body says beside its arrays: texts by name."""
+    return {name: text for name, text in tensors.facts_of(body).items() if name != _CHECKSUM}
+
+
+def save(
+    path: str | Path,
+    arrays: Mapping[str, NDArray[Any]],
+    facts: Mapping[str, str] | None = None,
+    *,
+    at: Fault = no_fault,
+) -> None:
     """Write arrays [*F] to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
 
     The file has a checksum, in a place that tools of safetensors pass over.
@@ -63,13 +77,14 @@ def save(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, at: Fault = no
     Args:
         path: Of the file.
         arrays: [*F], by name.
+        facts: Texts by name that are kept beside them.
         at: Called before each step, so that a test may let it fail: see `replacing`.
 
     Raises:
         OSError: it cannot be written.
         ParameterError: as of `pack`.
     """
-    body, place = with_checksum(pack(arrays)), Path(path)
+    body, place = with_checksum(tensors.with_facts(pack(arrays), facts or {})), Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     replace_file(place, body, at=at)
 
@@ -81,8 +96,19 @@ def load(path: str | Path) -> dict[str, NDArray[Any]]:
         OSError: it cannot be read.
         DataError: it is damaged, or holds something else.
     """
+    return _read(path)[0]
+
+
+def read(path: str | Path) -> bytes:
+    """The body in a file, with its facts. Raises as `load` does."""
+    arrays, facts = _read(path)
+    return tensors.with_facts(pack(arrays), facts)
+
+
+def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     try:
-        return unpack(checked(Path(path).read_bytes()), "the file")
+        body = checked(Path(path).read_bytes())
+        return unpack(body, "the file"), facts_of(body)
     except WrongModel as error:
         raise DataError(str(path), error.problem) from error
 
@@ -92,7 +118,8 @@ def with_checksum(body: bytes) -> bytes:
     size = int.from_bytes(body[:8], "little")
     header, data = body[8 : 8 + size].rstrip(b" "), body[8 + size :]
     digits = f"{checksum(data, checksum(header)):016x}".encode()
-    made = b"".join((_MARK, digits, _MARK_END, header[1:]))
+    end = b'",' if header.startswith(_FACTS) else b'"},'
+    made = b"".join((_MARK, digits, end, header[len(_MARK_ENDS[end]) :]))
     made += b" " * (-(8 + len(made)) % _ALIGNMENT)
     return b"".join((len(made).to_bytes(8, "little"), made, data))
 
@@ -106,9 +133,11 @@ def checked(body: bytes) -> bytes:
     size = int.from_bytes(body[:8], "little")
     header = body[8 : 8 + size].rstrip(b" ")
     begin = len(_MARK)
-    if header.startswith(_MARK) and header[begin + 16 : begin + 16 + len(_MARK_END)] == _MARK_END:
-        original = b"{" + header[begin + 16 + len(_MARK_END) :]
-        if f"{checksum(body[8 + size :], checksum(original)):016x}".encode() != header[begin : begin + 16]:
+    digits, rest = header[begin : begin + 16], header[begin + 16 :]
+    end = next((each for each in _MARK_ENDS if rest.startswith(each)), None)
+    if header.startswith(_MARK) and end is not None:
+        original = _MARK_ENDS[end] + rest[len(end) :]
+        if f"{checksum(body[8 + size :], checksum(original)):016x}".encode() != digits:
             raise WrongModel("the file", "is damaged: its checksum is wrong", "Take a copy of it.")
     return body
 

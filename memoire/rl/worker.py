@@ -28,12 +28,13 @@ from memoire.security.keyfolder import Given
 from memoire.wire.refusals import PASSING
 
 from .actors import Acts, Learns, actor_of, rest, shaped_action
+from .agent import check_model_topic
 from .collector import TOPIC
 from .follower import ModelFollower, PreparedModel
 from .modelfiles import ModelFiles, read_model
 from .processors import pin
 from .recording import Columns, Nowhere, Recorder, Step, limit_of
-from .spaces import default_action
+from .spaces import check_actions, default_action
 from .standing import WorkerStanding, times_of, timings_of
 from .stopping import StopSignals
 
@@ -88,7 +89,10 @@ class RolloutWorker:
 
     Raises:
         MemoireTimeout: no server answered.
-        ParameterError: there is neither a server nor a model to act by, or a setting is out of its range.
+        ParameterError: there is neither a server nor a model to act by, or a setting is out of its range; or the table
+            limits how old models of another topic may be. This, and `run`: a model was trained for another action
+            space than the environment's.
+        WrongModel: as of `run`: the first model does not fit the policy.
         AuthError, Refused: as of `memoire.connect`.
     """
 
@@ -155,10 +159,16 @@ class RolloutWorker:
         if path is None or not isinstance(self.actor, Learns):
             return
         if Path(path).exists():
-            self.actor.adopt(self.actor.prepare(read_model(path), 0))
+            body = read_model(path)
+            self._check_model(body)
+            self.actor.adopt(self.actor.prepare(body, 0))
         elif is_alone:
             expected = "a file with a model: a worker that connects to nobody has no other one"
             raise ParameterError("model_path", str(path), expected)
+
+    def _check_model(self, body: bytes) -> None:
+        """Refuse a model that was trained for other actions than the environment takes. Raises ParameterError."""
+        check_actions(body, self.env.action_space)
 
     def _connect(
         self,
@@ -178,9 +188,12 @@ class RolloutWorker:
             lambda patience: connect(next(turns), timeout=patience, **options), " or ".join(urls), timeout, interval
         )
         try:
+            if isinstance(self.actor, Learns):
+                check_model_topic(self.client.parameters, topic)
             self._recorder = recording(self.client)
             if isinstance(self.actor, Learns):
-                self._follower = ModelFollower(self.client.model(topic), self.actor, self._files.keep)
+                model = self.client.model(topic)
+                self._follower = ModelFollower(model, self.actor, self._files.keep, self._check_model)
         except BaseException:
             self.client.close(0.0)
             raise

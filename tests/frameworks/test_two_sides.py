@@ -1,4 +1,4 @@
-"""Settings that two sides have, table and trainer, checkpoint and agent: equal, or named and refused."""
+"""Settings that two sides have: equal, or named and refused. Table and trainer, worker and learner, checkpoint and agent."""
 
 import contextlib
 import inspect
@@ -17,17 +17,19 @@ import torch
 from test_ppo import net_of, rollouts_of
 
 from memoire import Buffer, Schema, Server, Table, Uniform, connect
-from memoire.errors import DataError, ParameterError
+from memoire.errors import DataError, EntryError, ParameterError, WrongModel
 from memoire.pool.tables import TABLE_NAMES
 from memoire.rl import (
     PPO,
     SAC,
     ActorCritic,
+    Collector,
     GaussianPolicy,
     OnPolicyLearner,
     Pipeline,
     RecurrentActorCritic,
     RecurrentPPO,
+    RolloutWorker,
     StartStates,
     Trainer,
     Training,
@@ -264,6 +266,154 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
     assert all(torch.equal(*each) for each in zip(before, agent.policy.parameters(), strict=True))
 
 
+# -------------------------------------------------------------------------------------------------- worker and learner
+
+OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # by their names here, what a table or learner has of it
+    RolloutWorker: {"env": "action_space", "policy": "policy", "topic": "topic", "is_paced": "samples_per_insert_tolerance"},
+    Collector: {"envs": "env", "policy": "net", "topic": "model_topic"},
+}  # fmt: skip
+OF_EACH_PROCESS = {"url", "table", "keys", "name", "timeout", "seed", "device", "model_path"}
+"""What each of both has for itself under the same name: another value says nothing else of samples or models."""
+OF_THE_WORKER: dict[Any, set[str]] = {
+    RolloutWorker: {
+        "recording", "max_samples_per_episode", "model_path_history", "model_history", "obs_preprocessor", "cpus",
+    },
+    Collector: set(),
+}  # fmt: skip
+
+
+def test_every_setting_of_worker_and_learner_is_listed() -> None:
+    learners = set[str]().union(TABLE_NAMES, *map(names_of, (Table, Trainer, Training, SAC, PPO, OnPolicyLearner)))
+    for made, both in OF_THE_LEARNER.items():
+        alone = names_of(made) - both.keys() - OF_EACH_PROCESS
+        assert alone == OF_THE_WORKER[made], f"list what {made.__name__} takes with that of both, or not"
+        assert set(both.values()) <= learners
+        assert not alone & learners, "a setting of this name is a learner's, too"
+
+
+class Numbers(gymnasium.Env[Any, Any]):
+    """Each observation is another one; episodes of five steps."""
+
+    observation_space, action_space = OBS, ACT
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.default_action = np.zeros(1, np.float32)
+
+    def _obs(self) -> Any:
+        self.made += 1
+        return np.array([self.made / 1000.0, 0.5], np.float32)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._obs(), 0.1 * self.count, self.count == 5, False, {}
+
+
+class Still:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.full(1, 0.25, np.float32)
+
+
+class Loads(Still):
+    """Takes any model."""
+
+    def load(self, body: bytes, version: int) -> None:
+        pass
+
+
+class Wide(Numbers):
+    action_space = gymnasium.spaces.Box(-5.0, 5.0, (1,), np.float32)
+
+
+class Three(Numbers):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+    def _obs(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+SMALL = partial(GaussianPolicy, hidden=(8,))
+OTHER_ACTIONS = (
+    r"^action_space must be Box\(\[-1\.0\], \[1\.0\]\), .*same environment, got 'Box\(\[-5\.0\], \[5\.0\]\)'"
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "error", "says"),
+    [
+        (Wide, GaussianPolicy, ParameterError, OTHER_ACTIONS),
+        (Wide, Loads, ParameterError, OTHER_ACTIONS),
+        (Numbers, SMALL, WrongModel, r"'net.0.weight' as F32\[256, 2\], where the network has F32\[8, 2\]"),
+        (Numbers, GaussianPolicy, None, ""),
+    ],
+)
+def test_a_worker_of_another_environment_or_network_than_its_trainers_is_refused(
+    env: Any, policy: Any, error: Any, says: str, tmp_path: Path
+) -> None:
+    path, device = tmp_path / "model", env()
+    with (
+        served() as server,
+        Trainer(SAC(OBS, ACT, hidden=(8,)), server.endpoint, model_path=path) as trainer,
+        RolloutWorker(device, policy, server.endpoint) as worker,
+    ):
+        trainer.loop.publish()
+        trainer.save_model()
+        if error is None:
+            assert worker.await_model(20.0) and RolloutWorker(device, policy, model_path=path).episodes == 0
+            return
+        for refused in (
+            lambda: worker.await_model(20.0),
+            lambda: worker.run(0, 1),
+            lambda: RolloutWorker(device, policy, model_path=path),
+        ):
+            with pytest.raises(error, match=says):
+                refused()
+        assert worker.steps == server.totals().steps == 0
+        assert env.action_space == device.action_space and float(env.action_space.high[0]) in (1.0, 5.0)
+
+
+def test_a_worker_whose_observations_are_not_the_tables_is_refused_at_its_first_step() -> None:
+    with served() as server, RolloutWorker(Three, Still, server.endpoint) as worker:
+        with pytest.raises(EntryError, match=r"'obs' stores float32\[2\], but got float32\[3\]"):
+            worker.run(0, 1)
+        assert server.totals().steps == 0
+
+
+def vector(env: Any) -> Any:
+    return gymnasium.vector.SyncVectorEnv([env])
+
+
+def test_a_collector_of_other_actions_than_its_learners_is_refused() -> None:
+    net = ActorCritic.mlp(SPACES, (8,))
+    with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16) as learner:
+        with (
+            Collector(learner.server.endpoint, vector(Wide)) as collector,
+            pytest.raises(ParameterError, match=OTHER_ACTIONS),
+        ):
+            collector.run(4)
+        assert learner.server.totals().steps == 0
+        with Collector(learner.server.endpoint, vector(Numbers)) as collector:
+            assert collector.run(4).version == 1
+
+
+def test_a_worker_of_another_topic_than_the_tables_is_refused_if_old_models_are() -> None:
+    for lag in (None, 2):
+        with served(model_topic="weights", max_model_lag=lag) as server:
+            RolloutWorker(Numbers, SMALL, server.endpoint, topic="weights").close()
+            if lag is None:
+                RolloutWorker(Numbers, SMALL, server.endpoint).close()
+                continue
+            with pytest.raises(ParameterError, match="^topic must be 'weights', the model_topic of the table"):
+                RolloutWorker(Numbers, SMALL, server.endpoint)
+
+
 # ------------------------------------------------------------------------------------------------ checkpoint and agent
 
 
@@ -466,36 +616,6 @@ def test_a_learner_whose_algorithm_is_not_kept_any_more_says_so(tmp_path: Path, 
 
 
 # ------------------------------------------------------------------------------------- a run that is stopped and resumed
-
-
-class Numbers(gymnasium.Env[Any, Any]):
-    """Each observation is another one; episodes of five steps."""
-
-    observation_space, action_space = OBS, ACT
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.default_action = np.zeros(1, np.float32)
-
-    def _obs(self) -> Any:
-        self.made += 1
-        return np.array([self.made / 1000.0, 0.5], np.float32)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.count = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self._obs(), 0.1 * self.count, self.count == 5, False, {}
-
-
-class Still:
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        return np.full(1, 0.25, np.float32)
 
 
 class Tells(SAC):
