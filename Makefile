@@ -34,7 +34,7 @@ export MEMOIRE_TORCH ?= $(CURDIR)/build/torch
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart lint-pictures
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-house lint-chart lint-pictures
 
 .PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves contest mutants lint $(LINTS) format bench bench-peers bench-offpolicy instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
@@ -176,6 +176,9 @@ lint-english:
 
 lint-imports:
 	$(BIN)/pytest tests/house/test_imports.py
+
+lint-structure:
+	$(BIN)/python tools/structure.py --check
 
 lint-house:
 	$(BIN)/python tools/house.py --check docs/house.svg

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import house
 import memoire
 from memoire import errors
 from memoire.errors import MemoireError
 from memoire.models import model
+from structure_imports import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "memoire"
@@ -72,7 +72,7 @@ FOREIGN = {
 
 def raised(path):
     """Line and name of what is raised in a file by name; `raise error` and a plain `raise` hand something on."""
-    for node in ast.walk(house.tree_of(path)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Raise) and node.exc is not None:
             what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             name = what.attr if isinstance(what, ast.Attribute) else getattr(what, "id", "")

@@ -3,29 +3,25 @@
 import ast
 import functools
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import house
+import structure
+import structure_imports
+from structure_imports import ENTRY_FILES, place
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The house from the ground up: a room imports only what stands above it in this list.
-WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "version", "clock", "_core"]
-"""Files at the top that everybody uses."""
-KERNELS = "_kernels"
-"""What compiled modules share: headers of C and Cython, which need nothing of memoire."""
-FOR_USERS = ["dataset", "loggers", "torch", "sb3", "minari"]
+RULES = tomllib.loads((ROOT / structure.RULES).read_text(encoding="utf-8"))["order"]
+"""The order of packages: one imports only those that stand before it."""
+KERNELS: list[str] = RULES["ground"]
+WORDS: list[str] = RULES["words"]
+FOR_USERS: list[str] = RULES["for_users"]
 """Files at the top that users import by this path."""
-LATE = ["trl"]
-"""Those of them that need a reader."""
-FOLDERS = [
-    "replay", "wire", "prompts", "pool", "models", *FOR_USERS, "security", "accounting", "net", "storage",
-    "reader", "proxy", "client", "server", "inference", "classic", "nodes", "rl", "tmrl", "tq", *LATE, "dashboard", "cli",
-]  # fmt: skip
-ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
+ORDER = {package: place for place, package in enumerate([*KERNELS, *WORDS, *RULES["packages"]])}
 
 ENDS = {"client", "reader", "proxy", "server", "inference"}
 """Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
@@ -71,19 +67,19 @@ HEAVY = {
 
 
 def sources() -> list[Path]:
-    return house.sources(ROOT)
+    return structure_imports.sources(ROOT)
 
 
 def room_of(path: Path) -> str:
     """memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
-    return house.place(path, ROOT)[0]
+    return place(path, ROOT)[0]
 
 
 @functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, wherever in the file."""
-    package = ["memoire", *house.place(path, ROOT)[:-1]]
-    return [(line, ".".join(name)) for line, name in house.imports(path, package)]
+    package = ["memoire", *place(path, ROOT)[:-1]]
+    return [(line, ".".join(name)) for line, name in structure_imports.imports(path, package)]
 
 
 def ours(name: str) -> str | None:
@@ -104,10 +100,10 @@ def everywhere() -> Iterator[tuple[str, str, str]]:
 
 
 def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
-    files = {room_of(path) for path in sources() if len(house.place(path, ROOT)) == 1} - house.FRONT_DOORS
-    folders = {room_of(path) for path in sources() if len(house.place(path, ROOT)) > 1}
-    assert files == {*WORDS, *FOR_USERS, *LATE}
-    assert folders == {KERNELS, *FOLDERS} - {*FOR_USERS, *LATE}, "say in FOLDERS where a folder stands"
+    files = {room_of(path) for path in sources() if len(place(path, ROOT)) == 1} - ENTRY_FILES
+    folders = {room_of(path) for path in sources() if len(place(path, ROOT)) > 1}
+    assert files == {*WORDS, *FOR_USERS}
+    assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"say in {structure.RULES} where a folder stands"
 
 
 def test_imports_point_one_way() -> None:
@@ -120,12 +116,13 @@ def test_imports_point_one_way() -> None:
 
 
 def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
-    assert not house.circles(house.rooms_of(ROOT))
+    modules = structure_imports.Modules.read(ROOT)
+    assert not structure_imports.circles_of(modules.all_imports)
 
 
 def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
-    top = HEAVY | {"classic", *FOR_USERS, *LATE} | house.FRONT_DOORS
+    top = HEAVY | {"classic", *FOR_USERS} | ENTRY_FILES
     wrong = [
         f"{where}: {name}"
         for room, where, name in everywhere()
@@ -137,9 +134,9 @@ def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
 def test_imports_within_a_folder_are_relative() -> None:
     wrong = []
     for path in sources():
-        own = ".".join(["memoire", *house.place(path, ROOT)[:-1]])
-        if path.suffix == ".py" and path.stem not in house.FRONT_DOORS and "." in own:
-            found = [node for node in ast.walk(house.tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        own = ".".join(["memoire", *place(path, ROOT)[:-1]])
+        if path.suffix == ".py" and path.stem not in ENTRY_FILES and "." in own:
+            found = [node for node in ast.walk(structure_imports.tree_of(path)) if isinstance(node, ast.ImportFrom)]
             named = [(node.lineno, node.module or "") for node in found if not node.level]
             wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
     assert not wrong, "\n".join(wrong)
@@ -155,7 +152,7 @@ def test_few_rooms_know_zeromq() -> None:
 def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
     found: dict[str, set[str]] = {}
     for path in sources():
-        room, *rest = house.place(path, ROOT)
+        room, *rest = place(path, ROOT)
         if room in ENDS and rest and rest[0] != room and not rest[0].startswith("io"):
             used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
             if used:
@@ -224,7 +221,7 @@ def test_the_client_library_imports_only_what_it_declares() -> None:
     for path in sources():
         if room_of(path) in HEAVY:
             continue
-        tree = house.tree_of(path) if path.suffix == ".py" else ast.Module([], [])
+        tree = structure_imports.tree_of(path) if path.suffix == ".py" else ast.Module([], [])
         at_import = {id(node) for node in top_level(tree)}
         for node in ast.walk(tree):
             if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", 0):
@@ -263,7 +260,7 @@ def top_level(tree: ast.Module) -> Iterator[ast.AST]:
 )
 def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "memory.py").write_text(line)
-    found = [".".join(found) for _, found in house.imports(tmp_path / "memory.py", ("memoire", "server"))]
+    found = [".".join(found) for _, found in structure_imports.imports(tmp_path / "memory.py", ("memoire", "server"))]
     assert found == [name] and ours(name) == "server"
 
 
@@ -284,4 +281,4 @@ def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Pa
 def test_what_cython_imports_is_seen(lines: str, names: set[str], suffix: str, tmp_path: Path) -> None:
     source = tmp_path / f"_container.{suffix}"
     source.write_text(f'"""Words."""\n\n{lines}\n\ncdef int a = 1 if True else 2\n')
-    assert {".".join(name) for _, name in house.imports(source, ("memoire", "wire"))} == names
+    assert {".".join(name) for _, name in structure_imports.imports(source, ("memoire", "wire"))} == names

@@ -1,0 +1,248 @@
+"""Files of the package and their imports: modules, packages, chains and circles.
+
+A package is a folder of memoire/, or a file at its top. Compiled modules are read by the imports and cimports of their
+sources. `tools/structure.py` measures by these functions, and tests of imports use them.
+"""
+
+import ast
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENTRY_FILES = {"__init__", "__main__"}
+"""Files that only name what users import."""
+CYTHON = (".pyx", ".pxd")
+STATEMENT = re.compile(r"^(?:from \S+ )?c?import (?:\([^)]*\)|.*)$", re.MULTILINE)
+"""An import or cimport that begins a line of a Cython source, with all of its names."""
+
+Graph = dict[str, set[str]]
+"""Names, and those that each leads to."""
+
+
+def sources(root: Path) -> list[Path]:
+    """Return the Python files and Cython sources of the package and the dashboard."""
+    return [path for path in product_files(root) if path.suffix in (".py", *CYTHON)]
+
+
+@functools.cache
+def product_files(root: Path) -> list[Path]:
+    """Return all files of the package and the dashboard that are not generated."""
+    found = [path for folder in ("memoire", "dashboard") for path in (root / folder).rglob("*.*")]
+    return sorted(path for path in found if path.is_file() and not is_through_a_link(path, root))
+
+
+def is_through_a_link(path: Path, root: Path) -> bool:
+    """Return whether a file is reached by a linked folder: memoire/dashboard is the dashboard."""
+    return any(parent.is_symlink() for parent in path.parents if parent != root and root in parent.parents)
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the statements of a file; of a Cython source, its imports and cimports alone. Read once."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in CYTHON:
+        text = "\n".join(re.sub(r"\bcimport\b", "import", found) for found in STATEMENT.findall(text))
+    return ast.parse(text, str(path))
+
+
+@functools.cache
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def name_below(path: Path, root: Path) -> str:
+    """Return a file's name below the root."""
+    return path.relative_to(root).as_posix()
+
+
+def place(path: Path, root: Path) -> tuple[str, ...]:
+    """Return the dotted place of a file below memoire: ("server",), ("cluster", "node"), ("dashboard", "api")."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return parts[1:] if parts[0] == "memoire" else parts
+
+
+def imports(path: Path, package: Sequence[str], *, for_types: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Yield line and dotted name of everything that a file of this package imports, wherever in the file.
+
+    Args:
+        path: The file.
+        package: The package that it stands in, which relative imports begin at.
+        for_types: Whether imports below `if TYPE_CHECKING` count.
+    """
+    for node in ast.walk(tree_of(path)) if for_types else running(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) + 1 - node.level]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            yield from ((node.lineno, [*base, alias.name]) for alias in node.names)
+
+
+def running(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all nodes but those below `if TYPE_CHECKING`."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        pending.extend(node.orelse if is_for_types and isinstance(node, ast.If) else ast.iter_child_nodes(node))
+
+
+def imported(path: Path, root: Path, *, for_types: bool = True) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield line and dotted place below memoire of what a file imports, wherever in it."""
+    for line, name in imports(path, ("memoire", *place(path, root)[:-1]), for_types=for_types):
+        if name[0] == "memoire" and len(name) > 1:
+            yield line, tuple(name[1:])
+
+
+def texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the strings of a file, without its docstrings."""
+    nodes = list(ast.walk(tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    yield from (
+        node
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    )
+
+
+@dataclass
+class Modules:
+    """Modules of the package by dotted name, and what each leads to."""
+
+    files: dict[str, Path]
+    """The Python file, or the Cython source, of each."""
+    imports: Graph
+    """What each imports when it runs, also later, in functions."""
+    all_imports: Graph
+    """The same with what is imported for types; those of entry files, which name everything, are left out."""
+    named: Graph
+    """Modules that each names as text, such as "memoire.torch" or "memoire.rl.realtime:RealTimeEnv"."""
+
+    @classmethod
+    def read(cls, root: Path) -> "Modules":
+        """Return the modules of a checkout."""
+        modules = cls({}, {}, {}, {})
+        for path in sources(root):
+            modules.files.setdefault(name_of(path, root), path)
+        for graph in (modules.imports, modules.all_imports, modules.named):
+            graph |= {name: set() for name in modules.files}
+        for path in sources(root):
+            name = name_of(path, root)
+            running, written = modules._holders(path, root, False), modules._holders(path, root, True)
+            modules.imports[name] |= running - {name}
+            modules.all_imports[name] |= (running if path.stem in ENTRY_FILES else written) - {name}
+            if path.suffix == ".py":
+                words = {str(node.value).partition(":")[0] for node in texts(tree_of(path))}
+                modules.named[name] = (words & modules.files.keys()) - {name, "memoire"}
+        return modules
+
+    def _holders(self, path: Path, root: Path, for_types: bool) -> set[str]:
+        found = {self.holder(target) for _, target in imported(path, root, for_types=for_types)}
+        return {name for name in found if name is not None}
+
+    def holder(self, target: Sequence[str]) -> str | None:
+        """Return the module that has what stands at a place below memoire."""
+        for length in range(len(target), -1, -1):
+            if (name := ".".join(("memoire", *target[:length]))) in self.files:
+                return name
+        return None
+
+    def is_python(self, name: str) -> bool:
+        """Return whether a module is written in Python."""
+        return self.files[name].suffix == ".py"
+
+    def is_entry(self, name: str) -> bool:
+        """Return whether a module only names what users import."""
+        return self.files[name].stem in ENTRY_FILES
+
+
+def name_of(path: Path, root: Path) -> str:
+    """Return a file's dotted name: memoire/server/__init__.py is memoire.server."""
+    parts = ("memoire", *place(path, root))
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def groups_of(graph: Graph) -> list[list[str]]:
+    """Return the strongly connected groups, each after all that it leads to (Tarjan, 1972)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        numbers[name] = lowest[name] = len(numbers)
+        stack.append(name)
+        for target in sorted(graph[name]):
+            if target not in numbers:
+                visit(target)
+            if target in stack:
+                lowest[name] = min(lowest[name], lowest[target])
+        if lowest[name] == numbers[name]:
+            start = stack.index(name)
+            groups.append(sorted(stack[start:]))
+            del stack[start:]
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 4 * len(graph))
+    for name in sorted(graph):
+        if name not in numbers:
+            visit(name)
+    sys.setrecursionlimit(limit)
+    return groups
+
+
+def circles_of(graph: Graph) -> list[list[str]]:
+    """Return the groups of names that lead to each other in a circle."""
+    return [group for group in groups_of(graph) if len(group) > 1]
+
+
+def longest_chain(graph: Graph, counted: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """Return the names of the longest chain, of which only some are counted. A circle is in it as a whole."""
+    chains: dict[str, list[str]] = {}
+    for group in groups_of(graph):
+        below = [chains[target] for name in group for target in sorted(graph[name]) if target not in group]
+        chain = [name for name in group if counted(name)] + max(below, key=len, default=[])
+        chains |= dict.fromkeys(group, chain)
+    return max(chains.values(), key=len, default=[])
+
+
+@dataclass
+class Package:
+    """A folder of memoire/, or a file at its top."""
+
+    name: str
+    lines: int = 0
+    files: set[str] = field(default_factory=set)
+    """Names of the files and folders in it; empty for a file at the top."""
+    imports: dict[str, str] = field(default_factory=dict)
+    """The other packages that it imports, and a file with its line that does."""
+
+
+def packages_of(root: Path) -> dict[str, Package]:
+    """Return all packages by name."""
+    packages: dict[str, Package] = {}
+    for path in sources(root):
+        name, *rest = place(path, root)
+        if name not in ENTRY_FILES:
+            package = packages.setdefault(name, Package(name))
+            package.lines += len(lines_of(path))
+            package.files |= set(rest[:1])
+    for path in sources(root):
+        name = place(path, root)[0]
+        if name in packages:
+            for line, (target, *_) in imported(path, root):
+                if target in packages and target != name:
+                    packages[name].imports.setdefault(target, f"{name_below(path, root)}:{line}")
+    return packages
+
+
+def layers_of(packages: Mapping[str, Package]) -> dict[str, int]:
+    """Return the layer of each package, 0 for those that import no other; packages in a circle have none."""
+    layers: dict[str, int] = {}
+    while ready := [name for name in packages if name not in layers and packages[name].imports.keys() <= layers.keys()]:
+        layers |= {name: 1 + max((layers[at] for at in packages[name].imports), default=-1) for name in ready}
+    return layers
