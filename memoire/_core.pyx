@@ -2229,8 +2229,9 @@ cdef class EntryStore:
         finally:
             self._release()
 
-    def _count_draws(self, cnp.ndarray numbers):
-        """Count a draw of each of these entries, int64 [B], that was decided elsewhere. Position of the first that is not there, or -1."""
+    def _count_draws(self, cnp.ndarray numbers, bint is_back=False):
+        """Count a draw of each of these entries, int64 [B], that was decided elsewhere; or one less, since the draw did not take place.
+        Position of the first that is not there, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
@@ -2242,10 +2243,13 @@ cdef class EntryStore:
                 for i in range(count if bad < 0 else 0):
                     meta = &self.meta[rows[i]]
                     if self.most_drawn == 0:
-                        meta.drawn += meta.drawn < MAX_COUNTED
+                        if is_back:
+                            meta.drawn -= 0 < meta.drawn < MAX_COUNTED
+                        else:
+                            meta.drawn += meta.drawn < MAX_COUNTED
                         continue
                     self._put(rows[i], 0.0)  # by what it may be drawn until now
-                    meta.drawn += 1
+                    meta.drawn += -1 if is_back else 1
                     self._put(rows[i], self._weight(rows[i]))
                 tree_settle(&self.tree)
             return bad

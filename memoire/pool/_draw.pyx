@@ -1355,6 +1355,47 @@ cdef class HeldPool:
         self.drawn += picks.size
         return picks
 
+    def save(self, list wanted not None, bint reuse):
+        """What `take` of these (client, count) pairs would change, for `restore`. Cost: a look at the caches that it may take from."""
+        cdef HeldClient client
+        cdef HeldCache cache
+        cdef int64_t count
+        cdef list clients = [], caches
+        for client, count in wanted if not reuse or self.most_times else ():
+            caches = []
+            for cache in client.queue:
+                if count <= 0 and not reuse:
+                    break
+                count -= cache.count - cache.used
+                left = None if cache.left == NULL else (<const uint8_t*>cache.left)[: cache.count * sizeof(uint32_t)]
+                times = None if cache.times == NULL else (<const uint8_t*>cache.times)[: cache.view.samples * sizeof(uint32_t)]
+                caches.append((cache, cache.used, cache.count, cache.again, left, times))
+            numbers = client.most, client.at_most, client.again, client.caches, client.nbytes, client.unused, client.held, client.reserved
+            clients.append((client, list(client.queue), caches, numbers, dict(client.reserved_for)))
+        return clients, (self.random, self.nbytes, self.caches, self.unused, self.held, self.drawn)
+
+    def restore(self, tuple saved not None):
+        """Be as `save` has found it: nothing has changed since, but by a `take` of what was named there."""
+        cdef HeldClient client
+        cdef HeldCache cache
+        clients, numbers = saved
+        self.random, self.nbytes, self.caches, self.unused, self.held, self.drawn = numbers
+        for client, queue, caches, numbers, reserved_for in clients:
+            client.queue, client.reserved_for = list(queue), dict(reserved_for)
+            client.most, client.at_most, client.again, client.caches, client.nbytes, client.unused, client.held, client.reserved = numbers
+            for cache, used, count, again, left, times in caches:
+                cache.used, cache.count, cache.again = used, count, again
+                if left is None:
+                    free(cache.left)
+                    cache.left = NULL
+                else:
+                    memcpy(cache.left, <const char*>left, len(left))
+                if times is None:
+                    free(cache.times)
+                    cache.times = NULL
+                else:
+                    memcpy(cache.times, <const char*>times, len(times))
+
 
 def assemble(
     Layout layout not None, list drawn, list shares_of, list newest_of, double population, double left_out, double rarest, uint64_t seed

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError
 from memoire.replay.batch import GatheredSamples
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
 
 from .draw import PooledBatch
@@ -43,7 +44,13 @@ class BatchlessPool(LastingPool):
         return np.empty(0, CLIENT_SUMS)
 
     def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+        self,
+        reader: bytes,
+        counts: NDArray[np.void],
+        *,
+        now: float = 0.0,
+        compression: str = "none",
+        page: Page | None = None,
     ) -> Payload | None:
         """None for any rows [C] of `rows.CLIENT_COUNTS`: a batch cannot be drawn here."""
         return None

@@ -38,6 +38,7 @@ from memoire.wire._container import HeldCache
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 
 from . import cache_inspection, picked
 from ._draw import Picks
@@ -473,7 +474,13 @@ class Pool:
             return rows
 
     def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+        self,
+        reader: bytes,
+        counts: NDArray[np.void],
+        *,
+        now: float = 0.0,
+        compression: str = "none",
+        page: Page | None = None,
     ) -> Payload | None:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
 
@@ -481,21 +488,22 @@ class Pool:
             counts: Rows [C] of `rows.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
+            page: Of the reply that is to have them.
 
         Raises:
-            ProtocolError: more than `MAX_DRAWN` samples were asked for; none was taken.
+            ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none was taken.
             Closed: `close` was called.
         """
         check_count(int(counts["count"].sum()))
         with self._waiter.lock:
             self._waiter.check_open()
             now_here = self._clock()
-            picks = self._readers.take(reader, counts, now_here)
+            picks = self._readers.take(reader, counts, now_here, page)
             self._demand.drew(picks.size, now_here, reader)
             layout, drawn = self.layout, self._queues.drawn_layout
         if not picks.size:
             return None
-        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression)
+        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression, page=page)
 
     # Inspection
 

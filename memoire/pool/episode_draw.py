@@ -21,6 +21,7 @@ from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.wire import pack
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
 
 from .draw import PooledBatch
@@ -108,14 +109,15 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 
 
 def drawn_for(
-    named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str
+    named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str, page: Page | None = None
 ) -> tuple[Payload | None, int]:
     """The payload of a DRAWN message for rows [C] of `rows.CLIENT_COUNTS`, C clients, and how many samples it has.
 
     The payload is None where there is nothing, or nothing of this memory was asked for.
 
     Raises:
-        ProtocolError: more than `MAX_DRAWN` samples were asked for.
+        ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none counts as
+            drawn.
     """
     memory = named.memory
     mine = (counts["client"] == np.frombuffer(named.owner, "<u8")).all(axis=1)
@@ -127,6 +129,7 @@ def drawn_for(
         if not (wanted and memory.num_positive):
             return None, 0
         try:
-            return pack.build_drawn(memory, named.owner, wanted, now=now, compression=compression), wanted
+            made = pack.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
+            return made, wanted
         except EmptyMemory:  # entries have become too old since
             return None, 0

@@ -38,6 +38,7 @@ from memoire.replay.schema import Schema
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 
 from . import episode_inspection
 from .draw import MAX_BATCH, PooledBatch
@@ -409,7 +410,13 @@ class EpisodePool(LastingPool):
         return sums_of(now, sequence)
 
     def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+        self,
+        reader: bytes,
+        counts: NDArray[np.void],
+        *,
+        now: float = 0.0,
+        compression: str = "none",
+        page: Page | None = None,
     ) -> Payload | None:
         """Draw for a reader: the payload of a DRAWN message, or None where there is nothing, or nothing of this memory
         was asked for.
@@ -418,14 +425,16 @@ class EpisodePool(LastingPool):
             counts: Rows [C] of `rows.CLIENT_COUNTS`, one for each client.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
+            page: Of the reply that is to have them.
 
         Raises:
-            ProtocolError: more than `MAX_DRAWN` samples were asked for.
+            ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none counts as
+                drawn.
             Closed: `close` was called.
         """
         with self._waiter.lock:
             self._waiter.check_open()
-        payload, drawn = drawn_for(self._stored.now, counts, now=now, compression=compression)
+        payload, drawn = drawn_for(self._stored.now, counts, now=now, compression=compression, page=page)
         with self._waiter.lock:
             self._counts.drawn += drawn
         return payload

@@ -22,6 +22,7 @@ from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
 
 from .draw import PooledBatch
 from .inspection import MAX_INSPECTED, Distribution, PeekedSample
@@ -122,9 +123,17 @@ class Drawable(Protocol):
         """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
 
     def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+        self,
+        reader: bytes,
+        counts: NDArray[np.void],
+        *,
+        now: float = 0.0,
+        compression: str = "none",
+        page: Page | None = None,
     ) -> Payload | None:
-        """The payload of a DRAWN message, for rows [C] of `rows.CLIENT_COUNTS`; None where nothing was there."""
+        """The payload of a DRAWN message, for rows [C] of `rows.CLIENT_COUNTS`; None where nothing was there.
+        Raises ProtocolError, and takes nothing, where the page of the reply has no room.
+        """
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
         """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.wire._container import container_bytes
 from memoire.wire.compression import codec_of, may_pack, pack_block
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.pack import Container, ContainerHead
 from memoire.wire.parts import BOOKKEEPING, OF_DRAWN, BlockSpec, Part, Payload, RowCount
+from memoire.wire.receivers import Page
 
 from ._draw import Frames, Picks
 
@@ -26,6 +28,49 @@ def waits_of(picks: Picks, clock: float, *, in_order: bool = False) -> NDArray[n
     return np.maximum(clock - arrived, 0.0).astype(np.float32)
 
 
+@lru_cache(maxsize=64)
+def most_bytes(drawn: ContainerLayout, samples: int) -> float:
+    """Bytes of the largest container of so many samples: no two have a frame in common. Infinity where the length of
+    values is theirs to say.
+    """
+    if drawn.ragged:
+        return float("inf")
+    frames = drawn.frame_stack + drawn.length if drawn.length else 2 * drawn.frame_stack
+    return container_bytes(drawn.core, samples, samples * frames, samples, samples * max(1, drawn.length), {})
+
+
+def drawn_bytes(picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> int:
+    """Bytes of the container that `pack_drawn` makes of these, without compression."""
+    return _Distinct(picks, layout, drawn).nbytes
+
+
+class _Distinct:
+    """Picked samples as they share frames and entries: each of these once, and where each sample has its own."""
+
+    def __init__(self, picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> None:
+        samples = picks.size
+        self.indices = {
+            part: np.empty((samples, layout.blocks[layout.bookkeeping(part)].row_bytes // 4), np.uint32)
+            for part in layout.indices
+        }
+        indices = self.indices.items()
+        self.frames = picks.distinct({part: index for part, index in indices if part is not Part.ENTRY_INDEX})
+        self.entries = picks.distinct({part: index for part, index in indices if part is Part.ENTRY_INDEX})
+        self.owner, self.chance, self.population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
+        self.owners = np.frombuffer(picks.pack_owners(self.owner, self.chance, self.population), np.uint8)
+        of_extent: dict[RowCount, Any] = {
+            RowCount.PER_SAMPLE: picks,
+            RowCount.PER_FRAME: self.frames,
+            RowCount.PER_ENTRY: self.entries,
+        }
+        forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
+        self.elements = {
+            i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
+        }
+        self.rows = samples, max(1, self.frames.size), len(self.owners) // 16, max(1, self.entries.size)
+        self.nbytes = container_bytes(drawn.core, *self.rows, self.elements)
+
+
 def pack_drawn(
     picks: Picks,
     layout: ContainerLayout,
@@ -34,6 +79,7 @@ def pack_drawn(
     now: float,
     clock: float | None = None,
     compression: str = "none",
+    page: Page | None = None,
 ) -> Payload:
     """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
 
@@ -42,31 +88,18 @@ def pack_drawn(
         layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
         clock: The pool's now, so that ages are those of now; None: as they came.
         compression: As of `build`, which the reader must have.
+        page: Of the reply, on which they have room without compression.
     """
-    samples = picks.size
-    indices = {
-        part: np.empty((samples, layout.blocks[layout.bookkeeping(part)].row_bytes // 4), np.uint32)
-        for part in layout.indices
-    }
-    frames = picks.distinct({part: index for part, index in indices.items() if part is not Part.ENTRY_INDEX})
-    entries = picks.distinct({part: index for part, index in indices.items() if part is Part.ENTRY_INDEX})
-    owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
-    owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
+    parts = _Distinct(picks, layout, drawn)
+    frames, entries = parts.frames, parts.entries
     head = ContainerHead(picks.multi_step, made_at=now)
-    of_extent: dict[RowCount, Any] = {
-        RowCount.PER_SAMPLE: picks,
-        RowCount.PER_FRAME: frames,
-        RowCount.PER_ENTRY: entries,
-    }
-    forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
-    elements = {
-        i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
-    }
-    packed = _pack_picked(frames, layout, drawn, elements, codec_of(compression))
-    counts = (samples, max(1, frames.size), len(owners) // 16, packed, max(1, entries.size), elements)
-    made = Container(drawn, head, *counts)
-    carried: dict[Part, NDArray[Any]] = {**indices, Part.OWNER: owner, Part.OWNERS: owners}
-    carried |= {Part.CHANCE: chance, Part.POPULATION: population}
+    packed = _pack_picked(frames, layout, drawn, parts.elements, codec_of(compression))
+    if page is not None and not page.may_expand(packed, parts.nbytes):
+        packed = {}
+    samples, frame_rows, owner_rows, entry_rows = parts.rows
+    made = Container(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
+    carried: dict[Part, NDArray[Any]] = {**parts.indices, Part.OWNER: parts.owner, Part.OWNERS: parts.owners}
+    carried |= {Part.CHANCE: parts.chance, Part.POPULATION: parts.population}
     made.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})
     for i, form, source in _copied_blocks(layout, drawn):
         if i not in packed:

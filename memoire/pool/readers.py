@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, ProtocolError
+from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
 
 from ._draw import Picks
+from .picked import drawn_bytes, most_bytes
 from .presence import Presence
 from .queues import CacheQueues
 
@@ -85,12 +87,15 @@ class Readers:
         queues.held.reserve(reader, samples, *part)
         return np.frombuffer(queues.held.sums(reader, queues.parameters.reuse_cache, *part), CLIENT_SUMS)
 
-    def take(self, reader: bytes, counts: NDArray[np.void], now: float) -> Picks:
+    def take(self, reader: bytes, counts: NDArray[np.void], now: float, page: Page | None = None) -> Picks:
         """Take samples of named clients, by rows [C] of `rows.CLIENT_COUNTS`: a client that is not here, or has
         fewer, gives what there is. They are in the order of the rows, and not copied.
 
+        Args:
+            page: Of the reply that is to have them.
+
         Raises:
-            ProtocolError: there are too many readers.
+            ProtocolError: there are too many readers, or (code "too_large") the page has no room; nothing was taken.
         """
         self._hear(reader, now)
         queues, names = self._queues, counts["client"].tobytes()
@@ -100,4 +105,14 @@ class Readers:
             if (client := queues.clients.get(names[16 * i : 16 * i + 16])) is not None
         ]
         queues.pass_over(now)
-        return queues.held.take(queues.layout.core, reader, wanted, queues.parameters.reuse_cache)
+        held, layout, drawn, reuse = queues.held, queues.layout, queues.drawn_layout, queues.parameters.reuse_cache
+        if page is None or most_bytes(drawn, sum(count for _, count in wanted)) <= page.payload_room:
+            return held.take(layout.core, reader, wanted, reuse)
+        saved = held.save(wanted, reuse)
+        picks = held.take(layout.core, reader, wanted, reuse)
+        try:
+            page.takes(f"{picks.size} samples", payload=drawn_bytes(picks, layout, drawn))
+        except ProtocolError:
+            held.restore(saved)
+            raise
+        return picks

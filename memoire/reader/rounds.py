@@ -348,6 +348,8 @@ class Rounds:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
                 self._prefetch.failed = answer
+                self._drawn -= ask.samples  # nothing was drawn
+                ask.stock.drawn -= ask.samples
             # It does not know this reader's run or home (any more): HELLO says what is true now.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()

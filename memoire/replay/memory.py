@@ -470,6 +470,10 @@ class Memory(_core.EntryStore, StrictAttributes):
                 raise EmptyMemory(self.num_entries)
             return numbers
 
+    def take_back(self, numbers: Int64s) -> None:
+        """Undo a draw whose numbers nobody got, int64 [count]: nothing has left since. The generator goes on."""
+        self._count_draws(numbers, is_back=True)
+
     def weights(self, numbers: ArrayLike) -> Float64s:
         """Weights float64 [B] of entries by number. Raises StaleEntry where one has left."""
         wanted = entry_numbers(numbers)

@@ -61,6 +61,9 @@ def container(
     packed: dict[int, tuple[int, bytes]],
     elements: dict[int, int],
 ) -> NDArray[np.uint8]: ...
+def container_bytes(
+    layout: Layout, samples: int, frames: int, owners: int, entries: int, elements: dict[int, int]
+) -> int: ...
 def fill(layout: Layout, payload: NDArray[np.uint8], arrays: dict[int, NDArray[Any]]) -> None: ...
 
 @disjoint_base

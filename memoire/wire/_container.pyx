@@ -142,14 +142,40 @@ cdef class Layout:
         free(self.field)
 
 
+cdef uint64_t _end_of(Layout layout, const uint64_t* of_extent, dict packed, dict elements) except 0:
+    """Bytes of a container with so many rows of each extent."""
+    cdef uint64_t stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks
+    cdef int i
+    for i in range(EXTENTS):
+        if of_extent[i] > ZERO_FRAME:
+            raise ValueError(f"{of_extent[i]} rows are more than an index of 32 bits can tell apart")
+    for i in range(layout.blocks):
+        stored = layout.block[i].row_bytes
+        stored *= of_extent[layout.block[i].extent] if layout.block[i].lengths == FIXED else <uint64_t>elements[i]
+        at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
+        if at >> 40:
+            raise MemoryError(f"a container of {at} bytes")
+    return at
+
+
+def container_bytes(
+    Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict elements
+):
+    """Bytes of the payload that `container` makes of these if nothing is compressed."""
+    cdef uint64_t of_extent[EXTENTS]
+    of_extent[PER_SAMPLE], of_extent[PER_FRAME], of_extent[PER_OWNER], of_extent[SINGLE] = samples, frames, owners, 1
+    of_extent[PER_ENTRY] = entries
+    return _end_of(layout, of_extent, {}, elements)
+
+
 def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict packed, dict elements):
     """A payload, uint8 [n] that begins with a cache line, with its block table and paddings; head and blocks are for the caller.
 
     packed: block -> (codec, bytes) of those that are stored compressed; these are written. Others are filled by `fill`.
     elements: block -> elements of all its values, for each block of a ragged column's values.
     """
-    cdef uint64_t rows, raw, stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, end = at
     cdef uint64_t of_extent[EXTENTS]
+    cdef uint64_t rows, raw, stored, at, end = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks
     cdef cnp.ndarray payload
     cdef uint8_t* begin
     cdef uint8_t* row
@@ -158,14 +184,7 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
     cdef int i, codec
     of_extent[PER_SAMPLE], of_extent[PER_FRAME], of_extent[PER_OWNER], of_extent[SINGLE] = samples, frames, owners, 1
     of_extent[PER_ENTRY] = entries
-    if max(samples, frames, owners, entries) > ZERO_FRAME:
-        raise ValueError(f"{max(samples, frames, owners, entries)} rows are more than an index of 32 bits can tell apart")
-    for i in range(layout.blocks):
-        stored = layout.block[i].row_bytes
-        stored *= of_extent[layout.block[i].extent] if layout.block[i].lengths == FIXED else <uint64_t>elements[i]
-        at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
-        if at >> 40:
-            raise MemoryError(f"a container of {at} bytes")
+    at = _end_of(layout, of_extent, packed, elements)
     payload = empty((at + ALIGNMENT,), np.dtype(np.uint8))
     payload = payload[-<size_t>cnp.PyArray_DATA(payload) & (ALIGNMENT - 1):][:at]
     begin = <uint8_t*>cnp.PyArray_DATA(payload)

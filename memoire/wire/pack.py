@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire.errors import ProtocolError
 from memoire.replay.batch import grouped_by_client
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -23,6 +24,7 @@ from . import _container
 from .compression import codec_of, may_pack, pack_block
 from .layout import ContainerLayout, layout_of, making_of
 from .parts import FACTS, HEAD, LENGTH, LENGTHS, ROW, ContainerKind, Part, Payload
+from .receivers import Page
 
 _BYTE: Final = np.dtype(np.uint8)
 
@@ -134,7 +136,9 @@ def build(
         return _pack_cut(memory, layout, cut, head, codec)
 
 
-def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none") -> Payload:
+def build_drawn(
+    memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none", page: Page | None = None
+) -> Payload:
     """Draw from a `Memory` that readers know as `owner`: the payload of a DRAWN message, of one consistent moment.
 
     Args:
@@ -142,9 +146,11 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compress
         owner: 16 bytes.
         samples: At least 1.
         compression: As of `build`, which the reader must have.
+        page: Of the reply that is to have them.
 
     Raises:
         EmptyMemory: nothing has a positive weight.
+        ProtocolError: (code "too_large") the page has no room; no entry counts as drawn.
     """
     with memory.held():
         parameters: Parameters = memory.parameters
@@ -158,7 +164,11 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compress
             Part.OWNERS: np.frombuffer(owner, np.uint8),
         }
         head = ContainerHead(parameters.sequence_length or parameters.multi_step, made_at=now)
-        return _pack_cut(memory, layout, cut, head, codec, carried)
+        try:
+            return _pack_cut(memory, layout, cut, head, codec, carried, page)
+        except ProtocolError:
+            memory.take_back(cut.drawn.numbers)
+            raise
 
 
 class _SplitSamples(NamedTuple):
@@ -186,14 +196,20 @@ def _pack_cut(
     head: ContainerHead,
     codec: int,
     carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
+    page: Page | None = None,
 ) -> Payload:
-    """The container of drawn samples, with what else each of them carries. The memory is held."""
+    """The container of drawn samples, with what else each of them carries. The memory is held. Raises ProtocolError."""
     rows = {block: cut.rows.get(part, cut.frames) for block, part, _ in layout.columns}
     lengths = {block: memory.lengths(name, rows[block]) for block, _, name in layout.columns if block in layout.ragged}
     elements = {block: int(each.sum(dtype=np.int64)) for block, each in lengths.items()}
+    samples, frames, entries = len(cut.drawn.numbers), len(cut.frames), len(cut.rows.get(Part.ENTRIES, ()))
+    size = _container.container_bytes(layout.core, samples, frames, 1, entries, elements)
+    if page is not None:
+        page.takes(f"{samples} samples", payload=size)
     packed = _pack_frames(memory, layout, cut.frames, codec, elements) if codec else {}
-    counts = (len(cut.drawn.numbers), len(cut.frames), 1, packed, len(cut.rows.get(Part.ENTRIES, ())), elements)
-    made = Container(layout, head, *counts)
+    if page is not None and not page.may_expand(packed, size):
+        packed = {}
+    made = Container(layout, head, samples, frames, 1, packed, entries, elements)
     facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
     facts |= {layout.bookkeeping(part): cut.indices[part] for part in layout.indices}
     facts |= {layout.ragged[block]: each for block, each in lengths.items()}

@@ -152,6 +152,15 @@ class Page:
         self._payload_room -= payload
         return True
 
+    def may_expand(self, packed: Mapping[int, tuple[int, bytes]], size: int) -> bool:
+        """Whether the receiver has room for these compressed blocks of a container beside what it makes of them.
+
+        Args:
+            packed: Number of each block -> (codec, bytes).
+            size: Bytes of the container without compression.
+        """
+        return size + sum(len(data) for _, data in packed.values()) <= self._most_payload
+
     def refused(self, what: str, payload: int) -> ProtocolError:
         """Why a reply without pages is refused whose payload would have so many bytes beside those that it has."""
         half = self._payload_bytes - self._payload_room + payload

@@ -44,7 +44,7 @@ def codec_of(asked, codecs, here=None, **facts):
     table = state.tables.first
     table.parameters = PARAMETERS.replace(compression=asked)
 
-    def draw_counts(reader, counts, *, now, compression):
+    def draw_counts(reader, counts, *, now, compression, page):
         seen.append(compression)
 
     table.pool.draw_counts = draw_counts

@@ -19,6 +19,7 @@ from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.models.notices import notice_of
 from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
 from memoire.pool.prompts import PromptPool
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollout_transport import unpacked
@@ -233,7 +234,7 @@ def test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_tak
     end.answer = end.one
     world = readerkit.World({"home": end}, batch_size=256)
     assert world.run(1) == [] and not world.begin()
-    with pytest.raises(Refused, match="DRAWN with 256 samples, which takes .* has room for 2048") as caught:
+    with pytest.raises(Refused, match="DRAWN with 256 samples, whose payload takes .* has room for 2048") as caught:
         world.prefetch.check()
     assert caught.value.code == "too_large" and pool.stats().drawn == 0
     world.prefetch.resize(8)
@@ -248,6 +249,86 @@ def test_a_reader_that_asks_for_no_pages_is_refused_before_a_sample_is_taken():
     for body in (messages.Sums(), messages.Draw(counts=counts.tobytes())):
         assert end.one(body).code == "too_large" and pool.stats().drawn == 0
     assert end.one(messages.Draw(counts=counts.tobytes(), in_pages=True)).payload is not None
+
+
+RAGGED = {"obs": (np.float32, (None,)), "reward": np.float32}
+FORMS = {
+    "caches of frame stacks": (readerkit.SCHEMA, {"frame_stack": 4}),
+    "caches of ragged columns": (RAGGED, {}),
+    "caches that are drawn again": (RAGGED, {"reuse_cache": True}),
+    "caches that are drawn again two times": (RAGGED, {"reuse_cache": True, "max_times_sampled": 2}),
+    "episodes": (RAGGED, {}),
+    "episodes that are drawn two times": (RAGGED, {"max_times_sampled": 2}),
+    "sequences": (RAGGED, {"sequence_length": 4}),
+}
+
+
+def made_of(form):
+    """A server of 60 entries of 3 clients in one of the forms, and its pool."""
+    schema, facts = FORMS[form]
+    table = memoire.Table(schema, parameters=memoire.Parameters(cache_size=16, **facts))
+    kind, said = (Pool, messages.Cache()) if form.startswith("caches") else (EpisodePool, messages.Episode(cut=True))
+    made = dispatcher_of("t", table, lambda _, each: kind(each.schema, each.parameters, byte_limit=1 << 20, seed=1))
+    pool = made.tables.named("t").pool
+    for client in range(3):
+        name = (client << 32).to_bytes(16, "big")
+        for number, payload in enumerate(episode_of(pool) if kind is EpisodePool else caches_of(pool)):
+            pool.add(name, number + 1, pool.check(said, payload))
+    return made, pool
+
+
+def caches_of(pool):
+    memory = Memory(pool.schema, 20, pool.parameters, seed=1)
+    memory.open(0)
+    for step in range(20):
+        memory.add(0, (np.full(step % 7, step, np.float32), 1.0) if pool.schema.ragged else (np.full(3, step), 1, 1.0))
+    memory.close(0)
+    return [pack.build(memory, now=0.0) for _ in range(2)]
+
+
+def episode_of(pool):
+    lengths = np.arange(20, dtype=np.int32) % 7
+
+    def fill(name, target):
+        target.view(np.float32)[:] = 1.0
+
+    facts = np.ones(20, np.float32), np.zeros(20, np.float32), np.zeros(20, np.int64), {"obs": lengths}
+    return [pack.pack_episode(pool.schema, fill, *facts, now=0.0)]
+
+
+def counted(pool):
+    """All that a draw changes, but for the generator of episodes."""
+    facts = [pool.stats(), pool.entries()]
+    if isinstance(pool, EpisodePool):
+        return [*facts, pool.memory.draws_left, pool.memory.sums()]
+    clients = [(client.id, client.unused, client.held, client.reserved, client.caches) for client in pool._queues.held]
+    caches = [(cache.drawn, cache.left_over()) for client in pool._queues.held for cache in client.queued()]
+    return [*facts, pool.state(), clients, caches]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_draw_that_is_refused_spends_no_sample_and_changes_no_count(form):
+    ends, asks = [], []
+    for made, _ in (made_of(form), made_of(form)):
+        ends.append(SmallEnd(made, Limits(), "t", "reader"))
+        rows = unpack_sums(ends[-1].one(messages.Sums(reserve=96)).body.clients)
+        counts = np.zeros(len(rows), CLIENT_COUNTS)
+        counts["client"], counts["count"] = rows["client"], 60 // len(rows)
+        asks.append(messages.Draw(counts=counts.tobytes(), reserve=96, in_pages=True))
+    (end, twin), (asked, of_twin) = ends, asks
+    pool, size = end.dispatcher.tables.named("t").pool, len(twin.one(of_twin).payload)
+    before = counted(pool)
+    for end.limits in (Limits(message_bytes=size // 3), Limits(message_bytes=size - 1)):
+        end.one(messages.Hello(role="reader", table="t", takes=_takes(end.limits)))
+        refused, taken = end.one(asked), pool.stats().drawn
+        if isinstance(pool, EpisodePool) and not isinstance(refused, Refused):
+            break  # another draw of episodes may be smaller
+        assert refused.code == "too_large" and "60 samples, whose payload takes" in refused.text and taken == 0
+        assert counted(pool) == before
+    end.limits = Limits(message_bytes=size if isinstance(pool, Pool) else 2 * size)
+    end.one(messages.Hello(role="reader", table="t", takes=_takes(end.limits)))
+    drawn = end.one(asked) if taken == 0 else refused
+    assert pack.samples_of(np.frombuffer(drawn.payload, np.uint8)) == pool.stats().drawn == 60
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts

@@ -18,9 +18,7 @@ from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import compression, messages, pack
 from memoire.wire.frames import MessageHeader
-from memoire.wire.layout import layout_of
-from memoire.wire.parts import MAX_ROW_BYTES, ContainerKind, RowCount
-from memoire.wire.receivers import ROW_PART, too_large
+from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
 from memoire.wire.rows import counts_of
 
 
@@ -54,10 +52,10 @@ class DrawsHandler:
         table, reader = self._table_of(header), header.client
         parameters = table.parameters
         counts = counts_of(body.counts)
-        self._check_size(table, header.client, body, int(counts["count"].sum()))
-        payload = table.pool.draw_counts(
-            reader, counts, now=now, compression=self._compression(table, reader, body.packed)
-        )
+        self._check_rows(table, reader, body)
+        page = Page(self._receiver(reader), messages.Type.DRAWN, reader)
+        codec = self._compression(table, reader, body.packed)
+        payload = table.pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
         rows, is_whole = self._page(_reserve(table, reader, body), reader, b"" if body.in_pages else None)
         if payload is not None:
             table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
@@ -71,28 +69,16 @@ class DrawsHandler:
         )
         return Reply(drawn, payload)
 
-    def _check_size(self, table: OpenTable, reader: bytes, body: messages.Draw, samples: int) -> None:
-        """Refuse a draw whose reply is surely larger than its reader takes, before a sample is taken. Frames that
-        samples share, and values of ragged columns, are not counted.
+    def _check_rows(self, table: OpenTable, reader: bytes, body: messages.Draw) -> None:
+        """Refuse a draw whose reply has more rows of clients than its reader takes, before a sample is taken.
 
         Raises:
-            ProtocolError: (code "too_large") it is.
+            ProtocolError: (code "too_large") it has.
         """
-        receiver = self._state.receivers.of(reader)
-        most, limit = receiver.payload_bytes(messages.Type.DRAWN)
-        if samples * MAX_ROW_BYTES > most:
-            layout = layout_of(table.schema, table.parameters, ContainerKind.DRAWN)
-            size = samples * sum(
-                block.row_bytes
-                for place, block in enumerate(layout.blocks)
-                if block.extent is RowCount.PER_SAMPLE and place not in layout.ragged
-            )
-            if size > most:
-                raise too_large(f"DRAWN with {samples} samples, which", size, most, limit, reader)
         if not body.in_pages:
-            size = _reserve(table, reader, body).nbytes
-            if size > receiver.tail_bytes * ROW_PART:
-                raise too_large("DRAWN, whose rows", size, int(receiver.tail_bytes * ROW_PART), "tail_bytes", reader)
+            size, most = _reserve(table, reader, body).nbytes, int(self._receiver(reader).tail_bytes * ROW_PART)
+            if size > most:
+                raise too_large("DRAWN, whose rows", size, most, "tail_bytes", reader)
 
     def _page(self, rows: NDArray[np.void], reader: bytes, after: bytes | None) -> tuple[NDArray[np.void], bool]:
         """As many rows as fit into half of a tail, and whether these are all that are left.
@@ -100,13 +86,16 @@ class DrawsHandler:
         Args:
             after: Client of the last row that came; None takes all of them.
         """
-        room = max(1, self._state.receivers.of(reader).tail_bytes // 2 // rows.itemsize)
+        room = max(1, self._receiver(reader).tail_bytes // 2 // rows.itemsize)
         if after is None or (not after and len(rows) <= room):
             return rows, True
         names = np.frombuffer(rows["client"].tobytes(), "S16")
         order = np.argsort(names, kind="stable")
         begin = int(np.searchsorted(names[order], np.bytes_(after), "right")) if after else 0
         return rows[order[begin : begin + room]], begin + room >= len(rows)
+
+    def _receiver(self, reader: bytes) -> Receiver:
+        return self._state.receivers.of(reader)
 
     def _compression(self, table: OpenTable, reader: bytes, is_chosen: bool) -> str:
         """How frames travel to a reader: by lz4 if the parameters say so, or leave it to the reader, and both have it.
