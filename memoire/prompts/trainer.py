@@ -255,12 +255,12 @@ def fetched(
     found: list[dict[int, tuple[int, RawColumns]]] = []
     mask = mask_of_places(places)
     open_answers: dict[int, tuple[int, RawColumns]] = {}  # to the first prompt that is not whole
-    part = bytearray()  # of the next one of these
+    part, changed = bytearray(), 0  # of the next one of these; number of the prompt's newest change when they came
     while len(found) < len(keys):
         asked = keys_of(keys[len(found) :][:4096])
         body = messages.Prompts(
             call="fetch", keys=asked, columns=mask, rank=rank[0], ranks=rank[1], after=len(open_answers),
-            offset=len(part),
+            offset=len(part), changed=changed,
         )  # fmt: skip
         reply = servers.one(name, PromptRequest(body), deadline)
         come: list[dict[int, tuple[int, RawColumns]]] = [open_answers, *({} for _ in asked)]
@@ -276,9 +276,12 @@ def fetched(
             made = checked(schema, told.columns, told.lengths, data) if told.columns else NOTHING
             come[told.key][told.answer] = told.version, unpacked(schema, made)
         if not (reply.body.columns or reply.body.answered):
+            if changed != reply.body.changed and (part or open_answers):  # what came is not of one moment
+                open_answers, part = {}, bytearray()
+                continue
             raise Refused(name, "unexpected", "answered a fetch of answers with none of them")
         found += come[: reply.body.answered]
-        open_answers = come[reply.body.answered]
+        open_answers, changed = come[reply.body.answered], reply.body.changed
     return found
 
 

@@ -598,6 +598,7 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     columns: Word = 0  # a bit each
     after: Small | None = None  # fetch: answers to the first key that came already; null: no answer comes in parts
     offset: Count = 0  # bytes of the next one that came already
+    changed: Word = 0  # number of the newest change of the first key when these came
     rank: Small = 0  # of the trainer that fetches its part of a step
     ranks: Small = 0  # of how many; 0: these are no groups of a step
 
@@ -672,6 +673,7 @@ class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     columns: Annotated[list[AnswerColumns], Meta(max_length=65536)] = []
     rest: Count = 0  # bytes of the last one of `columns` that are left
     answered: Small = 0  # keys of the request that `columns` and `sizes` are complete for
+    changed: Word = 0  # number of the newest change of the next key; another one than before: it begins again
     groups: Annotated[list[GroupFacts], Meta(max_length=65536)] | None = None  # of the step here, if they are fixed
     is_closed: bool = False  # the step gets no more here
     plan: StepPlan | None = None

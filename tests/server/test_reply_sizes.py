@@ -156,6 +156,27 @@ def test_one_answer_that_is_longer_than_a_message_comes_in_parts():
     assert all((step["tokens"][place] == place % 3).all() for place in range(6))
 
 
+def test_an_answer_that_is_amended_between_its_parts_comes_as_it_is_then(monkeypatch):
+    (small, usual), end = prompts_of(required=("reward",))
+    usual.add({0: b""}, "d")
+    (lease,) = usual.lease(1)
+    usual.answers(lease, {index: {"tokens": np.zeros(5000, np.int32)} for index in range(3)})
+    ask, amended = end.ask, []
+
+    def ask_and_amend(requests, deadline):
+        body = requests["home"].body
+        if body.offset and body.after == 2 * len(amended):
+            amended.append(len(end.replies))
+            for index in range(3):
+                assert usual.amend(("d", 0, 0), index, {"tokens": np.full(4000, len(amended), np.int32)})
+        return ask(requests, deadline)
+
+    monkeypatch.setattr(end, "ask", ask_and_amend)
+    answers = small.fetch([("d", 0, 0)], ["tokens"])["d", 0, 0]
+    assert len(amended) == 2 and len(end.replies) > amended[1] + 20
+    assert [set(each.tolist()) for each in answers["tokens"]] == [{2}] * 3
+
+
 def test_a_lease_takes_as_many_prompts_as_its_reply_has_room_for():
     (small, usual), _ = prompts_of()
     usual.add({i: bytes([i]) * 1500 for i in range(6)}, LONG)

@@ -96,7 +96,11 @@ class PromptsHandler:
         return self._reply(table, prompts=told, cursor=since)
 
     def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
-        """Columns of answers, as many as a page has room for; of one that is longer alone, a part."""
+        """Columns of answers, as many as a page has room for; of one that is longer alone, a part. Of a prompt that has
+        changed since a part of it came, nothing: it begins again.
+        """
+        if (body.after or body.offset) and _changed(table, body, 0) != body.changed:
+            return self._reply(table, changed=_changed(table, body, 0))
         told, parts, answered, rest = list[messages.AnswerColumns](), list[bytes](), 0, 0
         for place, key in enumerate(body.keys):
             row = table.book.rows.get(_key_of(key))
@@ -125,7 +129,8 @@ class PromptsHandler:
             if row is not None:
                 table.count_tokens(row, body.rank, body.ranks)
             answered = place + 1
-        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered, rest=rest)
+        changed = _changed(table, body, answered)
+        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered, rest=rest, changed=changed)
 
     def _payloads(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
         parts: list[bytes] = []
@@ -315,6 +320,12 @@ class PromptsHandler:
 
 def _key_of(key: messages.PromptKey) -> Key:
     return key.dataset, key.epoch, key.index
+
+
+def _changed(table: PromptTable, body: messages.Prompts, place: int) -> int:
+    """Number of the newest change of the key in this place; 0 if there is none."""
+    row = table.book.rows.get(_key_of(body.keys[place])) if place < len(body.keys) else None
+    return 0 if row is None else row.changed
 
 
 def _keys_of(body: messages.Groups) -> Iterator[Key]:
