@@ -162,19 +162,20 @@ class RolloutQueue:
             return [], 0
         return self._taken(wanted)
 
-    def give(self, wanted: TakeRequest, least: int, fits: Callable[[Fragment], bool]) -> tuple[list[Fragment], int]:
+    def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> tuple[list[Fragment], int]:
         """The same for a learner far away, who comes again for the rest: as many as are there, and as the reply has
         room for; none while fewer than `least` entries are held.
 
         Args:
-            fits: Whether the reply has room for a further fragment. What it raises leaves everything here.
+            fitting: How many of the first entries of a further fragment the reply has room for. What it raises leaves
+                everything here.
         """
         if self.entries < max(1, least):
             return [], 0
-        return self._taken(wanted, fits)
+        return self._taken(wanted, fitting)
 
     def _taken(
-        self, wanted: TakeRequest, fits: Callable[[Fragment], bool] = lambda fragment: True
+        self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len
     ) -> tuple[list[Fragment], int]:
         """The oldest fragments, which leave at once; and the entries whose room is given back at once."""
         gone: list[Fragment] = []
@@ -187,12 +188,15 @@ class RolloutQueue:
             part, rest = fragment, None
             if wanted.exact and len(fragment) > missing:
                 part, rest = fragment.split(missing, self.schema)
-            if not fits(part):
+            room = fitting(part)
+            if not room:
                 break
+            if room < len(part):
+                part, rest = fragment.split(room, self.schema)
             gone.append(fragment)
             taken.append(part)
             stays += [] if rest is None else [rest]
-            missing -= len(part)
+            missing = missing - len(part) if rest is None else 0
         count, is_now = sum(map(len, taken)), wanted.release == "now"
         changes = self._leaving(gone, stays) + adding(self.counts, taken=count, split=len(stays))
         _core.at_once(changes if is_now else changes + adding(self, until_publish=count))

@@ -7,6 +7,7 @@ each other.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 
@@ -44,11 +45,52 @@ def packed(
     return rows, np.concatenate(containers) if containers else None
 
 
-def fits(page: Page, fragment: Fragment, schema: Schema) -> bool:
-    """Whether a reply has room for one more fragment; it is on its page then. Raises ProtocolError: none ever has."""
-    # The head, and of each block a row of the table and the gap before it.
-    size = bytes_of(fragment) + HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
+def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
+    """How many of the first entries of one more fragment a reply has room for; they are on its page then. Fewer than
+    all only of the first fragment, if it fits into no reply as a whole.
+
+    Raises:
+        ProtocolError: (code "too_large") not one entry fits into a reply to this learner.
+    """
+    if not page.is_empty or _size(fragment, schema) <= page.most_payload:
+        return len(fragment) if _takes(page, fragment, schema) else 0
+    numbers = range(2, len(fragment))
+    count = 1 + bisect.bisect_right(
+        numbers, page.payload_room, key=lambda count: _size(fragment.split(count, schema)[0], schema)
+    )
+    _takes(page, fragment if len(fragment) == 1 else fragment.split(count, schema)[0], schema)
+    return count
+
+
+def _takes(page: Page, fragment: Fragment, schema: Schema) -> bool:
+    size = _size(fragment, schema)
     return page.takes(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
+
+
+def _size(fragment: Fragment, schema: Schema) -> int:
+    """Bytes of a fragment's container at most: arrays, head, and of each block a row of the table and a gap."""
+    return bytes_of(fragment) + HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
+
+
+def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
+    """Refuse a fragment of which no reply could have one entry, before it is held.
+
+    Args:
+        most: Bytes of such a reply's payload.
+
+    Raises:
+        ProtocolError: (code "too_large") with the state behind it, an entry takes more.
+    """
+    if 2 * _size(fragment, schema) <= most:
+        return
+    size, rest = 0, fragment
+    while len(rest) > 1:
+        entry, rest = rest.split(1 if schema.ragged else len(rest) - 1, schema)
+        size = max(size, _size(entry if schema.ragged else entry.split(1, schema)[0], schema))
+    size = max(size, _size(rest, schema))
+    if size > most:
+        text = f"an entry takes {size} bytes with the state behind it; a learner far away takes {most} (message_bytes)"
+        raise ProtocolError("too_large", text)
 
 
 def _container(fragment: Fragment, schema: Schema, now: float, wall: float) -> Payload:

@@ -33,7 +33,7 @@ from .inspection import MAX_INSPECTED, Distribution
 from .interface import DEFAULTS
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
-from .rollout_transport import fits, packed
+from .rollout_transport import check_entries, fitting, packed
 from .stats import PoolStats
 
 DEFAULT_ENTRIES: Final = 65_536
@@ -112,7 +112,10 @@ class RolloutPool(BatchlessPool):
             ProtocolError: and nothing else, whatever the bytes.
         """
         fits = self.schema, self.parameters, self.capacity
-        return checked_episode(body, payload, *fits, limits=limits, checksum=checksum, stays=True)
+        checked = checked_episode(body, payload, *fits, limits=limits, checksum=checksum, stays=True)
+        fragment = Fragment(b"", 0, checked.episode, checked.age, 0.0)
+        check_entries(fragment, self.schema, min(limits.message_bytes, DEFAULTS.message_bytes))
+        return checked
 
     def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
         """Hold a checked fragment behind all others; returns how many of the oldest made room."""
@@ -274,14 +277,14 @@ class RolloutPool(BatchlessPool):
             wall: Seconds since 1970.
 
         Raises:
-            ProtocolError: (code "too_large") the oldest fragment fits into no reply to this learner. Nothing was taken.
+            ProtocolError: (code "too_large") not one entry fits into a reply to this learner. Nothing was taken.
         """
         with self._waiter.lock:
             passed = self._queue.pass_over(self.parameters.max_model_lag)
         if passed:
             self.on_room(passed)
         with self._waiter.lock:
-            taken, room = self._queue.give(wanted, least, lambda fragment: fits(page, fragment, self.schema))
+            taken, room = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
             now = self._clock()
         if room:
             self.on_room(room)

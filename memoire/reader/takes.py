@@ -233,7 +233,7 @@ class Takes:
 
         Raises:
             ParameterError: the table stores no rollouts, or never has room for so many.
-            Refused: (code "too_large") a server's oldest fragment is larger than this reader takes.
+            Refused: (code "too_large") an entry of a server's oldest fragment is larger than this reader takes.
         """
         wanted, terms = self.wanted, self.directory.terms
         if self.failed is not None:

@@ -692,7 +692,8 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
     after: Word = 0  # tags: number of the last row that is known; else how many of the keys are known
-    known: Small | None = None  # tags: partitions that are known; null: no reply to tags or facts leaves any out
+    known: Small | None = None  # tags: partitions that came; null: no reply to tags or facts leaves any out.
+    # values: fields of the first key that came; null: no row comes in parts
     fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
 
 
@@ -714,6 +715,7 @@ class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     epoch: Word = 0  # of the server: its rows are new if it is
     after: Word = 0  # what to ask with next
+    known: Small = 0  # values: likewise; fields of the next key that came
     is_whole: bool = True  # whether nothing is left to ask for
     partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # that exist, also those without rows
     rows: Count = 0  # that this server holds now

@@ -123,6 +123,16 @@ class Page:
         self._rows = 0
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no row yet: the first one may take all of the payload's limit."""
+        return not self._rows
+
+    @property
+    def most_payload(self) -> int:
+        """Bytes of payload that its receiver takes."""
+        return self._most_payload
+
+    @property
     def payload_room(self) -> int:
         """Bytes of payload that are left."""
         return max(0, self._payload_room)

@@ -12,7 +12,7 @@ import pytest
 import memoire
 import readerkit
 from dispatchkit import made_dispatcher
-from memoire.errors import ParameterError, Refused
+from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
 from memoire.limits import Limits
@@ -22,7 +22,7 @@ from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.prompts import PromptPool
 from memoire.pool.rollout_queue import TakeRequest
-from memoire.pool.rollout_transport import unpacked
+from memoire.pool.rollout_transport import packed, unpacked
 from memoire.pool.tables import Tables
 from memoire.prompts.calls import PromptCalls
 from memoire.reader.takes import Takes
@@ -33,7 +33,7 @@ from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from memoire.wire.receivers import Page, Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
-from rolloutkit import TakesServer
+from rolloutkit import TakesServer, fragment
 from serverkit import NOW
 
 SMALL = Limits(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
@@ -367,18 +367,47 @@ def test_rollouts_come_in_pages_of_what_their_reader_takes():
     assert found == list(range(1000)) and len(end.replies) > 10
 
 
-def test_a_fragment_that_fits_into_no_reply_is_refused_and_stays():
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
+    served = TakesServer()
+    served.push(b"a" * 16, range(500), terminated=True)
+    served.push(b"b" * 16, range(500, 510))
+    end, came = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
+    while sum(map(len, came)) < 510:
+        reply = end.one(messages.Take(steps=510 - sum(map(len, came)), exact=is_exact))
+        came += unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
+    episodes = [each.episode for each in came]
+    assert np.concatenate([each.columns["obs"] for each in episodes]).tolist() == list(range(510)) and len(came) > 9
+    *_, last, behind = [each for each in came]
+    assert [each.client for each in came] == [b"a" * 16] * (len(came) - 1) + [b"b" * 16] and len(behind) == 10
+    assert last.episode.terminated and not any(each.terminated or not each.is_cut for each in episodes[:-2])
+    for part, following in itertools.pairwise(episodes[:-1]):
+        assert part.final_state["obs"] == following.columns["obs"][0]
+    assert served.pool.counts().taken == 510 and served.pool.entries() == 0
+
+
+def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else_stays_for_other_learners():
     served = TakesServer()
     served.push(bytes(16), range(500))
-    end = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader")
-    takes = Takes(readerkit.directory_of("home"), SMALL)
+    tiny = Limits(message_bytes=256)
+    takes, end = (
+        Takes(readerkit.directory_of("home"), tiny),
+        SmallEnd(served.dispatcher, tiny, "rollouts", "reader"),
+    )
     takes.want(TakeRequest(500))
     (order,) = takes.begin(1.0)
     takes.answered(order, end.one(order.body), [], 1.0)
     assert takes.begin(10.0) == []
-    with pytest.raises(Refused, match="a fragment of 500 entries, whose payload takes .* has room for 4096"):
+    with pytest.raises(Refused, match="a fragment of 1 entries, whose payload takes .* has room for 256"):
         takes.take({})
-    assert served.pool.entries() == 500
+    assert served.pool.entries() == 500 and served.pool.counts().split == 0
+    made = fragment(bytes(16), range(3))
+    payload = packed([made], served.pool.schema, now=0.0, wall=0.0)[1]
+    said = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])
+    assert served.pool.check(said, payload, limits=Limits(message_bytes=1024)).samples == 3
+    with pytest.raises(ProtocolError, match="an entry takes .* bytes with the state behind it") as caught:
+        served.pool.check(said, payload, limits=Limits(message_bytes=len(payload)))
+    assert caught.value.code == "too_large"
 
 
 # -------------------------------------------------------------------------------------------------------- keyed rows
@@ -421,6 +450,28 @@ def test_rows_of_many_keys_come_in_pages(call):
         found += unpack_rows(reply.payload)
         after, is_whole = reply.body.after, reply.body.is_whole
     assert len(found) == 40 and len(end.replies) > 44
+
+
+def test_a_row_that_is_longer_than_a_message_comes_in_parts():
+    end, fields = keyed_end(), {f"field {number}": bytes([number]) * 700 for number in range(20)}
+    for name, value in fields.items():
+        put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
+    put(end, "p", keyed.PutRow("short", {}, {"x": b"1"}, []))
+    keys, found, after, known, is_whole = ["short", "long", "none", "short"], [], 0, 0, False
+    while not is_whole:
+        asked = messages.FindRows(call="values", partition="p", after=after, known=known)
+        reply = end.one(asked, keyed.pack(keys))
+        rows = keyed.unpack_values(reply.payload)
+        if known:
+            rows[0] = keyed.RowValues(True, rows[0].names, part.fields | rows[0].fields)
+        if reply.body.known:
+            part = rows.pop()
+            assert 1 <= len(part.fields) < 20 and part.names == list(fields)
+        found += rows
+        after, known, is_whole = reply.body.after, reply.body.known, reply.body.is_whole
+    assert [row.fields for row in found] == [{"x": b"1"}, fields, {}, {"x": b"1"}] and not found[2].is_there
+    asked = messages.FindRows(call="values", partition="p")
+    assert end.one(asked, keyed.pack(["long"])).code == "too_large"
 
 
 def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():

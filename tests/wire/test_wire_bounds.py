@@ -130,7 +130,7 @@ FIELDS = {
     "TAKE_SNAPSHOT.name SNAPSHOT.name",
     "small or nothing": "PROMPTS.after GROUPS.after FIND_ROWS.known",
     "16 bytes or nothing": "SUMS.after",
-    "small": "PROMPTS.most PROMPTS.rank PROMPTS.ranks ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
+    "small": "KEYED_ROWS.known PROMPTS.most PROMPTS.rank PROMPTS.ranks ANSWERS.count GROUPS.epoch GROUPS.count GROUPS.wanted PROMPTED.answered "
     "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label "
     "TAKE.steps TAKE.least TAKE.wanted INFERRED.batch Ended.kind",
     "count": "PROMPTS.offset PROMPTED.rest GROUPS.step PROMPTED.done ACCOUNTS.guests CHANGE_ROWS.offset KEYED_ROWS.rows KEYED_ROWS.bytes HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
@@ -150,7 +150,7 @@ FIELDS = {
     "schema": "WELCOME.schema WELCOME.outputs WELCOME.starts WELCOME.entries",
     "parameters": "WELCOME.parameters CONTROL.parameters JOB.options",
     "parameters or nothing": "UPDATED.parameters",
-    "word": "PROMPTS.since PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
+    "word": "PROMPTS.since PROMPTS.changed PROMPTED.changed PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
     "hash": "NOTICE.checksum CHUNK.home CHUNK.checksum PUBLISH.checksum SUMMED.parameters DRAWN.parameters",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memoire.errors import ProtocolError
+from memoire.limits import Limits
 from memoire.pool.keyed_store import KeyedRow, KeyedStore, RowChange
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
@@ -21,6 +22,8 @@ MAX_PARTITIONS = 65536
 """Names of one reply."""
 HEAD_BYTES = 5
 """What stands in front of a long value."""
+DEFAULTS = Limits()
+"""Those of clients that say nothing else: what is stored here comes to them."""
 UNKNOWN = 1 << 40
 """Stands for the number of a row that is yet to be written."""
 
@@ -81,13 +84,18 @@ class KeyedHandler:
         return self._reply(rows)
 
     def _values(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
-        rows = list[keyed.RowValues]()
+        rows, known = list[keyed.RowValues](), body.known or 0
         for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
-            values = keyed.RowValues(row is not None, list(row.fields) if row else [], _chosen(row, body.fields))
-            size = (1 + len(values.fields)) * HEAD_BYTES + sum(map(len, values.fields.values()))
-            if not page.takes(f"row {key!r}", payload=size + encoded_bytes([values.names, list(values.fields)])):
+            fields = dict(itertools.islice(_chosen(row, body.fields).items(), known, None))
+            values = keyed.RowValues(row is not None, list(row.fields) if row else [], fields)
+            size = _size_of(values)
+            if body.known is not None and page.is_empty and size > page.most_payload:
+                part = _part_of(key, values, page)
+                return self._reply([part], after=body.after, known=known + len(part.fields), is_whole=False)
+            if not page.takes(f"row {key!r}", payload=size):
                 return self._reply(rows, after=body.after + len(rows), is_whole=False)
             rows.append(values)
+            known = 0
         return self._reply(rows)
 
     def change(self, now: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
@@ -126,7 +134,7 @@ class KeyedHandler:
             ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
                 value is larger than a message, or the reply to this request would be.
         """
-        page, most = self._page(client), self._state.limits.message_bytes
+        page, most = self._page(client), min(self._state.limits.message_bytes, DEFAULTS.message_bytes)
         for change, row in zip(changes, self._rows.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
             fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
@@ -141,17 +149,37 @@ class KeyedHandler:
                     text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "
                     raise ProtocolError("too_large", f"{text}(message_bytes of this server). Store it in parts")
             facts = keyed.RowFacts(partition, change.key, UNKNOWN, tags, list(fields), change.made)
+            if (size := encoded_bytes(facts) + HEAD_BYTES) > most:
+                text = f"tags and names of row {change.key!r} make a reply of {size} bytes; {most} are allowed"
+                raise ProtocolError("too_large", f"{text} (message_bytes)")
             if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
                 raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
 
     def _reply(
-        self, rows: list[Any], *, after: int = 0, is_whole: bool = True, partitions: Sequence[str] = ()
+        self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
     ) -> Reply:
         held, size = self._rows.held
-        said = messages.KeyedRows(
-            epoch=self._state.epoch, after=after, is_whole=is_whole, partitions=list(partitions), rows=held, bytes=size
-        )
+        facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
+        said = messages.KeyedRows(epoch=self._state.epoch, is_whole=is_whole, **facts)
         return Reply(said, keyed.pack(rows) if rows else None)
+
+
+def _size_of(values: keyed.RowValues) -> int:
+    """Bytes of values on their way, at most."""
+    size = (1 + len(values.fields)) * HEAD_BYTES + sum(map(len, values.fields.values()))
+    return size + encoded_bytes([values.names, list(values.fields)])
+
+
+def _part_of(key: str, values: keyed.RowValues, page: Page) -> keyed.RowValues:
+    """As many of a row's values as a page has room for, at least one. Raises ProtocolError if none ever has."""
+    part = keyed.RowValues(values.is_there, values.names, {})
+    for name, value in values.fields.items():
+        more = keyed.RowValues(values.is_there, values.names, part.fields | {name: value})
+        if part.fields and _size_of(more) > page.payload_room:
+            break
+        part = more
+    page.takes(f"field {next(iter(part.fields), '')!r} of row {key!r}", payload=_size_of(part))
+    return part
 
 
 def _chosen(row: KeyedRow | None, names: list[str]) -> dict[str, bytes]:
