@@ -174,9 +174,7 @@ class RolloutQueue:
             return [], 0
         return self._taken(wanted, fitting)
 
-    def _taken(
-        self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len
-    ) -> tuple[list[Fragment], int]:
+    def _taken(self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len) -> tuple[list[Fragment], int]:
         """The oldest fragments, which leave at once; and the entries whose room is given back at once."""
         gone: list[Fragment] = []
         taken: list[Fragment] = []

@@ -155,9 +155,7 @@ class KeyedHandler:
             if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
                 raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
 
-    def _reply(
-        self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
-    ) -> Reply:
+    def _reply(self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int) -> Reply:
         held, size = self._rows.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
         said = messages.KeyedRows(epoch=self._state.epoch, is_whole=is_whole, **facts)
