@@ -29,6 +29,8 @@ RAGGED = Schema({"cloud": Column(np.float32, (None, 3), "state"), "points": POIN
 CLIENT = bytes(range(16))
 OTHER = bytes(range(16, 32))
 Z = 0xFFFFFFFF
+RATE = wire.ServerRate(12.0, True, 70, 35, 0.5, 30.0)
+BAND = wire.ClusterRate(12.0, 70, 35, 128, 0.5, 0.5, 30.0)
 
 
 def block(column: int, part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
@@ -330,6 +332,68 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
         "refused": (wire.Refused(code="too_large", text="too large", field="payload", limit=1024), b""),
+        # What the others leave out: each field of each body is in one of them.
+        "hello_takes": (wire.Hello(role="reader", inserted=70, takes={"message_bytes": 1 << 20, "tail_bytes": 1 << 16}), b""),
+        "welcome_finished": (
+            wire.Welcome(
+                schema=SCHEMA.to_json(), software="memoire 0.1.0", finished=True, unmet=["tcp://a:5560"], pages=["http://a:7070"], granted_steps=800,
+            ),
+            b"",
+        ),
+        "update_leaving": (wire.Update(passed_steps=9, skipped=1, dropped_lines=2, leaving=True, finished=True), b""),
+        "updated_leaving": (
+            wire.Updated(
+                lost=1, lost_bytes=4096, parameters={"cache_size": 32}, models={"policy": 9}, finished=True, time=1700000000.5,
+                leaving=True, granted_steps=800, wait="samples_per_insert",
+            ),
+            b"",
+        ),
+        "episode_cut": (
+            wire.Episode(has_final=True, multiplier=2.0, update_value=False, update_weight=False, cut=True, bootstrap=[0.5]),
+            made["episode"],
+        ),
+        "taken_finished": (wire.Taken(samples=1, lost=0, parameters_version=3, finished=True), b""),
+        "chunk_further": (
+            wire.Chunk(
+                topic="policy", version=9, size=10, checksum=checksum, offset=5, text=True, home=name_hash("server-0"), epoch=5,
+            ),
+            b"model",
+        ),
+        "publish_further": (wire.Publish(topic="policy", size=10, checksum=checksum, offset=5, text=True, version=9), b"model"),
+        "sums_page": (wire.Sums(reserve=1024, elsewhere=7, wanted=256, band=BAND, after=CLIENT), b""),
+        "summed_page": (wire.Summed(epoch=5, clients=sums, finished=True, is_whole=False, standing=RATE), b""),
+        "draw_page": (
+            wire.Draw(
+                counts=CLIENT + struct.pack("<II", 2, 0), elsewhere=7, part=1, of=3, wanted=256, band=BAND, in_pages=True,
+                packed=True,
+            ),
+            b"",
+        ),
+        "drawn_page": (
+            wire.Drawn(epoch=5, clients=sums, is_whole=False, standing=RATE, parameters=0x0123456789ABCDEF), made["drawn"]
+        ),
+        "prompts_fetch": (
+            wire.Prompts(
+                call="fetch", keys=[wire.PromptKey("math", 0, 17)], columns=5, after=3, offset=4096, changed=77, rank=1, ranks=2
+            ),
+            b"",
+        ),
+        "groups_page": (wire.Groups(call="draw", session="a:0", step=7, after=48), b""),
+        "prompted_part": (
+            wire.Prompted(columns=[wire.AnswerColumns(0, 3, 9, 2, [], 4)], rest=8192, changed=77, is_whole=False), b"2+2?"
+        ),
+        "take_whole": (wire.Take(steps=800, exact=False), b""),
+        "rollouts_finished": (wire.Rollouts(epoch=5, finished=True), b""),
+        "find_rows_part": (wire.FindRows(call="values", partition="train", after=1, known=3), keyed.pack(["p7", "p8"])),
+        "keyed_rows_part": (
+            wire.KeyedRows(epoch=5, after=1, known=4, is_whole=False, rows=1, bytes=600),
+            keyed.pack([keyed.RowValues(True, ["score", "text"], {"score": b"\x01"})]),
+        ),
+        "change_rows_further": (wire.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),
+        "control_drain": (wire.Control(run="ant-8", drain=True, discard_mismatched=True), b""),
+        "snapshot_episodes": (wire.Snapshot(name="nightly", state="done", episodes=2, entries=70), b""),
+        "accounts_finished": (wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=[], accounts=b"", more=False, finished=True, applied=5, stale=2, guests=1, prompts=3), b""),
+        "refused_version": (wire.Refused(code="version", text="another version", versions=[3]), b""),
     }  # fmt: skip
 
 

@@ -25,6 +25,22 @@ MESSAGES = make_vectors.messages()
 NAMES = sorted(MESSAGES)
 
 
+def test_each_field_of_each_body_is_in_a_vector():
+    bodies = [body for body, _ in make_vectors.bodies().values()]
+
+    def said(kind, field):
+        value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        return field.required or any(type(body) is kind and getattr(body, field.name) != value for body in bodies)
+
+    missing = [
+        f"{kind.__name__}.{field.name}"
+        for kind in messages.BODIES.values()
+        for field in msgspec.structs.fields(kind)
+        if not said(kind, field)
+    ]
+    assert missing == []
+
+
 def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:
     make_vectors.write(tmp_path)
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
