@@ -16,10 +16,11 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, MessageHeader
 from memoire.wire.hello import HelloSchedule
 from memoire.wire.identity import name_hash
+from memoire.wire.refusals import TOO_LARGE
 
 MAX_SERVERS = 4096
 """Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
-NOT_LET_IN = ("denied", "version")
+NOT_LET_IN = ("denied", "version", *TOO_LARGE)
 """Codes of refusals of HELLO that last until somebody changes something: whoever asks this proxy is told."""
 
 
@@ -59,6 +60,8 @@ class Backend(ABC):
         self.hello = HelloSchedule()
         self.refusal = ""
         """Why this proxy, or the one that is there, is not let in; "" while nobody says so."""
+        self.is_too_small = False
+        """Whether that is because WELCOME is longer than the proxy's own limits allow."""
         self._epoch = 0  # of the newest WELCOME
         self._epochs: OrderedDict[str, int] = OrderedDict()  # by the server that answered; the one heard last is last
 
@@ -75,7 +78,9 @@ class Backend(ABC):
     def answered(self, answer: Answer) -> None:
         """HELLO has its answer; what a WELCOME says is for `learn`."""
         self.hello.answered()
-        self.refusal = answer.text if isinstance(answer, Refused) and answer.code in NOT_LET_IN else ""
+        refusal = answer if isinstance(answer, Refused) and answer.code in NOT_LET_IN else None
+        self.refusal = "" if refusal is None else refusal.text
+        self.is_too_small = refusal is not None and refusal.code in TOO_LARGE
 
     def learn(self, header: MessageHeader, told: messages.Welcome) -> BackendChange:
         """Take what a WELCOME says."""

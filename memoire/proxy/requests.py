@@ -127,6 +127,8 @@ class Requests(Generic[B]):
 
     def _check_let_in(self) -> None:
         if why := self._router.denied:
+            if self._router.is_too_small:
+                raise ProtocolError("too_large", f"this proxy's own limits are too low: {why}")
             raise ProtocolError("denied", why)
 
     def _keep(self, request: EnvelopedRequest) -> None:

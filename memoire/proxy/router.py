@@ -52,6 +52,9 @@ class BackendState(Protocol):
     def is_away(self) -> bool:
         """Whether it has not answered for a while."""
 
+    is_too_small: bool
+    """Whether that is because WELCOME is longer than the proxy's own limits allow."""
+
     @property
     def denied(self) -> str:
         """Why this proxy is not let in there; "" while nobody says so."""
@@ -97,6 +100,11 @@ class Router(Generic[B]):
         """Why no server lets this proxy in, a sentence each; "" while one may."""
         whys = [back.denied for back in self.backs]
         return " ".join(dict.fromkeys(whys)) if all(whys) else ""
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether a server's WELCOME is longer than this proxy's limits allow."""
+        return any(back.is_too_small for back in self.backs)
 
     def unmet(self) -> list[str]:
         """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""

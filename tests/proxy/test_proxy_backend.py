@@ -90,11 +90,13 @@ def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said
         (Refused("tcp://a", "busy", "not now"), ""),
         (Refused("tcp://a", "denied", "No key."), "No key."),
         (Refused("tcp://a", "version", "version 1 of the protocol"), "version 1 of the protocol"),
+        (Refused("tcp://a", "too_large", "a long WELCOME"), "a long WELCOME"),
         (Closed("this proxy"), ""),
     ]:
         back.hello.begin()
         back.answered(answer)
         assert back.refusal == said and not back.hello.is_open
+        assert back.is_too_small == (said == "a long WELCOME")
 
 
 # -------------------------------------------------------------------------------------------------------- notices

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.errors import ProtocolError
+from memoire.errors import ProtocolError, Refused
 from memoire.models import model
 from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, MAX_HELD, ModelCache
 from memoire.proxy.requests import MAX_PENDING, AnswerRequest, ForwardRequest, Requests
@@ -145,6 +145,15 @@ def test_a_hello_is_refused_while_no_server_lets_this_proxy_in():
     with pytest.raises(ProtocolError, match=r"No key\.") as raised:
         World(back).take(request(HELLO))
     assert raised.value.code == "denied"
+
+
+def test_clients_hear_if_a_welcome_is_longer_than_their_proxy_takes():
+    back = Back()
+    back.answered(Refused("tcp://a", "too_large", "WELCOME takes 7340 bytes"))
+    back.denied = back.refusal
+    with pytest.raises(ProtocolError, match="this proxy's own limits are too low: WELCOME takes 7340 bytes") as raised:
+        World(back).take(request(HELLO))
+    assert raised.value.code == "too_large"
 
 
 # ---------------------------------------------------------------------------------------------------------- models

@@ -24,6 +24,7 @@ class Back:
     inference: tuple[str, ...] = ()
     is_away: bool = False
     denied: str = ""
+    is_too_small: bool = False
 
 
 def router(*names, now=100.0):
