@@ -378,7 +378,7 @@ def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
         came += unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
     episodes = [each.episode for each in came]
     assert np.concatenate([each.columns["obs"] for each in episodes]).tolist() == list(range(510)) and len(came) > 9
-    *_, last, behind = [each for each in came]
+    *_, last, behind = came
     assert [each.client for each in came] == [b"a" * 16] * (len(came) - 1) + [b"b" * 16] and len(behind) == 10
     assert last.episode.terminated and not any(each.terminated or not each.is_cut for each in episodes[:-2])
     for part, following in itertools.pairwise(episodes[:-1]):
@@ -458,6 +458,7 @@ def test_a_row_that_is_longer_than_a_message_comes_in_parts():
         put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
     put(end, "p", keyed.PutRow("short", {}, {"x": b"1"}, []))
     keys, found, after, known, is_whole = ["short", "long", "none", "short"], [], 0, 0, False
+    part = keyed.RowValues(False, [], {})
     while not is_whole:
         asked = messages.FindRows(call="values", partition="p", after=after, known=known)
         reply = end.one(asked, keyed.pack(keys))
