@@ -34,6 +34,8 @@ TRACES = "memoire-crash-{}-{}.txt"
 
 ABOUT_ARRAYS = ("replay", "wire", "pool", "accounting", "classic", "reader", "samples")
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
+NOT_ABOUT_ARRAYS = ("test_container.py", "test_forks.py", "test_interrupts.py")
+"""Files of these folders that are not repeated: they are about lines of Python, processes, and limits of memory."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
 SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools", "browser", "chart", "kubernetes")
@@ -56,7 +58,8 @@ def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
     """Whether another command runs this test, given what `-m` and `-k` chose; not asked when files are named."""
     if any(item.get_closest_marker(mark) is not None and mark not in chosen for mark in APART):
         return True
-    return _core.CHECKED and not keyword and folder_of(item) not in ABOUT_ARRAYS
+    is_about_arrays = folder_of(item) in ABOUT_ARRAYS and item.path.name not in NOT_ABOUT_ARRAYS
+    return _core.CHECKED and not keyword and not is_about_arrays
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
