@@ -362,7 +362,9 @@ def check(root: Path, rules: Rules, figures: Mapping[str, Figure]) -> list[str]:
             report.append(f"  What rose since {commit}, which set the ceiling:")
         except (OSError, subprocess.SubprocessError, tarfile.TarError):
             report.append("  Its greatest parts, since there is no commit of git that set the ceiling:")
-        report += [f"  {reason}" for reason in rises(figure, before)[:20]] or ["  no part: the whole became smaller."]
+        report += [f"  {reason}" for reason in rises(figure, before)[:20]] or [
+            f"  no part; it was {before.value:,g} then." if before else "  no part."
+        ]
     if report:
         report.append(f"Lower the figures, or raise ceilings in {RULES} and give the reason in the commit.")
     return report

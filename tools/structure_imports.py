@@ -72,23 +72,31 @@ def imports(path: Path, package: Sequence[str], *, for_types: bool = True) -> It
         package: The package that it stands in, which relative imports begin at.
         for_types: Whether imports below `if TYPE_CHECKING` count.
     """
-    for node in ast.walk(tree_of(path)) if for_types else running(tree_of(path)):
+    for node, is_for_types in import_statements(path):
+        if is_for_types and not for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = list(package[: len(package) + 1 - node.level]) if node.level else []
             base += node.module.split(".") if node.module else []
             yield from ((node.lineno, [*base, alias.name]) for alias in node.names)
 
 
-def running(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all nodes but those below `if TYPE_CHECKING`."""
-    pending: list[ast.AST] = [tree]
+@functools.cache
+def import_statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Return the imports of a file in the order of lines, and whether each is below `if TYPE_CHECKING`."""
+    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+    pending: list[tuple[ast.AST, bool]] = [(tree_of(path), False)]
     while pending:
-        node = pending.pop()
-        yield node
-        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        pending.extend(node.orelse if is_for_types and isinstance(node, ast.If) else ast.iter_child_nodes(node))
+        node, is_for_types = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append((node, is_for_types))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            pending += [*((each, True) for each in node.body), *((each, is_for_types) for each in node.orelse)]
+        elif not isinstance(node, ast.expr):
+            pending += [(each, is_for_types) for each in ast.iter_child_nodes(node)]
+    return sorted(found, key=lambda each: each[0].lineno)
 
 
 def imported(path: Path, root: Path, *, for_types: bool = True) -> Iterator[tuple[int, tuple[str, ...]]]:
