@@ -86,13 +86,14 @@ class ReplayMemoryServer(StrictAttributes):
         run: Name of the experiment that totals and log lines belong to.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
-        options: Whatever else `server.Server` takes.
+        options: Whatever else `server.Server` takes, such as `cache_size`, which large observations need here:
+            `rem.cache_size` can be set only once there is a server, and 256 samples may fit no message.
 
     The `*_main` loops block; call each in a thread of its own. They end when `close` is called, from any thread. All
     methods are safe to call from several threads.
 
     Raises:
-        SchemaError, ParameterError: a template or number is wrong.
+        SchemaError, ParameterError: a template or number is wrong, or a cache of `cache_size` samples fits no message.
         EndpointError: pub_endpoint cannot be bound.
     """
 

@@ -275,7 +275,8 @@ class OpenTable:
         if fitting < 1:
             raise ParameterError(limit, allowed, f"at least {size_of(1)}, which one {one} takes")
         taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
-        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {limit} larger")
+        where = f"{name}={fitting} is an argument of every server, of Table and of configure"
+        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {limit} larger; {where}")
 
     def check_fingerprint(self, fingerprint: int) -> None:
         """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""

@@ -90,6 +90,15 @@ def test_a_server_checks_its_templates():
         ReplayMemoryServer(*buffers, 10, tcp(), 4)
 
 
+def test_a_server_for_large_observations_is_refused_with_the_argument_that_it_needs():
+    buffers = (np.zeros(2_000_000, np.uint8), *templates()[1:])
+    with pytest.raises(ParameterError, match=r"^cache_size must be at most 67 .* argument of every server") as refused:
+        ReplayMemoryServer(*buffers, 0, tcp(), 4)
+    name, number = re.search(r"; (\w+)=(\d+) is an argument", str(refused.value)).groups()
+    with ReplayMemoryServer(*buffers, 0, tcp(), 4, **{name: int(number)}) as server:
+        assert server.rem.cache_size == 67
+
+
 def test_a_taken_publish_endpoint_is_an_error_that_names_it():
     with Cluster() as cluster:
         with pytest.raises(EndpointError, match=re.escape(cluster.sub)):
