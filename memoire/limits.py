@@ -73,8 +73,8 @@ class Limits:
     """
     held_bytes: int = 0
     """Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows that wait
-    for a batch. Caches, episodes and rollouts overwrite their oldest; the others are refused. 0 is 1 GiB; in a
-    container at most half of what its memory limit leaves.
+    for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their oldest; the others are
+    refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves.
     """
     message_bytes: int = 256 * MiB
     """Largest cache or episode payload."""
@@ -83,7 +83,9 @@ class Limits:
     tail_bytes: int = 512 * KiB
     """Largest msgpack tail of a message."""
     model_bytes: int = 1 * GiB
-    """Bytes of models a node keeps over all topics; at least the newest of each is kept."""
+    """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
+    which the newest ones of other topics leave no room.
+    """
     model_chunk: int = 1 * MiB
     """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
     model_window: int = 4

@@ -20,10 +20,12 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from sys import getsizeof
 
 import msgspec
 
 from memoire.errors import ProtocolError
+from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
@@ -32,6 +34,12 @@ from .folded_sums import AccountStore, EmptyAccountStore
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
+ACCOUNT_BYTES = 4096
+"""What an account or a guest takes at most, with what tables and limiters keep of a client, beside the names in its
+report.
+"""
+NAME_BYTES = 128
+"""What a scalar, or the version of a topic, takes beside its name."""
 MAX_CODES = 32
 SILENCE_TIMEOUT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
@@ -47,6 +55,7 @@ class Ledger:
         store: Where accounts are that are not in memory.
         may_open: Whether an account may be opened for a newcomer whose key is this owner's, now.
         forget: Called with each client that leaves memory.
+        room: Counts what accounts, guests and their reports take in memory; None: they are not counted.
     """
 
     def __init__(
@@ -57,7 +66,10 @@ class Ledger:
         store: AccountStore | None = None,
         may_open: Callable[[str, float], bool] = lambda owner, now: True,
         forget: Callable[[bytes], None] = lambda client: None,
+        room: ByteHolder | None = None,
     ) -> None:
+        self._room = ByteBudget(1 << 62).holder("clients") if room is None else room
+        self._name_bytes: dict[bytes, int] = {}  # of the clients whose reports have names
         self.epoch, self.since = epoch, since or epoch
         self._store = EmptyAccountStore() if store is None else store
         self._may_open, self._forget = may_open, forget
@@ -139,6 +151,8 @@ class Ledger:
         """A client says hello: its account where it has one, or else it is a guest from now on."""
         account = self.find(client)
         if account is None:
+            self._room.check(ACCOUNT_BYTES)
+            self._room.add(ACCOUNT_BYTES)
             account = self._guests[client] = Account(client, now, now, self.since, table=table)
             self.present[table] += 1
             while len(self._guests) > MAX_GUESTS:
@@ -154,16 +168,23 @@ class Ledger:
     def dismiss(self, client: bytes) -> None:
         """Forget a guest."""
         self.present[self._guests.pop(client).table] -= 1
+        self._left(client)
+
+    def _left(self, client: bytes) -> None:
+        """A client is not in memory any more."""
+        self._room.add(-ACCOUNT_BYTES - self._name_bytes.pop(client, 0))
         self._forget(client)
 
     def _opened(self, client: bytes, now: float, table: int) -> Account:
         """The client's account, opened if it has none.
 
         Raises:
-            ProtocolError: (code "busy") too many are opened at once.
+            ProtocolError: (code "busy") too many are opened at once, or there is no room for one more.
         """
         account = self.find(client) or Account(client, now, now, self.since, table=table)
         if client not in self._accounts:
+            if client not in self._guests:
+                self._room.check(ACCOUNT_BYTES)
             if not self._may_open(account.owner, now):
                 raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
             self._open(account)
@@ -172,6 +193,8 @@ class Ledger:
     def _open(self, account: Account) -> None:
         if self._guests.pop(account.client, None) is not None:
             self.present[account.table] -= 1
+        else:
+            self._room.add(ACCOUNT_BYTES)
         # What other servers have taken of this client it may still say once more, here.
         account.lines_through, account.ended_through = self._store.numbers_elsewhere(account.client)
         self._accounts[account.client] = account
@@ -195,12 +218,14 @@ class Ledger:
         self.present[account.table] -= not account.report.leaving
         self._folded.add(account)
         self._store.keep(account)
-        self._forget(account.client)
+        self._left(account.client)
 
     def _unfold(self, client: bytes) -> Account | None:
         account = self._store.find(client)
         if account is not None:
             self._accounts[client] = account
+            self._count_names(client, account.report)
+            self._room.add(ACCOUNT_BYTES)
             self.present[account.table] += not account.report.leaving
             self._folded.add(account, -1)
         return account
@@ -220,10 +245,12 @@ class Ledger:
         above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
 
         Raises:
-            ProtocolError: a scalar or return is not finite, or too many accounts are opened at once; nothing was
-                changed.
+            ProtocolError: a scalar or return is not finite, too many accounts are opened at once, or there is no room
+                for what it says; nothing was changed.
         """
         _check(update)
+        missing = _name_bytes(update) - self._name_bytes.get(client, 0)
+        self._room.check(missing + (0 if client in self else ACCOUNT_BYTES))
         account = self._accounts.get(client)
         if account is None and counts_something(update):
             account = self._opened(client, now, table)
@@ -234,12 +261,20 @@ class Ledger:
     def _merge(self, account: Account, sequence: int, update: Update) -> None:
         old, is_mine = account.report, account.since <= update.epoch <= self.epoch
         account.report = _merged(old, update, is_newest=sequence > account.sequence, is_mine=is_mine)
+        self._count_names(account.client, account.report)
         account.sequence = max(account.sequence, sequence)
         if account.client in self._accounts:
             self._add_news(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
             self.dismiss(account.client)
+
+    def _count_names(self, client: bytes, report: Update) -> None:
+        """Count what the names in a report take."""
+        size, former = _name_bytes(report), self._name_bytes.get(client, 0)
+        if size != former:
+            self._room.add(size - former)
+            self._name_bytes[client] = size
 
     def _add_news(self, account: Account, old: Update) -> None:
         """Add what a report has brought to the running sums."""
@@ -362,6 +397,13 @@ def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> U
     sums = {name: max(getattr(old, name), getattr(update, name)) for name in REPORT_SUMS}
     sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in HOME_SUMS}
     return msgspec.structs.replace(update if is_newest else old, **sums, lines=[], ended=[])
+
+
+def _name_bytes(report: Update) -> int:
+    """What the names in a report take in memory, with their numbers."""
+    if not report.scalars and not report.models:
+        return 0
+    return sum(getsizeof(name) + NAME_BYTES for name in (*report.scalars, *report.models))
 
 
 def _check(update: Update) -> None:

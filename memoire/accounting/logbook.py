@@ -12,12 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from string import ascii_lowercase, ascii_uppercase
+from sys import getsizeof
 
 import msgspec
 
 from memoire.errors import escape
+from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.messages import Line
 
+RECENT_LINE_BYTES = 4 << 20
+"""Bytes of the newest lines that a book keeps in memory."""
+ENTRY_BYTES = 256
+"""Of a line in memory, beside its text."""
 MAX_FOUND_LINES = 10_000
 """Lines that one search finds at most."""
 
@@ -82,14 +88,25 @@ class LineFilter:
         )
 
 
+def _bytes_of(entry: LogEntry) -> int:
+    return ENTRY_BYTES + getsizeof(entry.line.text)
+
+
 class Logbook:
     """The lines of one run that were taken, numbered, and the newest of them. Not thread-safe: the owner locks.
 
     Up to which number a client's lines were taken is in its account (`ledger.Account.lines_through`).
+
+    Args:
+        keep: The newest lines that are kept.
+        room: Counts what they take, which is no more than it has of its own; None is `RECENT_LINE_BYTES`.
     """
 
-    def __init__(self, *, keep: int = 2000) -> None:
-        self._recent: deque[LogEntry] = deque(maxlen=keep)
+    def __init__(self, *, keep: int = 2000, room: ByteHolder | None = None) -> None:
+        self._recent: deque[LogEntry] = deque()
+        self._keep, self._room = keep, room
+        self._most = RECENT_LINE_BYTES if room is None else room.own
+        self._bytes = 0
         self.count = 0
         """Lines taken in all."""
 
@@ -101,13 +118,31 @@ class Logbook:
                 through = line.number
                 self.count += 1
                 taken.append(LogEntry(self.count, client, now, line))
-        self._recent.extend(taken)
+        self._extend(taken)
         return taken
+
+    def _extend(self, entries: Iterable[LogEntry]) -> None:
+        """Keep these lines, too, and the newest of all, as many as may be."""
+        before = self._bytes
+        for entry in entries:
+            self._recent.append(entry)
+            self._bytes += _bytes_of(entry)
+            while len(self._recent) > self._keep or (self._bytes > self._most and len(self._recent) > 1):
+                self._bytes -= _bytes_of(self._recent.popleft())
+        if self._room is not None:
+            self._room.add(self._bytes - before)
+
+    def clear(self) -> None:
+        """Keep no lines in memory any more."""
+        self._recent.clear()
+        if self._room is not None:
+            self._room.add(-self._bytes)
+        self._bytes = 0
 
     def restore(self, count: int, recent: Iterable[LogEntry]) -> None:
         """Go on where a saved book ended; this one is new and empty."""
         self.count = count
-        self._recent.extend(recent)
+        self._extend(recent)
 
     def recent(self, after: int = 0, most: int = 1000) -> list[LogEntry]:
         """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from memoire.models.model import Model
+from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.identity import name_hash
 
 from .kept_accounts import KeptAccounts, MemoryAccounts
@@ -191,7 +192,8 @@ class Runs:
         past: Where former ones are read from.
         epoch: Of the server as it runs now.
         home: `identity.name_hash` of the server's name.
-        may_open, forget: See `Ledger`.
+        may_open, forget, room: See `Ledger`.
+        line_room: See `Logbook`.
     """
 
     def __init__(
@@ -204,7 +206,10 @@ class Runs:
         home: int = 0,
         may_open: Callable[[str, float], bool] = lambda owner, now: True,
         forget: Callable[[bytes], None] = lambda client: None,
+        room: ByteHolder | None = None,
+        line_room: ByteHolder | None = None,
     ) -> None:
+        self._room, self._line_room = room, line_room
         self._past, self._epoch, self._home = past, epoch, home
         self._may_open, self._forget = may_open, forget
         known = past.runs() if past else ()
@@ -258,6 +263,7 @@ class Runs:
         for run in self:
             if run is not self.current and not run.is_used and not len(run.ledger) and is_saved(run):
                 del self._open[run.name]
+                run.logbook.clear()
                 self._saved[run.name] = run.facts
             run.is_used = False
 
@@ -273,8 +279,9 @@ class Runs:
     def _make(self, facts: RunFacts) -> Run:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
         since = 0 if self._past is None else self._past.since
-        ledger = Ledger(epoch=self._epoch, since=since, store=kept, may_open=self._may_open, forget=self._forget)
-        return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished)
+        may: dict[str, Any] = {"may_open": self._may_open, "forget": self._forget, "room": self._room}
+        ledger = Ledger(epoch=self._epoch, since=since, store=kept, **may)
+        return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished, Logbook(room=self._line_room))
 
     def _read(self, facts: RunFacts) -> Run:
         assert self._past is not None

@@ -109,7 +109,8 @@ class InferenceThread:
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
-        self.lanes, self.receivers = SendQueues(), Receivers()
+        replies = budget.holder("replies on their way", own=limits.request_bytes)
+        self.lanes, self.receivers = SendQueues(room=replies), Receivers()
         if jobs is not None:
             jobs.send, jobs.post, jobs.limits, jobs.receivers = self._send, self.worker.post, limits, self.receivers
         self.admission = Admission(gate, limits, count=self._count, own=self._own)

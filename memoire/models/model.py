@@ -152,6 +152,16 @@ class ModelStore:
         model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
         return model
 
+    @property
+    def numbered_bytes(self) -> int:
+        """Bytes of models that have a version and are not put in yet. From any thread."""
+        return sum(model.size for model in list(self._numbered.values()))
+
+    def bytes_beside(self, topic: str) -> int:
+        """Bytes of the newest models of all other topics, which stay whatever is published."""
+        newest = {known: next(reversed(versions.values())) for known, versions in self._topics.items()}
+        return sum(model.size for known, model in (newest | self._numbered).items() if known != topic)
+
     def is_numbered(self, topic: str, version: int, checksum: int) -> bool:
         """Whether exactly this version is here, or about to be."""
         known = (self.get(topic, version), self._numbered.get(topic))

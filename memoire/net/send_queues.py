@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from memoire.errors import ProtocolError
 from memoire.limits import MiB
+from memoire.wire.byte_budget import ByteHolder
 
 from . import sockets
 from .context import Socket
@@ -77,10 +79,14 @@ class SendQueues:
         connection_bytes: Bytes that wait for one connection at most.
         all_bytes: The same for all of them; beyond, the connection that has been without room for longest loses its
             oldest.
+        room: What the messages take of; the oldest are lost, too, if it has no more. None: they are not counted.
     """
 
-    def __init__(self, connection_bytes: int = CONNECTION_BYTES, all_bytes: int = ALL_BYTES) -> None:
-        self._connection_bytes, self._all_bytes = connection_bytes, all_bytes
+    def __init__(
+        self, connection_bytes: int = CONNECTION_BYTES, all_bytes: int = ALL_BYTES, room: ByteHolder | None = None
+    ) -> None:
+        self._connection_bytes, self._all_bytes, self._room = connection_bytes, all_bytes, room
+        self._counted = 0  # bytes that were taken of the room
         self._lanes: dict[tuple[Socket, bytes], SendQueue] = {}  # by socket and connection, in the order they got stuck
         self._bytes = 0
         self._pause = MIN_RETRY_INTERVAL
@@ -112,6 +118,7 @@ class SendQueues:
             if lane.send(connection[0]):
                 del self._lanes[connection]
             self._bytes += lane.bytes
+        self._count()
         self._pause = MIN_RETRY_INTERVAL if self._bytes < before else min(MAX_RETRY_INTERVAL, 2.0 * self._pause)
         self._retry_at = now + self._pause if self._lanes else float("inf")
 
@@ -127,6 +134,23 @@ class SendQueues:
         self.dropped += lane.lost - lost
         while self._bytes > self._all_bytes and len(self) > 1:
             self._drop_oldest()
+        self._count()
+
+    def _count(self) -> None:
+        """Take room for what waits, or give it back; the oldest are lost if there is too little for all but one."""
+        if self._room is None:
+            return
+        while self._bytes > self._counted:
+            try:
+                self._room.take(self._bytes - self._counted)
+            except ProtocolError:
+                if len(self) > 1:
+                    self._drop_oldest()
+                    continue
+                self._room.add(self._bytes - self._counted)
+            self._counted = self._bytes
+        self._room.add(self._bytes - self._counted)
+        self._counted = self._bytes
 
     def _drop_oldest(self) -> None:
         connection, lane = next(iter(self._lanes.items()))

@@ -142,7 +142,7 @@ class Pool:
             assert queues.room is not None
             most = max(queues.byte_limit // 2, queues.room.count - size)
             queues.make_room(most)
-            queues.room.try_take(min(0, max(most, queues.held.nbytes) - queues.room.count))
+            queues.room.try_take(min(0, max(most, queues.taken) - queues.room.count))
 
     # What comes in
 

@@ -23,6 +23,8 @@ from memoire.wire.unpack import check_making
 from ._draw import HeldClient, HeldPool, Picks
 from .stats import PoolCounts
 
+CACHE_BYTES = 512
+"""What a cache takes in memory beside its bytes."""
 CLAIM_PART = 32
 """The room that is claimed beside what is held, in parts of `byte_limit` at most: not each cache asks the budget."""
 
@@ -139,22 +141,28 @@ class CacheQueues:
         self.held.enter(client)
         return client
 
+    @property
+    def taken(self) -> int:
+        """Bytes that all caches take in memory."""
+        return self.held.nbytes + CACHE_BYTES * self.held.caches
+
     # What leaves
 
     def make_room(self, most: int | None = None) -> int:
         """Overwrite caches until the limits hold; returns how many.
 
         Args:
-            most: Bytes; None is `byte_limit`.
+            most: Bytes that caches may take in memory; None: `byte_limit` bytes of caches.
         """
-        gone, most, held = 0, self.byte_limit if most is None else most, self.held
-        wanted = min(held.nbytes, most)
+        gone, overhead, held = 0, 0 if most is None else CACHE_BYTES, self.held
+        most = self.byte_limit if most is None else most
+        wanted = min(held.nbytes, most) + CACHE_BYTES * held.caches
         if self.room is not None and not wanted <= self.room.count <= wanted + self.byte_limit // CLAIM_PART:
             self._claim(self.room, wanted)
         while (
-            held.nbytes > most
+            held.nbytes + overhead * held.caches > most
             or 0 < self.cache_limit < held.caches
-            or (self.room is not None and held.caches > 1 and held.nbytes > self.room.count)
+            or (self.room is not None and held.caches > 1 and self.taken > self.room.count)
         ):
             largest = self.held.largest()
             assert largest is not None, "bytes are held by somebody"

@@ -26,6 +26,8 @@ from memoire.suggestions import one_of
 
 Release = Literal["now", "publish"]
 RELEASES: Final = ("now", "publish")
+FRAGMENT_BYTES: Final = 3072
+"""What a fragment takes in memory beside its arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,9 @@ class RolloutQueue:
 
 
 def bytes_of(fragment: Fragment) -> int:
-    """Bytes of a fragment's arrays."""
+    """Bytes that a fragment takes in memory."""
     of = fragment.episode
     arrays = [*of.columns.values(), *(of.final_state or {}).values(), of.init_w, of.model_version, fragment.age]
-    return sum(each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays)
+    return FRAGMENT_BYTES + sum(
+        each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays
+    )

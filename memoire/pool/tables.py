@@ -319,11 +319,12 @@ class Tables:
         """The memory that all of them may fill."""
         if ROUNDTRIP in settings:
             raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
-        self._roundtrip = _roundtrip()
+        self.roundtrip = _roundtrip()
+        """The one for `memoire doctor --roundtrip`."""
         if not 1 <= len(settings) <= MAX_TABLES:
             raise ParameterError("tables", len(settings), f"1 to {MAX_TABLES} tables")
         self._tables: dict[str, OpenTable] = {}
-        self._numbers: dict[int, OpenTable] = {self._roundtrip.number: self._roundtrip}
+        self._numbers: dict[int, OpenTable] = {self.roundtrip.number: self.roundtrip}
         for name, each in settings.items():
             opened = OpenTable(name, checked(name, each), make_pool(name, each), message_bytes)
             if opened.number in self._numbers:
@@ -360,7 +361,7 @@ class Tables:
         if name == "":
             return self.first
         if name == ROUNDTRIP:
-            return self._roundtrip
+            return self.roundtrip
         if name not in self._tables:
             raise ProtocolError(
                 "table", f"this server has no table {name!r}, but {self._list()}{hint(name, self._tables)}"
@@ -427,7 +428,7 @@ class Tables:
 
     def is_probe(self, number: int) -> bool:
         """Whether clients of the table of this number only try the way there and back: no run counts them."""
-        return number == self._roundtrip.number
+        return number == self.roundtrip.number
 
     def _list(self) -> str:
         return ", ".join(map(repr, self._tables))

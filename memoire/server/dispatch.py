@@ -39,6 +39,7 @@ from memoire.wire.frames import Message, MessageHeader
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.refusals import CODES, FOR_INFERENCE, no_inference
+from memoire.wire.unpack import unpacked_bytes
 
 from . import recovery
 from .credit import Credits
@@ -117,6 +118,7 @@ class Dispatcher:
         self.committer = Committer(store)
         for table in tables:
             table.pool.join(self.budget, f"table {table.name}")
+        tables.roundtrip.pool.join(self.budget, "round trips")
         self._state = state = ServerState(
             name=name,
             tables=tables,
@@ -133,6 +135,7 @@ class Dispatcher:
         self.runs, self.models = state.runs, state.models
         self.learners, self.newcomers = state.learners, state.newcomers
         self.client_names, self.receivers = state.client_names, state.receivers
+        self.pushes, self.replies = state.pushes, state.replies
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)
@@ -316,7 +319,10 @@ class Dispatcher:
         Raises:
             ProtocolError: it was not taken, and why.
         """
+        size = 0
         try:
+            self.pushes.take(wanted := unpacked_bytes(payload))
+            size = wanted
             table, held = self._intake.check(header, body, payload)
             with Held(self._lock):
                 self._intake.accept(self._clock(), header, body, table, held)
@@ -325,6 +331,8 @@ class Dispatcher:
                 self.refused[error.code] += 1
                 self._intake.reject(self._clock(), header, body, error.code)
             raise
+        finally:
+            self.pushes.take(-size)
         return int(held.samples)
 
     def _can_undo(self, reader: bytes, codec: str) -> bool:

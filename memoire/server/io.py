@@ -89,7 +89,7 @@ class ServerThreads:
         announcements.wake = self.requests.worker.wake
         facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
         self.intake = IntakeThreads(dispatcher, admission, addresses, keys=gate.keys, **facts)
-        self.proxies = WorkerProxies(gate, admission, addresses, **facts)
+        self.proxies = WorkerProxies(gate, admission, addresses, dispatcher.replies, **facts)
         self.archive = Archive(
             dispatcher,
             store=store,

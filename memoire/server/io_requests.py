@@ -67,7 +67,7 @@ class RequestThread:
         self._dispatcher, self._admission, self._announcer, self._lines = dispatcher, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
         self.saving = ReplySaver(dispatcher, store, self.worker)
-        self.lanes, self._shared = SendQueues(), sockets.SharedFrame()
+        self.lanes, self._shared = SendQueues(room=dispatcher.replies), sockets.SharedFrame()
         """Replies that wait for room."""
         self.timings = Timings(kind.name for kind in messages.Type)
         """Seconds that requests took, by type."""

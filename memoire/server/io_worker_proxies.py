@@ -15,6 +15,7 @@ from memoire.net.curve_server import Gate
 from memoire.net.plain_proxy import forward
 from memoire.net.send_queues import SendQueues
 from memoire.replay.episode_store import Condition
+from memoire.wire.byte_budget import ByteHolder
 
 from .io_addresses import BoundAddresses
 from .io_intake import HEADER_BYTES
@@ -24,6 +25,7 @@ class WorkerProxies:
     """Those that run now. From any thread.
 
     Args:
+        room: Of replies that wait for room in their connection.
         is_closing: Ends all of them.
     """
 
@@ -32,12 +34,13 @@ class WorkerProxies:
         gate: Gate,
         admission: Admission,
         addresses: BoundAddresses,
+        room: ByteHolder,
         *,
         context: Context,
         limits: Limits,
         is_closing: threading.Event,
     ) -> None:
-        self._gate, self._admission, self._addresses = gate, admission, addresses
+        self._gate, self._admission, self._addresses, self._room = gate, admission, addresses, room
         self._context, self._limits, self._is_closing = context, limits, is_closing
         self._changed = Condition()  # guards the one below
         self._running = 0
@@ -52,7 +55,7 @@ class WorkerProxies:
     def run_requests(self, front: str, back: str) -> None:
         """Hand requests and their replies on; blocks until the server closes."""
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
-        lanes = SendQueues()
+        lanes = SendQueues(room=self._room)
         self.lanes.append(lanes)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
         self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=lanes)

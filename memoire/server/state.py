@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from sys import getsizeof
+from typing import Any
 
 from memoire.accounting.folded_sums import SumsOnlyStore
-from memoire.accounting.ledger import MAX_GUESTS, Ledger
+from memoire.accounting.ledger import ACCOUNT_BYTES, MAX_GUESTS, Ledger
+from memoire.accounting.logbook import RECENT_LINE_BYTES
 from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import ModelStore
 from memoire.pool.tables import Tables
 from memoire.security.throttle import TokenBuckets
-from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.identity import name_hash
 from memoire.wire.receivers import Receivers
 
@@ -25,16 +28,18 @@ class ClientNames:
     clients say their names again to a server that was restarted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: ByteHolder) -> None:
+        self._room = room
         self._names: OrderedDict[bytes, str] = OrderedDict()  # who said it last is last
 
     def note(self, client: bytes, name: str) -> None:
         """A client says its name; "" says nothing."""
         if name:
+            self._room.add(getsizeof(name) - getsizeof(self._names.get(client)))
             self._names[client] = name
             self._names.move_to_end(client)
             while len(self._names) > MAX_GUESTS:
-                self._names.popitem(last=False)
+                self._room.add(-getsizeof(self._names.popitem(last=False)[1]))
 
     def of(self, client: bytes) -> str:
         """The name of a client; "" if it has none, or it is forgotten."""
@@ -71,13 +76,26 @@ class ServerState:
         budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
         self.requests = budget.holder("requests", own=limits.message_bytes)
         """What a request takes while it is answered."""
+        self.pushes = budget.holder("pushes", own=limits.message_bytes)
+        """What a cache or episode takes while it is checked and unpacked."""
+        self.replies = budget.holder("replies on their way", own=limits.message_bytes)
+        """What waits for room in the connections of those who asked."""
+        held = limits.held_bytes or HELD_BYTES
+        accounts = min(limits.new_clients * ACCOUNT_BYTES, held // 4)
+        self.reports = budget.holder("clients", own=accounts)
+        """Accounts, and what clients say of themselves."""
+        lines = budget.holder("log lines", own=min(RECENT_LINE_BYTES, held // 16))
         self.name, self.home, self.epoch = name, name_hash(name), epoch
         self.tables, self.limits, self.committer = tables, limits, committer
         self.models = ModelStore(limits.model_bytes)
+        budget.holder("models", own=limits.model_bytes, measure=lambda: self.models.bytes + self.models.numbered_bytes)
+        self.uploads = budget.holder("uploads of models", own=limits.model_bytes)
+        self.td_errors = budget.holder("TD errors that wait")
+        """Of samples whose priorities clients are to set."""
         self.learners = Learners()
         self.receivers = Receivers()
         """The largest replies that its clients accept."""
-        self.client_names = ClientNames()
+        self.client_names = ClientNames(self.reports)
         self.informed: set[bytes] = set()
         """Clients that have said that they know that the run is over."""
         self.leaving = False
@@ -88,10 +106,11 @@ class ServerState:
         """Addresses of inference nodes that act for its clients."""
         self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
         """Accounts that may be opened now, by the owner of their key."""
-        self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)
-        self.probes = Ledger(
-            epoch=epoch, store=SumsOnlyStore(), may_open=TokenBuckets(limits.new_clients, limits.new_clients_rate).take
-        )
+        facts: dict[str, Any] = {"epoch": epoch, "room": self.reports}
+        opens = self.newcomers.take
+        self.runs = Runs(run, now, past, home=self.home, may_open=opens, forget=self._forget, line_room=lines, **facts)
+        newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
+        self.probes = Ledger(store=SumsOnlyStore(), may_open=newcomers.take, **facts)
         """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
 
     @property

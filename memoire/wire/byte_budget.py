@@ -134,6 +134,18 @@ class ByteHolder:
             if not self._budget._take(self, size):
                 raise self.no_room(size)
 
+    def add(self, size: int) -> None:
+        """Have so many bytes more, or fewer, also if there is no room: they are there already, or were asked for."""
+        with self._budget._lock:
+            self.count += size
+
+    def check(self, size: int) -> None:
+        """Refuse so many bytes more if there is no room; for what measures itself, or is to `add` them. See `take`."""
+        if size > self.room:
+            self._budget._reclaim(self, size)
+            if size > self.room:
+                raise self.no_room(size)
+
     def try_take(self, size: int) -> bool:
         """Have so many bytes more if there is room for them, without asking others to make some."""
         return self._budget._take(self, size)

@@ -86,6 +86,16 @@ class _Rows:
         return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
 
 
+def unpacked_bytes(payload: Any) -> int:
+    """Bytes of a received container and of its packed blocks, as its table says; nothing of it was checked yet."""
+    data = memoryview(payload).cast("B")
+    end = HEAD.size + ROW.size * (HEAD.unpack_from(data)[7] if len(data) >= HEAD.size else 0)
+    if len(data) < end or not any(data[HEAD.size + 3 : end : ROW.size]):  # no block has a codec
+        return len(data)
+    packed: int = sum(raw for *_, codec, _, _, _, raw in ROW.iter_unpack(data[HEAD.size : end]) if codec)
+    return len(data) + packed
+
+
 def check(
     payload: Any, layout: ContainerLayout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
 ) -> _container.HeldCache:

@@ -4,61 +4,88 @@ import tracemalloc
 
 import pytest
 
-from bytekit import ANSWERS, KINDS
+from bytekit import KINDS, PUSHED, frames_of, tables_of
 from dispatchkit import cache_of
+from memoire.accounting.ledger import ACCOUNT_BYTES
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
-from memoire.pool.prompts import PromptPool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
+from memoire.server import build
 from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.wire.frames import parse
+from memoire.wire.unpack import unpacked_bytes
 from netkit import SCHEMA
+from serverkit import server_options
 
 CACHES = Parameters(cache_size=64)
-LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18)
-CLIENTS, REQUESTS = 4, 40
+LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16)
+CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
+SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
+"""Kinds of which many make the largest use of memory."""
 
 
-def dispatcher_of(limits=LIMITS):
-    def pool_of(name, table):
-        if name == "prompts":
-            return PromptPool(table.schema, table.parameters, table.prompts, byte_limit=limits.held_bytes // 2)
-        return Pool(table.schema, table.parameters, byte_limit=limits.held_bytes // 2, seed=0)
-
-    tables = Tables({"prompts": Table(ANSWERS, storage="prompts"), "default": Table(SCHEMA)}, pool_of)
-    return Dispatcher(tables=tables, run="run", name="home", limits=limits, clock=lambda: 1000.0, epoch=1)
+def dispatcher_of(tables, limits=LIMITS):
+    made = build.make_tables(server_options(schema=None, tables=tables, limits=limits, byte_limit=limits.held_bytes))
+    return Dispatcher(tables=made, run="run", name="home", limits=limits, clock=lambda: 1000.0, epoch=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_of_every_kind_at_their_largest_take_no_more_than_the_budget(kind):
-    dispatcher = dispatcher_of()
+    dispatcher = dispatcher_of(tables_of(kind, LIMITS.message_bytes))
     peers = [KINDS[kind](number, LIMITS.message_bytes) for number in range(CLIENTS)]
     asked = [next(requests) for requests in peers]
     held = peak = 0
     tracemalloc.start()
     try:
-        for number in range(REQUESTS):
+        for number in range(SMALL_REQUESTS if kind in SMALL else REQUESTS):
             place = number % CLIENTS
-            name, body, payload = asked[place]
-            facts = {"client": bytes([1 + place]) * 16, "sequence": number + 1}
-            frames = encode(body, table=table_number(name) if name else 0, payload=payload, **facts)
+            frames = frames_of(asked[place], 1 + place, number + 1)
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            reply = dispatcher.answer(parse(frames, LIMITS)).body
+            reply = answer(dispatcher, frames)
             now, most = tracemalloc.get_traced_memory()
             peak, held = max(peak, held + most - before), held + now - before
             asked[place] = peers[place].send(reply)
     finally:
         tracemalloc.stop()
     holders = dispatcher.budget.holders()
-    on_way = 2 * CLIENTS * LIMITS.message_bytes
+    on_way = CLIENTS * LIMITS.message_bytes
     assert peak < 1.1 * LIMITS.held_bytes + on_way, (kind, peak, holders)
     assert sum(holders.values()) == dispatcher.budget.used >= 0.8 * held - on_way, (kind, held, holders)
+
+
+@pytest.mark.parametrize("kind", ["packed_caches", "packed_episodes", "packed_rollouts"])
+def test_what_is_pushed_asks_for_its_unpacked_size_before_it_is_copied(kind):
+    limits = Limits(message_bytes=1 << 20, held_bytes=1 << 22)
+    dispatcher = dispatcher_of(tables_of(kind, limits.message_bytes), limits)
+    request = next(KINDS[kind](1, limits.message_bytes))
+    packed, unpacked = request[2].nbytes, unpacked_bytes(request[2])
+    assert unpacked > 5 * packed
+    dispatcher.pushes.add(dispatcher.pushes.room - unpacked + 1)  # what other threads check now
+    before = dispatcher.budget.used
+    tracemalloc.start()
+    assert answer(dispatcher, frames_of(request, 1, 1)) == "busy"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < packed + 100_000
+    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # its client's rejections are counted
+    dispatcher.pushes.add(-1)
+    assert answer(dispatcher, frames_of(request, 1, 2)) is None
+
+
+def answer(dispatcher, frames):
+    """The body of the reply to a message; the code of the refusal of one that is pushed, or None."""
+    message = parse(frames, LIMITS, verify_payload=False)
+    if not isinstance(message.body, PUSHED):
+        return dispatcher.answer(message).body
+    try:
+        dispatcher.arrived(message.header, message.body, message.payload)
+    except ProtocolError as error:
+        return error.code
+    return None
 
 
 def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way():

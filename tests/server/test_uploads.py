@@ -6,6 +6,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.server.handlers.uploads import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.wire import _bytes, messages
+from memoire.wire.byte_budget import ByteBudget
 from serverkit import ME, YOU
 
 LIMITS = Limits(model_bytes=1000)
@@ -13,6 +14,10 @@ LIMITS = Limits(model_bytes=1000)
 
 def publish(topic, size=500, offset=0, checksum=0):
     return messages.Publish(topic=topic, size=size, checksum=checksum, offset=offset)
+
+
+def uploads_of():
+    return Uploads(LIMITS, ByteBudget(0).holder("uploads", own=LIMITS.model_bytes))
 
 
 def receive(uploads, body, chunk, client=ME, now=0.0):
@@ -29,7 +34,7 @@ def goes_on(uploads, topic, offset, size=500):
 
 
 def test_a_model_is_whole_with_its_last_chunk():
-    uploads, body = Uploads(LIMITS), b"fifteen bytes.."
+    uploads, body = uploads_of(), b"fifteen bytes.."
     checksum = _bytes.checksum(body)
     assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None)
     assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None), "a resend"
@@ -38,7 +43,7 @@ def test_a_model_is_whole_with_its_last_chunk():
 
 
 def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
-    uploads, body = Uploads(LIMITS), b"fifteen bytes.."
+    uploads, body = uploads_of(), b"fifteen bytes.."
     checksum = _bytes.checksum(body)
     for wrong_at in (0, 10):
         chunks = {0: body[:10], 10: body[10:]}
@@ -54,7 +59,7 @@ def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
 
 
 def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     receive(uploads, publish("t"), b"xxx")
     for offset, chunk in ((5, b"x"), (3, bytes(498)), (3, b"")):
         with pytest.raises(ProtocolError) as caught:
@@ -64,12 +69,12 @@ def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
 
 
 def test_a_model_without_a_byte_is_whole_at_once():
-    offset, model = receive(Uploads(LIMITS), publish("t", 0, checksum=_bytes.checksum(b"")), None)
+    offset, model = receive(uploads_of(), publish("t", 0, checksum=_bytes.checksum(b"")), None)
     assert (offset, model.body) == (0, b"")
 
 
 def test_another_body_under_the_same_topic_begins_again():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     receive(uploads, publish("t"), b"xxx")
     with pytest.raises(ProtocolError, match="a stretch at 3 of a model whose beginning is not here"):
         receive(uploads, publish("t", offset=3, checksum=1), b"x")
@@ -78,7 +83,7 @@ def test_another_body_under_the_same_topic_begins_again():
 
 
 def test_two_clients_send_models_of_one_topic_side_by_side():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     receive(uploads, publish("t"), b"xxx")
     receive(uploads, publish("t"), b"y", YOU)
     assert receive(uploads, publish("t", offset=3), b"x") == (4, None)
@@ -90,14 +95,14 @@ def test_two_clients_send_models_of_one_topic_side_by_side():
 
 
 def test_a_model_that_is_too_large_is_refused_before_anything_is_kept():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     with pytest.raises(ProtocolError) as caught:
         receive(uploads, publish("t", 1001), b"x")
     assert caught.value.code == "too_large" and len(uploads) == 0
 
 
 def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_them():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     for number in range(MAX_UPLOADS):
         assert receive(uploads, publish(f"t{number}", 50), b"x") == (1, None)
     for _ in range(2):
@@ -111,7 +116,7 @@ def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_t
 
 
 def test_whole_sizes_of_uploads_are_within_the_bytes_of_models():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     receive(uploads, publish("first", 600), b"x")
     with pytest.raises(ProtocolError, match="one of 500 bytes was to come; 16 at a time may, of 1000 bytes") as caught:
         receive(uploads, publish("second", 500), b"x")
@@ -121,7 +126,7 @@ def test_whole_sizes_of_uploads_are_within_the_bytes_of_models():
 
 
 def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place():
-    uploads = Uploads(LIMITS)
+    uploads = uploads_of()
     receive(uploads, publish("dead", 1000), b"x", now=0.0)
     receive(uploads, publish("dead", 1000, 1), b"x", now=10.0)
     with pytest.raises(ProtocolError, match="given up after 60 s"):
@@ -132,7 +137,7 @@ def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place(
 
 @pytest.mark.parametrize("publishers", [MAX_UPLOADS, MAX_UPLOADS + 1, 2 * MAX_UPLOADS, 5 * MAX_UPLOADS])
 def test_every_one_of_many_publishers_that_send_side_by_side_ends(publishers):
-    uploads, body = Uploads(LIMITS), b"chunks of eight bytes..."
+    uploads, body = uploads_of(), b"chunks of eight bytes..."
     offsets = dict.fromkeys(range(publishers), 0)
     for turn in range(100):
         for number in [*offsets]:

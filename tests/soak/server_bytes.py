@@ -1,9 +1,10 @@
-"""How much memory can peers make a server take, with requests of every kind at their largest?
+"""How much memory can peers make a server or an inference node take, with requests of every kind at their largest?
 
-A server with `message_bytes` of 4 MiB and `held_bytes` of 64 MiB, in a process of its own for each kind, and eight
-connections that ask as fast as they are answered. Its anonymous memory may grow by `held_bytes`, what is on its way, one
-`message_bytes` for each connection, and 10 % of that. What `/status` says of its holders adds up to the use of its
-budget.
+A server or node with `message_bytes` of 4 MiB and `held_bytes` of 64 MiB, in a process of its own for each kind, and
+eight connections that ask as fast as they are answered, or push as fast as there is room. Its anonymous memory may grow
+by `held_bytes`, what is on its way, one `message_bytes` for each connection, and 10 % of that; where models are
+published, also by `model_bytes` for models and for uploads. What `/status` says of its holders adds up to the use of
+its budget.
 """
 
 import argparse
@@ -17,27 +18,40 @@ from collections import Counter
 from _kit import end, say, table
 
 MIB = 1 << 20
-MESSAGE, HELD, CONNECTIONS = 4 * MIB, 64 * MIB, 8
+MESSAGE, HELD, MODELS, CONNECTIONS = 4 * MIB, 64 * MIB, 4 * MIB, 8
 SILENCE = 20
 """Seconds without a reply after which a peer gives up."""
 MOST = 1.1 * (HELD + CONNECTIONS * MESSAGE + CONNECTIONS * MESSAGE)
 """Bytes of growth: of what is held, on its way (each connection has one request and its reply), and received."""
 
 
-def serve(storage):
-    import memoire
-    from bytekit import ANSWERS
+def started(kind):
+    """A server for this kind, or an inference node, and the addresses for requests and pushes."""
+    import bytekit
     from memoire import Server
+    from memoire.inference.node import Inference
     from memoire.limits import Limits
 
-    limits = Limits(message_bytes=MESSAGE, held_bytes=HELD, request_bytes=MESSAGE)
-    tables = {"prompts": memoire.Table(ANSWERS, storage="prompts", group=8)}
-    if storage == "caches":
-        tables = {"default": memoire.Table({"obs": "f4", "reward": "f4"})}
-    with Server("tcp://127.0.0.1:*", tables=tables, limits=limits) as server:
-        print(json.dumps({"endpoint": server.endpoint, "push": server.push_endpoint}), flush=True)
+    limits = Limits(message_bytes=MESSAGE, held_bytes=HELD, request_bytes=MESSAGE, model_bytes=MODELS)
+    if kind in bytekit.NODE_KINDS:
+        made = Inference("tcp://127.0.0.1:*", bytekit.ROWS, bytekit.ROWS, answered, limits=limits)
+        return made, [made.endpoint, ""]
+    made = Server("tcp://127.0.0.1:*", tables=bytekit.tables_of(kind, MESSAGE), limits=limits)
+    return made, [made.endpoint, made.push_endpoint]
+
+
+def answered(columns):
+    """The rows of a batch again."""
+    return {name: columns[name] for name in ("points", "points_length", "x")}
+
+
+def serve(kind):
+    made, addresses = started(kind)
+    with made:
+        print(json.dumps(addresses), flush=True)
         while line := sys.stdin.readline():
-            print(json.dumps(server.stats().holders), flush=True)
+            stats = made.stats()
+            print(json.dumps(stats.holders), flush=True)
             if not line.strip():
                 return
 
@@ -47,42 +61,52 @@ def anonymous(pid):
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
 
 
-def attack(endpoint, kind, number, until, counts):
+def attack(addresses, kind, number, until, counts):
     import zmq
 
-    from bytekit import KINDS
+    import bytekit
     from memoire.limits import Limits
     from memoire.wire import messages
-    from memoire.wire.frames import encode, parse
-    from memoire.wire.identity import table_number
+    from memoire.wire.frames import parse
 
     limits = Limits(message_bytes=64 * MIB, request_bytes=64 * MIB)
-    made = zmq.Context.instance().socket(zmq.DEALER)
-    made.setsockopt(zmq.LINGER, 0)
-    made.connect(endpoint)
-    requests, told = KINDS[kind](number, MESSAGE), None
+    doors = {}
+    for address, type_ in zip(addresses, (zmq.DEALER, zmq.PUSH), strict=True):
+        if address:
+            doors[type_] = made = zmq.Context.instance().socket(type_)
+            made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.SNDTIMEO, 1000 * SILENCE)
+            made.setsockopt(zmq.SNDHWM, 2)
+            made.connect(address)
+    requests = (bytekit.KINDS | bytekit.NODE_KINDS)[kind](number, MESSAGE)
+    request = next(requests)
     for sequence in range(1, 1 << 40):
         if time.monotonic() > until:
             break
-        name, body, payload = requests.send(told) if sequence > 1 else next(requests)
-        client, place = number.to_bytes(16, "little"), table_number(name) if name else 0
-        frames = encode(body, client=client, sequence=sequence, table=place, payload=payload)
-        made.send_multipart([b"", *frames])
-        if not made.poll(1000 * SILENCE):
-            counts["not answered"] += 1
-            break
-        told = parse(made.recv_multipart()[1:], limits).body
-        counts[told.code if isinstance(told, messages.Refused) else "taken"] += 1
-    made.close()
+        frames, told = bytekit.frames_of(request, number, sequence), None
+        if isinstance(request[1], bytekit.PUSHED):
+            doors[zmq.PUSH].send_multipart(frames)
+            counts["pushed"] += 1
+        else:
+            doors[zmq.DEALER].send_multipart([b"", *frames])
+            if kind != "rows_that_wait" and not doors[zmq.DEALER].poll(1000 * SILENCE):
+                counts["not answered"] += 1
+                break
+            while doors[zmq.DEALER].poll(5 if kind == "rows_that_wait" else 0):
+                told = parse(doors[zmq.DEALER].recv_multipart()[1:], limits).body
+                counts[told.code if isinstance(told, messages.Refused) else "taken"] += 1
+        request = requests.send(told)
+    for made in doors.values():
+        made.close()
 
 
-def measured(kind, seconds, storage):
-    command = [sys.executable, __file__, "--serve", storage]
+def measured(kind, seconds):
+    command = [sys.executable, __file__, "--serve", kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         where = json.loads(child.stdout.readline())
         before, counts, until = anonymous(child.pid), Counter(), time.monotonic() + seconds
         peers = [
-            threading.Thread(target=attack, args=(where["endpoint"], kind, number, until, counts))
+            threading.Thread(target=attack, args=(where, kind, number, until, counts))
             for number in range(1, 1 + CONNECTIONS)
         ]
         for peer in peers:
@@ -110,21 +134,23 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each kind")
-    parser.add_argument("--serve", help="in a child: the storage of its table")
+    parser.add_argument("--serve", help="in a child: the kind of requests that come")
     parser.add_argument("kinds", nargs="*", help="some of them alone")
     given = parser.parse_args()
     if given.serve:
         serve(given.serve)
         return 0
     rows, violations = [], []
-    for kind in given.kinds or bytekit.KINDS:
-        peak, counts, budget = measured(kind, given.seconds, "prompts")
-        held = sum(budget.values())
+    for kind in given.kinds or bytekit.KINDS | bytekit.NODE_KINDS:
+        peak, counts, budget = measured(kind, given.seconds)
+        held, most = sum(budget.values()), MOST + (2.2 * MODELS if kind.startswith("models") else 0)
         say(kind, f"{peak / MIB:.0f} MiB", dict(counts), budget)
-        rows.append((kind.replace("_", " "), sum(counts.values()), counts["taken"], f"{peak / MIB:.0f}",
+        rows.append((kind.replace("_", " "), sum(counts.values()), counts["taken"] + counts["pushed"], f"{peak / MIB:.0f}",
                      f"{held / MIB:.0f}"))  # fmt: skip
-        if peak > MOST:
-            violations.append(f"{kind}: grew by {peak / MIB:.0f} MiB; {MOST / MIB:.0f} are allowed")
+        if peak > most:
+            violations.append(f"{kind}: grew by {peak / MIB:.0f} MiB; {most / MIB:.0f} are allowed")
+        if not counts["taken"] + counts["pushed"] and kind != "rows_that_wait":
+            violations.append(f"{kind}: nothing was taken: {dict(counts)}")
     print(table(["", "requests", "granted", "growth, MiB", "held, MiB"], rows))
     return end(violations)
 

@@ -1,17 +1,37 @@
 """Requests at their largest, kind by kind, of peers that try how much memory a server takes for them.
 
-A kind is a generator for one client: it yields (table, body, payload), and is sent the body of the reply. It goes on
-until whoever sends ends it; a refusal is a reply like any other.
+A kind is a generator for one client: it yields (table, body, payload), and the id of another client if it speaks for
+one; it is sent the body of the reply, which is None for what is pushed. It goes on until whoever sends ends it; a
+refusal is a reply like any other.
 """
 
 import itertools
 
 import numpy as np
 
+from memoire.pool.tables import Table
+from memoire.replay.batch import ID
+from memoire.replay.memory import Memory
+from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
-from memoire.wire import keyed, messages
+from memoire.replay.schema import Schema
+from memoire.wire import keyed, messages, pack
+from memoire.wire._bytes import checksum
+from memoire.wire.frames import encode
+from memoire.wire.identity import table_number
+from memoire.wire.row_container import pack_rows
 
 ANSWERS = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
+FRAMES = Schema({"state": (np.uint8, (1024,)), "reward": np.float32})
+SMALL = Schema({"state": np.uint8, "reward": np.float32})
+TABLES = {
+    "prompts": Table(ANSWERS, storage="prompts", group=8),
+    "caches": Table(FRAMES, cache_size=8),
+    "small caches": Table(SMALL, cache_size=8),
+    "episodes": Table(FRAMES, storage="episodes"),
+    "rollouts": Table(FRAMES, storage="rollouts", full="oldest"),
+    "small rollouts": Table(SMALL, storage="rollouts", full="oldest"),
+}
 ROWS = RowSchema({"points": (np.float32, (None,)), "x": np.float32})
 ASTRAL = chr(0x1F600)
 """A letter with which a text takes four bytes for each of its characters in memory, and one on the wire."""
@@ -139,10 +159,166 @@ def columns_asked_often(client, size):
             yield "prompts", messages.Prompts(call=call, keys=keys, columns=3), None
 
 
+def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
+    """Caches or episodes of frames of zeros that take `size` bytes at most when they are unpacked, or have so many
+    samples.
+    """
+    entries = samples or size // 2400
+    schema = TABLES[table].schema
+    frame = np.zeros(schema["state"].shape, np.uint8)
+    if body is messages.Cache:
+        memory = Memory(schema, entries + 1, seed=0)
+        memory.open()
+        for _ in range(entries):
+            memory.add(0, (frame, np.float32(1.0)))
+        memory.close(terminated=True)
+        payload = pack.build(memory, entries, now=0.0, compression=compression)
+    else:
+        ones, models = np.ones(entries, np.float32), np.ones(entries, np.int64)
+
+        def fill(name, target):
+            target.fill(0)
+
+        payload = pack.pack_episode(schema, fill, ones, ones, models, now=0.0, compression=compression)
+    for number in itertools.count(1):
+        yield table, body(number=number, pushed_bytes=number * payload.nbytes), payload
+
+
+def packed_caches(client, size):
+    """Caches that take thirty times as much when they are unpacked."""
+    return _pushes(messages.Cache, client, size)
+
+
+def plain_caches(client, size):
+    """Caches as large as they may be."""
+    return _pushes(messages.Cache, client, size, compression="none")
+
+
+def smallest_caches(client, size):
+    """Caches of one sample."""
+    return _pushes(messages.Cache, client, size, samples=1, compression="none", table="small caches")
+
+
+def packed_episodes(client, size):
+    """Episodes that take a hundred times as much when they are unpacked."""
+    return _pushes(messages.Episode, client, size, table="episodes")
+
+
+def packed_rollouts(client, size):
+    """Fragments that take a hundred times as much when they are unpacked."""
+    return _pushes(messages.Episode, client, size, table="rollouts")
+
+
+def smallest_rollouts(client, size):
+    """Fragments of one entry."""
+    return _pushes(messages.Episode, client, size, samples=1, compression="none", table="small rollouts")
+
+
+def _newcomer(client, number):
+    return client.to_bytes(8, "little") + number.to_bytes(8, "little")
+
+
+def reports(client, size):
+    """UPDATE of a new client each time, with the longest names of scalars and topics."""
+    count = min(64, size // 2200)
+    for number in itertools.count(1):
+        names = [f"{ASTRAL}{number}-{name}".ljust(256, ASTRAL) for name in range(count)]
+        body = messages.Update(steps=1, scalars=dict.fromkeys(names, 1.0), models=dict.fromkeys(names, 1))
+        yield "caches", body, None, _newcomer(client, number)
+
+
+def newcomers(client, size):
+    """HELLO, and a first report, of a new client each time."""
+    for number in itertools.count(1):
+        body = messages.Hello(host=ASTRAL.ljust(256, ASTRAL), name="n" * 63)
+        yield "caches", body, None, _newcomer(client, number)
+        yield "caches", messages.Update(steps=1), None, _newcomer(client, number)
+
+
+def log_lines(client, size):
+    """UPDATE with the longest log lines."""
+    count = max(1, min(size, TAIL) // 70_000)
+    length = min(16_000, size // 5)
+    for number in itertools.count(1):
+        lines = [messages.Line(number * count + line, 1.0, 1, ASTRAL * length) for line in range(count)]
+        yield "caches", messages.Update(steps=1, lines=lines), None
+
+
+def td_errors(client, size):
+    """TD errors for clients that do not fetch them. The key of a learner."""
+    owners = 4
+    for number in range(owners):
+        yield "caches", messages.Update(steps=1), None, _newcomer(client, number)
+    count = size // 20
+    for number in itertools.count():
+        ids = np.empty(count, ID)
+        ids["client"] = np.frombuffer(_newcomer(client, number % owners), "<u8")
+        ids["number"] = np.arange(number * count, (number + 1) * count)
+        yield "caches", messages.Feedback(), pack.pack_feedback(FRAMES, ids, np.ones(count, np.float32))
+
+
+def models_that_do_not_end(client, size):
+    """First stretches of models of many topics. The key of a trainer."""
+    body = bytes(size // 2)
+    for number in itertools.count():
+        topic = f"{client}-{number % 100}"
+        yield "", messages.Publish(topic=topic, size=size, checksum=number + 1, offset=0), body
+
+
+def models_of_many_topics(client, size):
+    """Models of as many topics as there may be. The key of a trainer."""
+    body = bytes(size)
+    whole = checksum(body)
+    for number in itertools.count():
+        yield "", messages.Publish(topic=f"{client}-{number}", size=size, checksum=whole), body
+
+
+def rows_that_wait(client, size):
+    """Rows for an inference node that wait for weights of the future."""
+    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
+    payload = pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
+    while True:
+        yield "", messages.Infer(patience=100.0, min_version=10), payload
+
+
+def rows_that_are_answered(client, size):
+    """Rows for an inference node, whose answers are as large."""
+    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
+    payload = pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
+    while True:
+        yield "", messages.Infer(patience=1000.0), payload
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
         stage_and_name_it_often, upload_and_leave, names_of_fields, rows_without_anything, keys_of_rows, partitions,
         tags_of_one_row, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers, columns_asked_often,
+        packed_caches, plain_caches, smallest_caches, packed_episodes, packed_rollouts, smallest_rollouts, reports,
+        newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
     )
 }  # fmt: skip
+"""Of a server's peers."""
+NODE_KINDS = {kind.__name__: kind for kind in (rows_that_wait, rows_that_are_answered)}
+"""Of an inference node's."""
+PUSHED = messages.Cache | messages.Episode
+
+
+def tables_of(kind, size):
+    """The tables of the server that requests of a kind are for."""
+    tables = {request[0] for request in itertools.islice(KINDS[kind](0, size), 1)} - {""}
+    return {name: TABLES[name] for name in tables or {"prompts"}}
+
+
+def frames_of(request, client, sequence):
+    """The frames of what a kind yields.
+
+    Args:
+        client: Number of the client.
+    """
+    table, body, payload, *other = request
+    schema = ROWS if isinstance(body, messages.Infer) else TABLES[table].schema if table else None
+    facts = {"client": other[0] if other else client.to_bytes(16, "little"), "sequence": sequence}
+    if isinstance(body, PUSHED | messages.Infer):
+        facts["fingerprint"] = schema.fingerprint
+    return encode(body, table=table_number(table) if table else 0, payload=payload, **facts)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
+from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
 from memoire.replay.episode_store import Changes, adding, at_once, setting
@@ -39,8 +40,14 @@ MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """At latest they are merged when so many have come."""
 MOST_PLACES = 16
 """While they are merged, places for each of them at most, which take 16 bytes."""
+ERROR_BYTES = 20
+"""Of a TD error that waits: number, error and time."""
+PIECE_BYTES = 640
+"""Of a piece of them, beside these."""
 SAMPLE_BYTES = 16
 """Of a TD error in a reply: number, error and owner."""
+READ_COPIES = 3
+"""What a message of them takes while it is read, in times of its unpacked size."""
 CONTAINER_BYTES = 1024
 """What a reply has beside them, at most."""
 WARN_INTERVAL = 60.0
@@ -90,6 +97,14 @@ class _Waiting:
     sent: _Errors | None = None
     number: int = 0
     """Of the piece that was sent."""
+    counted: int = 0
+    """Bytes that were counted for it last."""
+
+    @property
+    def bytes(self) -> int:
+        """That it takes."""
+        errors = self.unsent + (0 if self.sent is None else len(self.sent))
+        return ERROR_BYTES * errors + PIECE_BYTES * (len(self.pieces) + 1)
 
     @property
     def is_long(self) -> bool:
@@ -196,7 +211,7 @@ class FeedbackHandler:
         self.lost = 0
         """Those whose client is not known here, or never fetched them."""
         self.overflowed = 0
-        """Of the lost ones, those that waited for a client for which too many waited."""
+        """Of the lost ones, those for which there was no room: too many waited for one client, or for all."""
 
     @property
     def delays(self) -> Timing:
@@ -212,10 +227,12 @@ class FeedbackHandler:
         Raises ProtocolError.
         """
         table = self._state.tables.numbered(header.table)
-        found = unpack.read_feedback(payload, table.schema, self._state.limits)
-        return [
-            (client, numbers.astype(np.int64), errors.astype(np.float32)) for client, (numbers, errors) in found.items()
-        ]
+        with self._state.requests.taken(READ_COPIES * unpack.unpacked_bytes(payload)):
+            found = unpack.read_feedback(payload, table.schema, self._state.limits)
+            return [
+                (client, numbers.astype(np.int64), errors.astype(np.float32))
+                for client, (numbers, errors) in found.items()
+            ]
 
     def taken(self, header: MessageHeader, made: PriorityUpdate) -> Reply:
         """The answer to a FEEDBACK message of which this was made."""
@@ -254,9 +271,16 @@ class FeedbackHandler:
             at_once(changes)
             self._lose(self._state.run, account, count)
             return PriorityUpdate(lost=count)
+        try:
+            self._state.td_errors.check(ERROR_BYTES * count + 2 * PIECE_BYTES)
+        except ProtocolError:
+            at_once([*changes, *adding(self, overflowed=count)])
+            self._lose(self._state.run, account, count)
+            return PriorityUpdate(lost=count)
         waiting = self._waiting.setdefault(client, _Waiting())
         # As a whole: a count below what waits would let no reply be read any more.
         at_once(changes + waiting.adding(_Errors(numbers, errors, np.full(count, now))))
+        self._recount(waiting)
         if waiting.is_long:
             self._long.add(client)
         else:
@@ -270,6 +294,12 @@ class FeedbackHandler:
         run.ledger.lost_feedback(account, samples)
         self._touch(run, account)
 
+    def _recount(self, waiting: _Waiting, size: int | None = None) -> None:
+        """Count what waits for a client, after a change of it."""
+        size = waiting.bytes if size is None else size
+        self._state.td_errors.add(size - waiting.counted)
+        waiting.counted = size
+
     # What waits is kept short
 
     def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
@@ -277,6 +307,7 @@ class FeedbackHandler:
         overflow = waiting.unsent - FEEDBACK_SAMPLES
         if overflow > 0:
             waiting.cut(overflow)
+            self._recount(waiting)
             self.overflowed += overflow
             self.lost += overflow
             self._lose(self._state.run, account, overflow)
@@ -299,6 +330,7 @@ class FeedbackHandler:
             account.superseded_feedback += superseded
             account.waiting_feedback -= superseded
             waiting.take(len(former), result)
+            self._recount(waiting)
             self._touch(self._state.run, account)
         self._drop_overflow(account, waiting)
 
@@ -310,13 +342,16 @@ class FeedbackHandler:
         self._warned_at, self._warned_of = now, self.overflowed
         return (
             f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them "
-            "with its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the server sets"
+            "with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or store "
+            "episodes, whose priorities the server sets"
         )
 
     def give_up(self, run: Run, client: bytes) -> None:
         """Count as lost what waits for a client that will not fetch it any more."""
-        if self._waiting.pop(client, None) is None:
+        waiting = self._waiting.pop(client, None)
+        if waiting is None:
             return
+        self._recount(waiting, 0)
         account = run.ledger.find(client)
         if account is not None and account.waiting_feedback:
             self.lost += account.waiting_feedback
@@ -348,6 +383,7 @@ class FeedbackHandler:
             self._number += 1
             most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
             waiting.sent, waiting.number = waiting.cut(most), self._number
+        self._recount(waiting)
         if waiting.sent is None:
             return None
         ids = np.empty(len(waiting.sent), ID)

@@ -46,7 +46,7 @@ class ModelsHandler:
         self, state: ServerState, *, on_model: Callable[[Model], None], after: Callable[[Ticket], None]
     ) -> None:
         self._state, self._on_model, self._after = state, on_model, after
-        self._uploads = Uploads(state.limits)
+        self._uploads = Uploads(state.limits, state.uploads)
         self._unsaved: list[Model] = []  # published since a group was taken to be saved
 
     def publish(self, made: Model, version: int = 0) -> Model:
@@ -54,11 +54,21 @@ class ModelsHandler:
 
         Raises:
             StaleVersion: the topic has this version or a newer one.
-            ParameterError: the topic is one too many.
+            ParameterError: the topic is one too many, or the newest models of the others leave no room.
         """
-        model = self._state.models.number(made, version)
+        model = self._numbered(made, version)
         self._show_when_saved(model)
         return model
+
+    def _numbered(self, made: Model, version: int) -> Model:
+        others, most = self._state.models.bytes_beside(made.topic), self._state.limits.model_bytes
+        if others + made.size > most:
+            expected = (
+                f"at most {most - others}: the newest models of other topics, which stay, take {others} of {most} "
+                "(limits.model_bytes)"
+            )
+            raise ParameterError(f"the size of a model of topic {made.topic!r}", made.size, expected)
+        return self._state.models.number(made, version)
 
     def _show_when_saved(self, model: Model) -> None:
         """Nobody may have a version that a restart would forget."""
@@ -99,7 +109,7 @@ class ModelsHandler:
         if whole is None:
             return Reply(messages.Published(topic=body.topic, received=offset))
         try:
-            model = self._state.models.number(whole, body.version)
+            model = self._numbered(whole, body.version)
         except (StaleVersion, ValueError) as error:
             raise ProtocolError("topic", str(error)) from error
         self._show_when_saved(model)

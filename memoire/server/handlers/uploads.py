@@ -10,6 +10,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import Model, ModelAssembly
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteHolder
 
 MAX_UPLOADS = 16
 """Models that come in several chunks at the same time; a further one is refused until one of them has ended."""
@@ -25,10 +26,14 @@ class _Upload:
 
 
 class Uploads:
-    """What publishers have begun to send. An upload that has begun keeps its place until it ends or is given up."""
+    """What publishers have begun to send. An upload that has begun keeps its place until it ends or is given up.
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    Args:
+        room: Has the whole size of each, `limits.model_bytes` in all at most.
+    """
+
+    def __init__(self, limits: Limits, room: ByteHolder) -> None:
+        self._limits, self._room = limits, room
         self._begun: OrderedDict[tuple[bytes, str], _Upload] = OrderedDict()  # by client and topic; in order of `came`
 
     def __len__(self) -> int:
@@ -51,7 +56,10 @@ class Uploads:
         finally:
             if assembly.offset == assembly.size:  # all bytes came, right or wrong: no chunk could mend it
                 self.drop(*key)
-        if whole is None:
+        if whole is None and assembly.offset < assembly.size:
+            if (known := self._begun.get(key)) is None or known.assembly is not assembly:
+                self.drop(*key)
+                self._room.add(assembly.size)
             self._begun[key] = _Upload(assembly, now)
             self._begun.move_to_end(key)
         return assembly.offset, whole
@@ -90,8 +98,11 @@ class Uploads:
 
     def drop(self, client: bytes, topic: str) -> None:
         """Forget what a client has begun to send for a topic."""
-        self._begun.pop((client, topic), None)
+        gone = self._begun.pop((client, topic), None)
+        if gone is not None:
+            self._room.add(-gone.assembly.size)
 
     def clear(self) -> None:
         """Another run begins: forget all of them."""
-        self._begun.clear()
+        for key in list(self._begun):
+            self.drop(*key)
