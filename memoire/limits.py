@@ -4,7 +4,7 @@ are bytes.
 
 import gc
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,16 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 HELD_BYTES = 1 * GiB
 """Bytes that a server holds by default, if no container allows less."""
+QUEUE_BYTES = 256 * MiB
+"""Bytes that a proxy keeps for each server by default, if no container allows less."""
 NO_LIMIT = 1 << 60
 """Bytes from which on a control group of version 1 means that there is no limit."""
 HEADER_BYTES = 96
 """What stands in front of each message's tail."""
+
+
+class UsualSize(int):
+    """A default size, of which a node takes less in a container that has no room for it."""
 
 
 @checked_fields
@@ -82,9 +88,11 @@ class Limits:
     """Largest request or reply without a draw in it."""
     tail_bytes: int = 512 * KiB
     """Largest msgpack tail of a message."""
-    model_bytes: int = 1 * GiB
+    model_bytes: int = UsualSize(1 * GiB)
     """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
-    which the newest ones of other topics leave no room.
+    which the newest ones of other topics leave no room. In a container, the default is at most a fourth of what its
+    memory limit leaves beside `held_bytes` or a proxy's queues, and half of that for a server, which has as many for
+    models on their way.
     """
     model_chunk: int = 1 * MiB
     """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
@@ -134,7 +142,7 @@ class ContainerLimit(NamedTuple):
 
 
 class Container:
-    """The container that this process runs in, and the memory that its buffers and servers reserve there.
+    """The container that this process runs in, and the memory that its buffers and nodes reserve there.
 
     Processes do not know of each other: each may reserve the whole limit. The memory of a machine without such a limit
     refuses nothing: the machine may have swap, and a buffer takes pages only when entries fill them.
@@ -168,7 +176,7 @@ class Container:
 
 
 class Reservation:
-    """Memory of a container that one buffer or server may fill: until `release`, or until the reservation is garbage.
+    """Memory of a container that one buffer or node may fill: until `release`, or until the reservation is garbage.
 
     Args:
         container: None has no limit.
@@ -176,67 +184,92 @@ class Reservation:
 
     def __init__(self, container: Container | None) -> None:
         self._container = container
-        self._size = 0
+        self._parts: dict[str, int] = {}
 
-    def reserve(self, name: str, value: object, size: int) -> None:
+    def reserve(self, name: str, value: object, size: int, part: str = "") -> None:
         """Reserve so many bytes, in place of those before, for what a caller has asked for by a parameter.
 
         Args:
             name: The parameter.
             value: What it was set to.
             size: Bytes that this makes.
+            part: What they are for, if this node reserves for several things.
 
         Raises:
             ParameterError: the container does not allow so much beside the other reservations. This one stays.
         """
         if self._container is None:
             return
-        former, self._size = self._size, size
-        self._container.sizes[id(self)] = size  # before it is checked: another thread may reserve meanwhile
-        limit, others = self._limit_and_others(self._container)
+        former = self._parts.get(part, 0)
+        self._note(self._container, part, size)  # before it is checked: another thread may reserve meanwhile
+        limit, others = self._limit_and_others(self._container, part)
         if limit is None or others + size <= limit.size:
             return
-        self._size = self._container.sizes[id(self)] = former
-        reserved = f", of which other buffers and servers of this process may fill {_mib(others)}" if others else ""
+        self._note(self._container, part, former)
+        reserved = f", of which other buffers and nodes of this process may fill {_mib(others)}" if others else ""
         expected = (
             f"smaller (it makes {_mib(size)} of memory, and the limit of this process's container is "
             f"{_mib(limit.size)} in {limit.file}{reserved}), or the limit larger"
         )
         raise ParameterError(name, value, expected)
 
-    def default(self, name: str, usual: int) -> int:
+    def _note(self, container: Container, part: str, size: int) -> None:
+        self._parts[part] = size
+        container.sizes[id(self)] = sum(self._parts.values())
+
+    def default(self, name: str, usual: int, part: str = "", share: int = 2) -> int:
         """Return a size for what no caller has asked for: `usual`, or half of what the limit leaves beside the other
         reservations, if that is less. 0 for `usual` is any size; without a limit, it is returned.
 
         Args:
             name: The parameter that would have said it.
+            part: As of `reserve`.
+            share: In place of the half, this part.
 
         Raises:
             ParameterError: the limit leaves nothing.
         """
-        limit, others = (None, 0) if self._container is None else self._limit_and_others(self._container)
+        limit, others = (None, 0) if self._container is None else self._limit_and_others(self._container, part)
         if limit is None:
             return usual
-        left = (limit.size - others) // 2
+        left = (limit.size - others) // share
         if left < 1:
             expected = (
                 f"set: the limit of this process's container is {_mib(limit.size)} in {limit.file}, and other buffers "
-                f"and servers of this process may fill {_mib(others)}, which leaves nothing for a default"
+                f"and nodes of this process may fill {_mib(others)}, which leaves nothing for a default"
             )
             raise ParameterError(name, 0, expected)
         return min(usual or left, left)
 
-    def _limit_and_others(self, container: Container) -> tuple[ContainerLimit | None, int]:
+    def models(self, limits: Limits, copies: int = 1, *, is_last: bool) -> Limits:
+        """Reserve what a node may keep of models; returns its limits with `model_bytes` as they are. Call it first of
+        all, for a size that was asked for, and last, for one that takes what is left.
+
+        Args:
+            copies: How often a node may fill `model_bytes`.
+
+        Raises:
+            ParameterError: as `reserve` and `default`.
+        """
+        size = limits.model_bytes
+        if isinstance(size, UsualSize):
+            if not is_last:
+                return limits
+            size = self.default("model_bytes", size, "models", 4 * copies)
+        self.reserve("model_bytes", size, copies * size, "models")
+        return replace(limits, model_bytes=int(size))
+
+    def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:
         limit = container.limit
         if limit is not None and sum(container.sizes.values()) > limit.size:
             gc.collect()  # garbage reserves nothing
-        return limit, sum(container.sizes.values()) - self._size
+        return limit, sum(container.sizes.values()) - self._parts.get(part, 0)
 
     def release(self) -> None:
         """Leave the memory to others."""
         if self._container is not None:
             self._container.sizes.pop(id(self), None)
-        self._size = 0
+        self._parts.clear()
 
     __del__ = release
 

@@ -13,12 +13,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from memoire.arguments import name as checked_name
 from memoire.arguments import process_name, seconds, whole
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongType
-from memoire.limits import HELD_BYTES, Limits
+from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
 from memoire.models.model import check_topic
 from memoire.net import sockets
 from memoire.net.context import Context, shared_context
@@ -74,10 +75,12 @@ class Inference(Node):
     Raises:
         EndpointError: an address is in use or malformed.
         KeyFileError: the keys cannot be used.
-        SchemaError, ParameterError, WrongType: an argument is wrong.
+        SchemaError, ParameterError, WrongType: an argument is wrong, or its container has less memory.
     """
 
     CALLED = "this inference node"
+    container: ClassVar[Container] = CONTAINER
+    """That in which its memory is reserved."""
     CLOSED_AT_EXIT = 1
 
     @checked_names()
@@ -108,14 +111,18 @@ class Inference(Node):
             row_schema_from("outputs", outputs),
             _checked_sizes(sizes, whole("max_batch", max_batch, 1)),
         )
-        self._limits = limits or Limits()
+        self._reserved = Reservation(self.container)
+        limits = self._reserved.models(limits or Limits(), is_last=False)
+        held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
+        self._reserved.reserve("held_bytes", held, held)
+        self._limits = self._reserved.models(replace(limits, held_bytes=held), is_last=True)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
             if (size := rows_bytes(schema, 1)) > (most := self._limits.request_bytes):
                 raise ParameterError("request_bytes", most, f"at least {size}, which one row of the {columns} takes")
         load = (lambda content: content) if weights is None else _callable("weights", weights)
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
         self.topic = check_topic(topic)
-        budget = ByteBudget(self._limits.held_bytes or HELD_BYTES)
+        budget = ByteBudget(held)
         batching = Batching(
             max_batch, wait, life, whole("queue_rows", queue_rows, 1), room=budget.holder("requests that wait")
         )
@@ -163,6 +170,7 @@ class Inference(Node):
         if hasattr(self, "_thread"):
             self._thread.worker.stop(0.0)
         self._gate.close()
+        self._reserved.release()
 
     @property
     def endpoint(self) -> str:
@@ -286,6 +294,7 @@ class Inference(Node):
             if not self._thread.stop(max(END_TIMEOUT, patience)):
                 _log.warning("inference node %s: its threads did not end in time", self.name)
             self._gate.close()
+            self._reserved.release()
             sockets.wait_unbound((self.endpoint,), patience)
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ from memoire.wire.identity import NEWS_FRAME
 
 from .backend import BackendChange
 from .io_backend import BackendLink, BackendSettings
-from .io_front import Front
+from .io_front import Front, QueueSizes
 from .model_cache import ModelCache
 from .replies import Replies
 from .requests import AnswerRequest, ForwardRequest, Requests
@@ -62,7 +62,7 @@ class ProxyThread:
         gate: Gate,
         client: bytes,
         name: str,
-        queue_bytes: int,
+        queues: QueueSizes,
         rng: random.Random,
         limits: Limits,
         context: Context,
@@ -79,11 +79,18 @@ class ProxyThread:
         self.worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
         try:
             self.front = Front(
-                self.worker.doors, gate, given, name=name, context=context, limits=limits, counts=self.counts
+                self.worker.doors,
+                gate,
+                given,
+                name=name,
+                context=context,
+                limits=limits,
+                counts=self.counts,
+                queues=queues,
             )
             parts = self.front.endpoints, self.cache.store, limits, self.counts, self.requests.receivers
             self._replies = Replies(self.router, *parts)
-            self._common = BackendSettings(self.worker, context, limits, gate.keys, rng, client, name, queue_bytes)
+            self._common = BackendSettings(self.worker, context, limits, gate.keys, rng, client, name, queues)
             self.router.backs += [self._open(endpoint) for endpoint in servers]
         except BaseException:
             self.worker.stop(0.0)

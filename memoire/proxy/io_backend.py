@@ -35,7 +35,7 @@ from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.hello import welcome_of
 
 from .backend import Backend, BackendChange
-from .io_front import MESSAGES_PER_TURN
+from .io_front import MESSAGES_PER_TURN, QueueSizes
 from .stats import BackStats
 
 _log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ class BackendSettings:
     """Id of the proxy, 16 bytes."""
     name: str
     """Of the proxy."""
-    queue_bytes: int
-    """Bytes of caches that wait for each address."""
+    queues: QueueSizes
 
 
 class BackendLink(Backend):
@@ -92,7 +91,7 @@ class BackendLink(Backend):
         super().__init__(endpoint)
         self._owner, self._common = owner, common
         limits, doors = common.limits, common.worker.doors
-        self.requests, self.caches = SendQueue(limits.request_bytes * 64), SendQueue(common.queue_bytes)
+        self.requests, self.caches = SendQueue(common.queues.requests), SendQueue(common.queues.caches)
         """Messages of clients on their way there."""
         self.channel = Channel(
             doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys

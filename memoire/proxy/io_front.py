@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -17,7 +17,7 @@ from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.poller import Poller
-from memoire.net.send_queues import SendQueues
+from memoire.net.send_queues import CONNECTION_BYTES, SendQueues
 from memoire.security import exposure
 from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import Peer
@@ -27,6 +27,22 @@ from memoire.wire.frames import Buffer, MessageHeader
 from .stats import ProxyCounts
 
 MESSAGES_PER_TURN = 200
+WAITING_REQUESTS = 64
+"""Requests of the largest size that wait for each address at most."""
+
+
+class QueueSizes(NamedTuple):
+    """Bytes that may wait in a proxy."""
+
+    caches: int
+    """For each server."""
+    requests: int
+    """For each server."""
+    replies: int
+
+    def of(self, servers: int) -> int:
+        """All of them, for so many servers."""
+        return servers * (self.caches + self.requests) + self.replies
 
 
 class Front:
@@ -50,10 +66,11 @@ class Front:
         context: Context,
         limits: Limits,
         counts: ProxyCounts,
+        queues: QueueSizes,
     ) -> None:
         self._doors, self._gate = doors, gate
         self.admission = Admission(gate, limits, count=lambda error: counts.refuse(error.code))
-        self.lanes = SendQueues()
+        self.lanes = SendQueues(min(CONNECTION_BYTES, queues.replies), queues.replies)
         """Replies that wait until their connection has room."""
         request, push, publish = given
         near = beside(request)

@@ -20,20 +20,23 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from memoire.arguments import name as checked_name
-from memoire.arguments import process_name, seconds
+from memoire.arguments import process_name, seconds, whole
 from memoire.errors import Closed, EndpointError
-from memoire.limits import Limits, MiB
+from memoire.limits import CONTAINER, QUEUE_BYTES, Container, Limits, Reservation
 from memoire.net import addresses, descriptors, process, sockets
 from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
+from memoire.net.send_queues import ALL_BYTES
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.security.exposure import Security
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
 from .io import ProxyThread
+from .io_front import WAITING_REQUESTS, QueueSizes
 from .stats import BackStats
 
 _log = logging.getLogger(__name__)
@@ -78,7 +81,8 @@ class Proxy(Node):
         servers: Addresses of servers or of other proxies. They are resolved and connected to in the background, up or
             not.
         push_front, pub_front: Addresses for caches and notices, if they are not beside `front`.
-        queue_bytes: Bytes of caches that wait for each server.
+        queue_bytes: Bytes of caches that wait for each server. None is 256 MiB; in a container with a memory limit,
+            at most a share of half of that.
         name: What people call it on pages and in logs. None takes $MEMOIRE_NAME, in a Pod of Kubernetes the name of
             the Pod, and else a part of its id.
         keys: This process' keys folder (or a cluster's), for both sides: see docs/operations.md. None takes
@@ -88,9 +92,12 @@ class Proxy(Node):
     Raises:
         EndpointError: an address is in use or malformed.
         KeyFileError: the keys cannot be used.
+        ParameterError: its container has less memory than `queue_bytes` or `model_bytes` make.
     """
 
     CALLED = "this proxy"
+    container: ClassVar[Container] = CONTAINER
+    """That in which its memory is reserved."""
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
 
@@ -102,7 +109,7 @@ class Proxy(Node):
         *,
         push_front: str | None = None,
         pub_front: str | None = None,
-        queue_bytes: int = 256 * MiB,
+        queue_bytes: int | None = None,
         name: str | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
@@ -112,7 +119,10 @@ class Proxy(Node):
         servers = _checked(servers)
         if tune_process:
             process.tune()
-        self._limits = limits or Limits()
+        self._reserved = Reservation(self.container)
+        limits = self._reserved.models(limits or Limits(), is_last=False)
+        queues = self._queues = self._share_out(limits, len(servers), queue_bytes)
+        self._limits = self._reserved.models(limits, is_last=True)
         context = context or shared_context()
         self._gate = Gate(context, Keys.of(keys, "proxy"))
         self._pid = os.getpid()
@@ -127,7 +137,7 @@ class Proxy(Node):
                 gate=self._gate,
                 client=client,
                 name=self.name,
-                queue_bytes=queue_bytes,
+                queues=queues,
                 rng=random.Random(secrets.randbits(64)),
                 limits=self._limits,
                 context=context,
@@ -135,12 +145,21 @@ class Proxy(Node):
             )
         except BaseException:
             self._gate.close()
+            self._reserved.release()
             raise
         self._endpoints = self._thread.front.endpoints
         if trouble := descriptors.too_few(self._limits.expected_clients):
             _log.warning("proxy %s: %s", self.name, trouble)
         self._thread.worker.start()
         close_at_exit(self)
+
+    def _share_out(self, limits: Limits, servers: int, queue_bytes: int | None) -> QueueSizes:
+        """Reserve what may wait for so many servers, and of replies. Raises ParameterError."""
+        usual = self._reserved.default("queue_bytes", (2 * servers + 1) * QUEUE_BYTES) // (2 * servers + 1)
+        caches = usual if queue_bytes is None else whole("queue_bytes", queue_bytes, 0)
+        queues = QueueSizes(caches, min(usual, limits.request_bytes * WAITING_REQUESTS), min(usual, ALL_BYTES))
+        self._reserved.reserve("queue_bytes", caches, queues.of(servers))
+        return queues
 
     @property
     def keys(self) -> Keys | None:
@@ -176,10 +195,13 @@ class Proxy(Node):
 
         Raises:
             EndpointError: an address is none, or there is none in the list; nothing was changed.
+            ParameterError: the memory of the container has no room for the queues of so many servers.
         """
         if self._closing.is_set():
             raise Closed("this proxy")
-        self._thread.forward_to(_checked(servers))
+        servers = _checked(servers)
+        self._reserved.reserve("queue_bytes", self._queues.caches, self._queues.of(len(servers)))
+        self._thread.forward_to(servers)
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -248,6 +270,7 @@ class Proxy(Node):
             if not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
             self._gate.close()
+            self._reserved.release()
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), patience)
 
     def __repr__(self) -> str:

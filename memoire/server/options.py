@@ -19,6 +19,8 @@ from memoire.security.keyfolder import Given
 from memoire.wire.identity import DEFAULT_TABLE
 from memoire.wire.messages import MAX_INFERENCE
 
+MODEL_COPIES = 2
+"""How often a server may fill `model_bytes`: with models, and with those on their way to it."""
 MIN_SEED, MAX_SEED = -(2**63), 2**64
 
 
@@ -66,7 +68,7 @@ class ServerOptions:
     budgets: Mapping[str, int] = field(init=False)
     """Bytes that each table may hold at first."""
     reserved: Reservation = field(init=False)
-    """The memory of them all."""
+    """The memory of them all, and of models."""
     container: ClassVar[Container] = CONTAINER
     """That in which it is reserved."""
 
@@ -84,6 +86,7 @@ class ServerOptions:
         """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         reserved = Reservation(self.container)
+        limits = reserved.models(self.limits, MODEL_COPIES, is_last=False)
         if self.byte_limit is None:
             name, held = "held_bytes", self.limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
         else:
@@ -92,7 +95,8 @@ class ServerOptions:
         reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
         object.__setattr__(self, "reserved", reserved)
         object.__setattr__(self, "budgets", budgets)
-        object.__setattr__(self, "limits", replace(self.limits, held_bytes=held))
+        limits = reserved.models(replace(limits, held_bytes=held), MODEL_COPIES, is_last=True)
+        object.__setattr__(self, "limits", limits)
 
     @property
     def saves_memory(self) -> bool:

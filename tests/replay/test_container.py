@@ -1,5 +1,6 @@
 """The memory limit of a container: where it is read, what is refused for it, and which defaults follow it."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 
 from dockit import ROOT
 from memoire.errors import ParameterError
+from memoire.inference.node import Inference
 from memoire.limits import HELD_BYTES, Container, Limits, MiB, Reservation
+from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.memory import Memory
@@ -108,14 +111,14 @@ def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_
 def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed(tmp_path):
     place = of(tmp_path, 10)
     tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
-    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
+    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):  # models: 1.5 MiB
         with pytest.raises(ParameterError, match="makes 11.0 MiB"):
             change()
     with pytest.raises(ParameterError, match="at least"):
         tables.limit(tables.first, 1)
-    assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 4 * MiB)
-    tables.share_out(9 * MiB)
-    assert sum(place.sizes.values()) == 9 * MiB
+    assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 5.5 * MiB)
+    tables.share_out(7 * MiB)
+    assert sum(place.sizes.values()) == 8.5 * MiB
     memory = Memory(RAGGED, 10, ragged_limit=MiB // 2, container=place)
     with pytest.raises(ParameterError, match="^ragged_limit must be smaller"):
         memory.limit_ragged(2 * MiB)
@@ -125,10 +128,44 @@ def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed
 def test_defaults_are_half_of_what_the_limit_leaves(tmp_path):
     place = of(tmp_path, 300)
     first, second = served(place), served(place)
-    assert (first.limits.held_bytes, second.limits.held_bytes) == (150 * MiB, 75 * MiB)
+    sizes = [(made.limits.held_bytes / MiB, made.limits.model_bytes / MiB) for made in (first, second)]
+    assert sizes == [(150.0, 18.75), (56.25, 7.03125)]  # a server may fill model_bytes twice
+    left = 300 * MiB - sum(place.sizes.values())
     memory = Memory(RAGGED, 10, container=place)  # 0: no size of its values is asked for
     assert memory.ragged_limit == 0
-    assert 37 * MiB < sum(place.sizes.values()) - 225 * MiB < 38 * MiB
+    assert 0 <= sum(place.sizes.values()) - (300 * MiB - left) - left // 2 < MiB
+
+
+NODES = {
+    "byte_limit": lambda place, size: served(place, byte_limit=size),
+    "held_bytes": lambda place, size: inference(place, limits=Limits(held_bytes=size)),
+    "queue_bytes": lambda place, size: proxy(place, queue_bytes=size),
+    "model_bytes": lambda place, size: proxy(place, limits=Limits(model_bytes=size)),
+    "model_bytes of a server": lambda place, size: served(place, limits=Limits(model_bytes=size // 2)),
+    "model_bytes of inference": lambda place, size: inference(place, limits=Limits(model_bytes=size)),
+}
+
+
+@pytest.mark.parametrize("kind", NODES)
+def test_what_a_node_may_take_by_its_settings_is_refused_above_the_limit_and_fits_by_default(tmp_path, kind):
+    place, name = of(tmp_path, 300), kind.partition(" ")[0]
+    with pytest.raises(ParameterError, match=rf"^{name} must be smaller \(it makes \d+\.\d MiB .* is 300.0 MiB"):
+        NODES[kind](place, 301 * MiB)
+    gc.collect()
+    assert sum(place.sizes.values()) == 0
+    made = [made_by(place) for made_by in (served, proxy, inference)]
+    assert 200 * MiB < sum(place.sizes.values()) <= 300 * MiB
+    for each in made[1:]:
+        each.close()
+    del made, each
+    assert sum(place.sizes.values()) == 0
+
+
+def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_that_it_has(tmp_path):
+    with proxy(of(tmp_path, 300), queue_bytes=40 * MiB, limits=Limits(model_bytes=MiB)) as made:
+        with pytest.raises(ParameterError, match="^queue_bytes must be smaller"):
+            made.set_servers([f"tcp://127.0.0.1:{port}" for port in range(1, 9)])
+        assert len(made.stats().backs) == 1
 
 
 def test_without_a_limit_a_server_holds_what_it_always_did(tmp_path):
@@ -156,11 +193,40 @@ def served(place: Container, **changes: object) -> ServerOptions:
     return server_options(Contained, **changes)
 
 
+def proxy(place: Container, **changes: object) -> Proxy:
+    """A proxy in this container."""
+
+    class Contained(Proxy):
+        container = place
+
+    return Contained("inproc://a-proxy-in-a-container", ["tcp://127.0.0.1:1"], **changes)
+
+
+def inference(place: Container, **changes: object) -> Inference:
+    """An inference node in this container."""
+
+    class Contained(Inference):
+        container = place
+
+    rows = {"x": np.float32}
+    return Contained("inproc://an-inference-node-in-a-container", rows, rows, lambda columns: columns, **changes)
+
+
 REAL = """
 import memoire, numpy as np, sys
+from memoire.limits import Limits
 schema = {"obs": (np.uint8, (588,)), "reward": np.float32}
 try:
     memoire.Buffer(schema, 1_000_000)
+except memoire.errors.ParameterError as error:
+    print(error)
+for limits in (Limits(model_bytes=301 << 20), Limits(held_bytes=301 << 20)):
+    try:
+        memoire.Inference("tcp://127.0.0.1:*", {"x": "f4"}, {"x": "f4"}, print, limits=limits)
+    except memoire.errors.ParameterError as error:
+        print(error)
+try:
+    memoire.Proxy("tcp://127.0.0.1:*", ["tcp://127.0.0.1:1"], queue_bytes=256 << 20)
 except memoire.errors.ParameterError as error:
     print(error)
 server = memoire.Server(None, schema)
@@ -175,12 +241,12 @@ print("filled")
 
 def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
     hosts = {Path("/sys/fs/cgroup/memory"): V1, Path("/sys/fs/cgroup"): V2}
-    for mount, name in hosts.items():
+    for mount, file_name in hosts.items():
         group = mount / f"memoire-test-{os.getpid()}"
         try:
             group.mkdir()
             request.addfinalizer(group.rmdir)
-            with open(group / name, "r+") as file:  # the kernel makes it, if it can be
+            with open(group / file_name, "r+") as file:  # the kernel makes it, if it can be
                 file.write(str(300 * MiB))
             break
         except OSError as error:
@@ -192,6 +258,8 @@ def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
         ["sh", "-c", enter, REAL],
         capture_output=True, text=True, timeout=60, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    refused, held, filled = done.stdout.splitlines()
-    assert "makes 671.4 MiB of memory" in refused and f"300.0 MiB in {group / name}" in refused
+    refused, *nodes, held, filled = done.stdout.splitlines()
+    for name, line in zip(["model_bytes", "held_bytes", "queue_bytes"], nodes, strict=True):
+        assert line.startswith(f"{name} must be smaller (it makes ") and f"300.0 MiB in {group / file_name}" in line
+    assert "makes 671.4 MiB of memory" in refused and f"300.0 MiB in {group / file_name}" in refused
     assert (int(held), filled) == (150 * MiB, "filled")

@@ -142,7 +142,7 @@ class ClientsHandler:
 
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
         entries = {"episode_entries": table.pool.capacity} if table.storage != "caches" else {}
-        return {name: getattr(self._state.limits, name) for name in LIMITS_OF_CLIENTS} | entries
+        return {name: int(getattr(self._state.limits, name)) for name in LIMITS_OF_CLIENTS} | entries
 
     # UPDATE
 
