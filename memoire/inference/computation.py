@@ -44,15 +44,20 @@ class Computation:
     outputs: RowSchema
     sizes: Sequence[int] = ()
 
-    def run(self, parts: Sequence[Rows], weights: Weights) -> Rows:
+    def run(self, parts: list[Rows], weights: Weights) -> Rows:
         """The outputs of all parts, one behind the other, and perhaps of rows that fill the batch up.
+
+        Args:
+            parts: Emptied as soon as they are joined: each row is in memory twice at most.
 
         Raises:
             ProtocolError: the function raised, or gave something else than the outputs (code "failed").
         """
         rows = sum(_rows_of(part) for part in parts)
         size = next((size for size in self.sizes if size >= rows), rows)
-        columns = padded(self.inputs, joined(self.inputs, list(parts)), size - rows)
+        columns = joined(self.inputs, parts)
+        parts.clear()
+        columns = padded(self.inputs, columns, size - rows)
         try:
             found = self.function(columns, weights.value) if weights.is_there else self.function(columns)
             return self._checked(found, size)

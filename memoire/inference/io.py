@@ -327,14 +327,15 @@ class InferenceThread:
 
     def _compute(self, batch: RequestBatch, weights: Weights, fired: float) -> None:
         """In the thread for batches."""
-        begun = time.perf_counter()
+        begun, parts = time.perf_counter(), []
+        for request in batch.requests:
+            parts.append(request.content.columns)
+            request.content.columns = {}
         try:
-            found: Rows | ProtocolError = self.computation.run(
-                [request.content.columns for request in batch.requests], weights
-            )
+            found: Rows | ProtocolError = self.computation.run(parts, weights)
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
-            found = error
+            found = error.with_traceback(None)  # whose frames would hold the batch as long as the error
         except Exception as error:
             found = self._failure(error, batch.rows)
         took = time.perf_counter() - begun
@@ -355,23 +356,34 @@ class InferenceThread:
         counts.computed += took
         for request in batch.requests:
             asked = self._open.pop((request.client, request.number), request.content)
-            try:
-                if isinstance(found, ProtocolError):
-                    raise found
-                body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
-                payload = self._packed(found, first, request.rows, request.client)
-                outputs = self.computation.outputs.fingerprint
-                frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
-                kept = KeptReply(frames, len(frames[0]) + len(frames[1]))
-            except Exception as error:
-                known = error if isinstance(error, ProtocolError) else self._failure(error, rows)
-                counts.refused[known.code] += 1
-                frames, kept = reply(asked.header, messages.Refused(code=known.code, text=known.detail)), None
+            body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
+            frames, kept = self._answer_to(request, asked, body, found, first)
             self.batching.answered(request, kept)
             counts.waits.saw(batch.reason, fired - request.arrived)
             counts.durations.saw(batch.reason, now - request.arrived)
             self._send([*asked.envelope, *frames])
             first += request.rows
+        if isinstance(found, dict):
+            found.clear()  # a thread may remember its last task
+
+    def _answer_to(
+        self, request: InferenceRequest, asked: _Asked, body: messages.Inferred, found: Rows | ProtocolError, first: int
+    ) -> tuple[list[Buffer], KeptReply | None]:
+        """The frames that answer a request of a batch, and what is kept of them: nothing of a refusal."""
+        refusal = found if isinstance(found, ProtocolError) else None
+        try:
+            if not isinstance(found, ProtocolError):
+                payload = self._packed(found, first, request.rows, request.client)
+                outputs = self.computation.outputs.fingerprint
+                frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
+                return frames, KeptReply(frames, len(frames[0]) + len(frames[1]))
+        except ProtocolError as error:
+            refusal = error.with_traceback(None)
+        except Exception as error:
+            refusal = self._failure(error, body.batch)
+        assert refusal is not None
+        self.counts.refused[refusal.code] += 1
+        return reply(asked.header, messages.Refused(code=refusal.code, text=refusal.detail)), None
 
     def _failure(self, error: Exception, rows: int) -> ProtocolError:
         """What whoever waits for a batch of so many rows is told, such as a lack of memory: the next batch may do."""

@@ -123,10 +123,9 @@ class Inference(Node):
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
         self.topic = check_topic(topic)
         budget = ByteBudget(held)
-        batching = Batching(
-            max_batch, wait, life, whole("queue_rows", queue_rows, 1), room=budget.holder("requests that wait")
-        )
-        budget.holder("kept replies", own=KEPT_BYTES, measure=lambda: batching.kept_bytes)
+        rows, kept = whole("queue_rows", queue_rows, 1), min(KEPT_BYTES, held // 8)
+        batching = Batching(max_batch, wait, life, rows, kept, room=budget.holder("requests that wait"))
+        budget.holder("kept replies", own=kept, measure=lambda: batching.kept_bytes)
         context = context or shared_context()
         self._gate = Gate(context, Keys.of(keys, "inference"))
         self._pid = os.getpid()

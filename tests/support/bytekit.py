@@ -273,20 +273,31 @@ def models_of_many_topics(client, size):
         yield "", messages.Publish(topic=f"{client}-{number}", size=size, checksum=whole), body
 
 
+def _long_rows(size):
+    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
+    return pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
+
+
 def rows_that_wait(client, size):
     """Rows for an inference node that wait for weights of the future."""
-    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
-    payload = pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
+    payload = _long_rows(size)
     while True:
         yield "", messages.Infer(patience=100.0, min_version=10), payload
 
 
 def rows_that_are_answered(client, size):
     """Rows for an inference node, whose answers are as large."""
-    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
-    payload = pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
+    payload = _long_rows(size)
+    yield "", messages.Hello(takes={"request_bytes": 2 * size}), None
     while True:
-        yield "", messages.Infer(patience=1000.0), payload
+        yield "", messages.Infer(patience=100.0), payload
+
+
+def rows_whose_answers_are_refused(client, size):
+    """The same, of a client that takes no answers of this size."""
+    payload = _long_rows(size)
+    while True:
+        yield "", messages.Infer(patience=100.0), payload
 
 
 KINDS = {
@@ -299,7 +310,7 @@ KINDS = {
     )
 }  # fmt: skip
 """Of a server's peers."""
-NODE_KINDS = {kind.__name__: kind for kind in (rows_that_wait, rows_that_are_answered)}
+NODE_KINDS = {kind.__name__: kind for kind in (rows_that_wait, rows_that_are_answered, rows_whose_answers_are_refused)}
 """Of an inference node's."""
 PUSHED = messages.Cache | messages.Episode
 
