@@ -162,7 +162,7 @@ class CacheQueues:
         while (
             held.nbytes + overhead * held.caches > most
             or 0 < self.cache_limit < held.caches
-            or (self.room is not None and held.caches > 1 and self.taken > self.room.count)
+            or (self.room is not None and held.caches > 1 and held.nbytes + CACHE_BYTES * held.caches > self.room.count)
         ):
             largest = self.held.largest()
             assert largest is not None, "bytes are held by somebody"

@@ -321,8 +321,10 @@ class Dispatcher:
         """
         size = 0
         try:
-            self.pushes.take(wanted := unpacked_bytes(payload))
-            size = wanted
+            wanted = unpacked_bytes(payload)
+            if wanted > header.payload_bytes:  # else it is copied as it was received, by one thread at a time
+                self.pushes.take(wanted)
+                size = wanted
             table, held = self._intake.check(header, body, payload)
             with Held(self._lock):
                 self._intake.accept(self._clock(), header, body, table, held)
@@ -332,7 +334,8 @@ class Dispatcher:
                 self._intake.reject(self._clock(), header, body, error.code)
             raise
         finally:
-            self.pushes.take(-size)
+            if size:
+                self.pushes.take(-size)
         return int(held.samples)
 
     def _can_undo(self, reader: bytes, codec: str) -> bool:

@@ -129,6 +129,10 @@ class ByteHolder:
             ProtocolError: there is no room for them (the holder's code), nor ever will be (code "too_large"). Nothing
                 was taken.
         """
+        with self._budget._lock:
+            if size <= self.own - self.count:  # nearly always, of what is pushed
+                self.count += size
+                return
         if not self._budget._take(self, size):
             self._budget._reclaim(self, size)
             if not self._budget._take(self, size):

@@ -201,8 +201,8 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher, caplog)
         dispatcher.fold()
     assert [record.getMessage() for record in caplog.records] == [
         f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
-        "fetches them with its UPDATE messages. Use more actors, draw less, or store episodes, whose priorities the "
-        "server sets"
+        "fetches them with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or "
+        "store episodes, whose priorities the server sets"
     ]
     ids["client"] = np.frombuffer(YOU, "<u8")
     assert dispatcher.hand_on(ids, np.ones(len(ids))).lost == len(ids)

@@ -18,7 +18,7 @@ from memoire.wire.rows import ACCOUNT
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, store_of, tables_of
 
-MAX_CALLS = 25
+MAX_CALLS = 26
 """Of memoire's Python functions, for a cache that is taken."""
 
 
