@@ -123,14 +123,25 @@ class RolloutQueue:
         """Hold one more, behind all others."""
         _core.at_once([(self._fragments.append, (fragment,)), *self._counting((), [fragment])])
 
-    def make_room(self, entries: int, byte_limit: int) -> tuple[int, int]:
-        """Drop the oldest until at most so many entries and bytes are held; returns fragments and entries dropped."""
+    @property
+    def taken(self) -> int:
+        """Bytes that all fragments take in memory."""
+        return self.bytes + FRAGMENT_BYTES * len(self._fragments)
+
+    def make_room(self, entries: int, byte_limit: int, most: int) -> tuple[int, int]:
+        """Drop the oldest until at most so many entries and bytes are held; returns fragments and entries dropped.
+
+        Args:
+            byte_limit: Of their arrays.
+            most: Bytes that they may take in memory.
+        """
         dropped: list[Fragment] = []
-        over, over_bytes = self.entries - entries, self.bytes - byte_limit
-        for fragment in self._fragments if max(over, over_bytes) > 0 else ():
+        over, over_bytes, over_taken = self.entries - entries, self.bytes - byte_limit, self.taken - most
+        for fragment in self._fragments if max(over, over_bytes, over_taken) > 0 else ():
             dropped.append(fragment)
-            over, over_bytes = over - len(fragment), over_bytes - bytes_of(fragment)
-            if max(over, over_bytes) <= 0:
+            size = bytes_of(fragment)
+            over, over_bytes, over_taken = over - len(fragment), over_bytes - size, over_taken - size - FRAGMENT_BYTES
+            if max(over, over_bytes, over_taken) <= 0:
                 break
         if not dropped:
             return 0, 0
@@ -256,9 +267,7 @@ class RolloutQueue:
 
 
 def bytes_of(fragment: Fragment) -> int:
-    """Bytes that a fragment takes in memory."""
+    """Bytes of a fragment's arrays."""
     of = fragment.episode
     arrays = [*of.columns.values(), *(of.final_state or {}).values(), of.init_w, of.model_version, fragment.age]
-    return FRAGMENT_BYTES + sum(
-        each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays
-    )
+    return sum(each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays)

@@ -84,7 +84,7 @@ class RolloutPool(BatchlessPool):
         self.owner = secrets.token_bytes(16)
         """What readers call this queue."""
         self._is_bounded, self._wall = is_bounded, wall
-        self._free: Callable[[], int] = lambda: 0
+        self._free: Callable[[], int] = lambda: 1 << 62
         # Everything below belongs to the waiter's lock.
         self._queue = RolloutQueue(schema)
         self._added = self._misses = 0
@@ -98,7 +98,7 @@ class RolloutPool(BatchlessPool):
     def join(self, budget: ByteBudget, name: str) -> None:
         """Be a holder of that name from now on: the oldest fragments leave if others leave no room."""
         queue = self._queue
-        budget.holder(name, measure=lambda: queue.bytes)
+        budget.holder(name, measure=lambda: queue.taken)
         self._free = lambda: budget.free
 
     # What comes in
@@ -129,8 +129,8 @@ class RolloutPool(BatchlessPool):
         return dropped
 
     def _make_room(self) -> tuple[int, int]:
-        most = min(self.byte_limit, self._queue.bytes + self._free())
-        return self._queue.make_room(self.capacity if self._is_bounded else 1 << 62, most)
+        entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.taken + self._free()
+        return self._queue.make_room(entries, self.byte_limit, most)
 
     # What is changed
 
