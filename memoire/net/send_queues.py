@@ -6,13 +6,20 @@ thousand clients need more than a mark of 256. With ROUTER_MANDATORY the socket 
 
     send(reply of c7) ──▶ ROUTER has room ──▶ gone
                      └──▶ c7: [reply, reply, reply]   tried again soon; beyond the bounds the oldest are dropped
+
+What the ROUTER has taken is in memory until the peer has read it. Large payloads count as long, and a connection that
+has some on their way is given further ones only while there is room.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+import zmq
 
 from memoire.errors import ProtocolError
 from memoire.limits import MiB
@@ -25,6 +32,8 @@ CONNECTION_BYTES = 64 * MiB
 """Bytes of replies that wait for one connection."""
 ALL_BYTES = 256 * MiB
 """Bytes of replies that wait for all of them."""
+VIEWS = memoryview, zmq.Frame
+"""Payloads that are views of what is held anyway, such as a stretch of a model: these take no memory of their own."""
 MIN_RETRY_INTERVAL = 0.002
 """Seconds until a reply is tried again; doubles up to `MAX_RETRY_INTERVAL` while no connection takes one."""
 MAX_RETRY_INTERVAL = 0.1
@@ -62,14 +71,22 @@ class SendQueue:
         self.lost += 1
         self.lost_bytes += gone
 
-    def send(self, made: Socket | None) -> bool:
+    def send(self, made: Socket | None, send: Callable[[Socket, Sequence[Any]], bool] = sockets.send) -> bool:
         """Send what there is room for; returns whether everything went."""
         while self._messages:
-            if made is None or not sockets.send(made, self._messages[0][1]):
+            if made is None or not send(made, self._messages[0][1]):
                 return False
             size, _ = self._messages.popleft()
             self.bytes -= size
         return True
+
+
+class _Payload(weakref.ref):  # type: ignore[type-arg]
+    """A large payload that ZeroMQ has, as long as it has it."""
+
+    __slots__ = ("connection", "size")
+    connection: tuple[Socket, bytes]
+    size: int
 
 
 class SendQueues:
@@ -86,7 +103,10 @@ class SendQueues:
         self, connection_bytes: int = CONNECTION_BYTES, all_bytes: int = ALL_BYTES, room: ByteHolder | None = None
     ) -> None:
         self._connection_bytes, self._all_bytes, self._room = connection_bytes, all_bytes, room
-        self._counted = 0  # bytes that were taken of the room
+        self._counted = 0  # bytes that were taken of the room for what waits here
+        self._on_way: Counter[tuple[Socket, bytes]] = Counter()  # bytes of large payloads that ZeroMQ has
+        self._payloads: dict[int, _Payload] = {}  # by id
+        self._read: deque[_Payload] = deque()  # those that it has no more; any thread appends
         self._lanes: dict[tuple[Socket, bytes], SendQueue] = {}  # by socket and connection, in the order they got stuck
         self._bytes = 0
         self._pause = MIN_RETRY_INTERVAL
@@ -101,8 +121,42 @@ class SendQueues:
     def send(self, made: Socket, frames: Sequence[Any], now: float) -> None:
         """Send a message whose first frame names its connection, now or when there is room for it."""
         connection = made, bytes(frames[0])
-        if connection in self._lanes or not sockets.send(made, frames):
+        if connection in self._lanes or not self._send(made, frames):
             self._keep(connection, frames, now)
+
+    def _send(self, made: Socket, frames: Sequence[Any]) -> bool:
+        """Send a message now; False if its connection has no room, or has a large payload on its way and there is no
+        room for a further one.
+        """
+        self._forget_read()
+        payload = frames[-1]
+        size = 0 if isinstance(payload, VIEWS) or self._room is None else memoryview(payload).nbytes
+        if size < sockets.COPY_BELOW:
+            return sockets.send(made, frames)
+        assert self._room is not None
+        connection = made, bytes(frames[0])
+        if self._on_way[connection] and self._room.room < size:
+            return False
+        tracked = np.frombuffer(payload, np.uint8)  # an object of its own, that may be referred to weakly
+        if not sockets.send(made, [*frames[:-1], tracked]):
+            return False
+        sent = _Payload(tracked, self._read.append)
+        sent.connection, sent.size = connection, size
+        self._payloads[id(sent)] = sent
+        self._on_way[connection] += size
+        self._room.add(size)
+        return True
+
+    def _forget_read(self) -> None:
+        """Count payloads no more that ZeroMQ has let go of."""
+        while self._read:
+            sent = self._read.popleft()
+            del self._payloads[id(sent)]
+            self._on_way[sent.connection] -= sent.size
+            if not self._on_way[sent.connection]:
+                del self._on_way[sent.connection]
+            if self._room is not None:
+                self._room.add(-sent.size)
 
     def next_time(self) -> float:
         """When `turn` has something to do."""
@@ -110,12 +164,13 @@ class SendQueues:
 
     def turn(self, now: float) -> None:
         """Send what has room by now."""
+        self._forget_read()
         if now < self._retry_at:
             return
         before = self._bytes
         for connection, lane in list(self._lanes.items()):
             self._bytes -= lane.bytes
-            if lane.send(connection[0]):
+            if lane.send(connection[0], self._send):
                 del self._lanes[connection]
             self._bytes += lane.bytes
         self._count()

@@ -13,6 +13,7 @@ from memoire.nodes import metrics
 from memoire.proxy.proxy import Proxy
 from memoire.server.server import Server
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, in_thread, until
 
@@ -49,6 +50,27 @@ class Crowded:
             until(lambda: self.turn() or self.peers[peer].poll(0))
             heard.append(int(self.peers[peer].recv()))
         return heard
+
+
+def test_a_large_payload_counts_until_its_peer_has_read_it(cluster):
+    size = 1 << 20
+    room = ByteBudget(size).holder("replies", own=size // 2)
+    crowded = Crowded(cluster, 2, room=room)
+
+    def send(peer):
+        crowded.lanes.send(crowded.router, [b"peer%d" % peer, bytes(size)], 0.0)
+
+    send(0)
+    assert (room.bytes, len(crowded.lanes)) == (size, 0)
+    send(0)
+    assert len(crowded.lanes) == 1, "its connection has room for two messages, but the budget has not"
+    send(1)
+    assert len(crowded.lanes) == 1, "each connection may have one on its way"
+    for peer in (0, 1, 0):
+        until(lambda peer=peer: crowded.turn() or crowded.peers[peer].poll(0))
+        assert len(crowded.peers[peer].recv()) == size
+    until(lambda: crowded.turn() or not room.bytes)
+    assert (len(crowded.lanes), crowded.lanes.dropped) == (0, 0)
 
 
 def test_what_has_no_room_waits_and_goes_out_in_order(cluster):

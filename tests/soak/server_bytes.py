@@ -91,6 +91,11 @@ def attack(addresses, kind, number, until, counts):
             counts["pushed"] += 1
         else:
             doors[zmq.DEALER].send_multipart([b"", *frames])
+            if kind in bytekit.UNREAD and sequence > 2:
+                counts["not read"] += 1
+                time.sleep(0.01)
+                request = requests.send(None)
+                continue
             if kind != "rows_that_wait" and not doors[zmq.DEALER].poll(1000 * SILENCE):
                 counts["not answered"] += 1
                 break

@@ -100,6 +100,15 @@ def tags_of_one_row(client, size):
             yield "", messages.FindRows(call=call, partition="p"), keys
 
 
+def unread_rows(client, size):
+    """A large row, asked for again and again by a peer that reads nothing."""
+    yield "", messages.Hello(role="reader", takes={"message_bytes": 2 * size}), None
+    rows = [keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])]
+    yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+    while True:
+        yield "", messages.FindRows(call="values", partition="p"), keyed.pack(["k"])
+
+
 def given_prompts(client, size, payload=0):
     """Prompts with the longest tags. The key of a trainer."""
     count = min(size // max(1, payload), 1 + size // 200_000)
@@ -304,12 +313,14 @@ KINDS = {
     kind.__name__: kind
     for kind in (
         stage_and_name_it_often, upload_and_leave, names_of_fields, rows_without_anything, keys_of_rows, partitions,
-        tags_of_one_row, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers, columns_asked_often,
+        tags_of_one_row, unread_rows, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers, columns_asked_often,
         packed_caches, plain_caches, smallest_caches, packed_episodes, packed_rollouts, smallest_rollouts, reports,
         newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
     )
 }  # fmt: skip
 """Of a server's peers."""
+UNREAD = {"unread_rows"}
+"""Kinds of peers that read no replies after the first two."""
 NODE_KINDS = {kind.__name__: kind for kind in (rows_that_wait, rows_that_are_answered, rows_whose_answers_are_refused)}
 """Of an inference node's."""
 PUSHED = messages.Cache | messages.Episode
