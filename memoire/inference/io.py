@@ -113,6 +113,7 @@ class InferenceThread:
         self.lanes, self.receivers = SendQueues(room=replies), Receivers()
         if jobs is not None:
             jobs.send, jobs.post, jobs.limits, jobs.receivers = self._send, self.worker.post, limits, self.receivers
+            jobs.room = self._received
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
         gate.on_hang_up = self._hung_up
         try:

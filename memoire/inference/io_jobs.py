@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import Closed, ParameterError, ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receiver, Receivers
 
@@ -88,6 +89,8 @@ class JobService:
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
         self.limits, self.receivers = Limits(), Receivers()
         """The node's thread sets them."""
+        self.room = ByteBudget(HELD_BYTES).holder("requests")
+        """What a result takes while it is unpacked; the node's thread sets that of the node."""
         self._workers: OrderedDict[bytes, _Worker] = OrderedDict()  # by the time at which they were heard of
         self._waiting: dict[bytes, _Worker] = {}  # those of them that are to be told of a job, or that there is none
         self._is_leaving = False
@@ -173,9 +176,11 @@ class JobService:
         if kept is None:
             if header.fingerprint != self.entries.fingerprint:
                 raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
-            # The frames are ZeroMQ's: what is kept has to be a copy.
-            payload = None if message.payload is None else bytes(message.payload)
-            fragments = rollout_transport.unpacked(body.fragments, payload, self.entries, now=now, limits=self.limits)
+            with self.room.taken(rollout_transport.unpacked_size(body.fragments, message.payload)):
+                # The frames are ZeroMQ's: what is kept has to be a copy.
+                payload = None if message.payload is None else bytes(message.payload)
+                facts: dict[str, Any] = {"now": now, "limits": self.limits}
+                fragments = rollout_transport.unpacked(body.fragments, payload, self.entries, **facts)
             found = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
             failed = body.text if body.status == "failed" else None
             counts = self.jobs.finish(header.client, body.job, found, failed)

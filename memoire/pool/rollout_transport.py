@@ -24,6 +24,7 @@ from memoire.wire import messages, pack
 from memoire.wire.frames import Buffer
 from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
 from memoire.wire.receivers import Page
+from memoire.wire.unpack import unpacked_bytes
 
 from .episode_checks import checked_episode
 from .rollout_queue import bytes_of
@@ -132,13 +133,26 @@ def unpacked(
     Raises:
         ProtocolError: and nothing else, whatever the bytes.
     """
+    parts = _parts(rows, payload)
+    return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
+
+
+def unpacked_size(rows: Sequence[messages.FragmentRow], payload: Buffer | None) -> int:
+    """Bytes that the fragments of a received message take when they are unpacked, as their tables say.
+
+    Raises:
+        ProtocolError: the payload does not have them.
+    """
+    return sum(map(unpacked_bytes, _parts(rows, payload)))
+
+
+def _parts(rows: Sequence[messages.FragmentRow], payload: Buffer | None) -> list[memoryview]:
     data = memoryview(b"" if payload is None else payload).cast("B")
     sizes = [row.bytes for row in rows]
     if sum(sizes) != len(data):
         raise ProtocolError("container", f"fragments of {sum(sizes)} bytes in a payload of {len(data)}")
     ends = np.cumsum([0, *sizes]).tolist()
-    parts = (data[begin:end] for begin, end in itertools.pairwise(ends))
-    return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _fragment(row: messages.FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:

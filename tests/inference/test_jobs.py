@@ -8,10 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bytekit import FRAMES, KINDS
 from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
 from memoire.inference.io_jobs import MAX_WORKERS, JobService
 from memoire.inference.jobs import RECONNECT_TIMEOUT, Jobs
 from memoire.replay.schema import Schema
+from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.frames import encode, parse
+from memoire.wire.unpack import unpacked_bytes
 
 LEASE = 10.0
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
@@ -66,6 +71,18 @@ def test_no_number_of_clients_makes_one_be_forgotten_that_may_still_ask():
             service.hello(clients[-1], "")
         assert caught.value.code == "busy"
     service.hello(clients[0], "the first one")
+
+
+def test_a_result_asks_for_its_unpacked_size_before_it_is_unpacked():
+    part = next(KINDS["packed_episodes"](1, 1 << 20))[2]
+    service = JobService(Jobs(LEASE), None, FRAMES)
+    service.room = ByteBudget(0).holder("requests", own=2 * unpacked_bytes(part))
+    rows = [messages.FragmentRow(A, number, part.nbytes, False, True, False, None) for number in range(3)]
+    body = messages.Result(job=1, status="done", fragments=rows)
+    frames = encode(body, client=A, sequence=1, fingerprint=FRAMES.fingerprint, payload=np.concatenate([part] * 3))
+    with pytest.raises(ProtocolError, match="more bytes of requests have no room"):
+        service.result([], parse(frames), body)
+    assert 5 * part.nbytes < 2 * unpacked_bytes(part) and service.room.bytes == 0
 
 
 def test_a_job_without_attempts_is_lost_and_its_future_says_so():
