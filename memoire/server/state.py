@@ -81,7 +81,7 @@ class ServerState:
         self.replies = budget.holder("replies on their way", own=limits.message_bytes)
         """What waits for room in the connections of those who asked."""
         held = limits.held_bytes or HELD_BYTES
-        accounts = min(limits.new_clients * ACCOUNT_BYTES, held // 4)
+        accounts = max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
         self.reports = budget.holder("clients", own=accounts)
         """Accounts, and what clients say of themselves."""
         lines = budget.holder("log lines", own=min(RECENT_LINE_BYTES, held // 16))

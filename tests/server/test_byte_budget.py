@@ -21,8 +21,8 @@ from netkit import SCHEMA
 from serverkit import server_options
 
 CACHES = Parameters(cache_size=64)
-LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16)
 CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
+LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
 SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
 """Kinds of which many make the largest use of memory."""
 

@@ -327,9 +327,10 @@ PUSHED = messages.Cache | messages.Episode
 
 
 def tables_of(kind, size):
-    """The tables of the server that requests of a kind are for."""
+    """The tables of the server that requests of a kind are for. Caches of so many bytes are the usual ones."""
     tables = {request[0] for request in itertools.islice(KINDS[kind](0, size), 1)} - {""}
-    return {name: TABLES[name] for name in tables or {"prompts"}}
+    made = TABLES | {"caches": Table(FRAMES, cache_size=size // 2400)}
+    return {name: made[name] for name in tables or {"prompts"}}
 
 
 def frames_of(request, client, sequence):
