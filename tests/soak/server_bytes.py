@@ -3,9 +3,9 @@
 A server or node with `message_bytes` of 4 MiB and `held_bytes` of 64 MiB, in a process of its own for each kind, and
 eight connections that ask as fast as they are answered, or push as fast as there is room. Its anonymous memory may grow
 by `held_bytes`, what is on its way, one `message_bytes` for each connection, and 10 % of that; where models are
-published, also by `model_bytes` for models and for uploads. The C library of the inference node gives freed blocks back
-at once (MALLOC_MMAP_THRESHOLD_): it would keep some tens of MiB of them. What `/status` says of its holders adds up to the use of
-its budget.
+published, also by `model_bytes` for models and for uploads. Caches are as large as their table says. The C library of
+the inference node gives freed blocks back at once (MALLOC_MMAP_THRESHOLD_): it would keep some tens of MiB of them.
+What `/status` says of its holders adds up to the use of its budget.
 """
 
 import argparse
