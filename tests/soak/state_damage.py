@@ -1,19 +1,31 @@
-"""Is a damaged state folder ever believed?
+"""Is a damaged file of a server, a trainer or a client ever believed?
 
 Copies of two state folders (one as a killed server leaves it, one that was closed) get bits flipped, files cut, sectors
 zeroed, pages swapped, files removed or put back as they were some transactions ago. Each copy then has to open with
-exactly what was in it, or to be refused without being touched. The same for tables of prompts, of which a damaged
-answer may be waited for again; there each file is cut at all boundaries of pages, and the disk is full, and the process
-is killed, at each step of a write.
+exactly what was in it, or to be refused without being touched.
+
+Then every kind of file is tried alone (`tests/storage/test_every_file.py`), and the table has a row for each of its
+files. Each bit of a file below 2 kB is flipped, and it is cut at each size. Of a larger file every so many bits and sizes
+are tried; if it lies in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other sizes. The
+file is removed; its last 512 and 4,096 bytes are zeros or gone. At each step of a write the disk is full (once, or from
+then on), another process writes too, or the process is killed. Undamaged files open before and after.
+
+Whatever is damaged is refused and stays as it was, or has all that was acknowledged ("unchanged": the damage is in free
+space or in a backup, for example). "Named" is right, too: answers of prompts are missing, these prompts wait again, and
+the log names the file; or a log's text differs, which acknowledges nothing. Anything else is silent.
 """
 
 import argparse
 import itertools
 import logging
+import re
+import shutil
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from _kit import TESTS, end, say, table
 
 sys.path.insert(1, str(TESTS / "storage"))
@@ -21,14 +33,20 @@ sys.path.insert(1, str(TESTS / "storage"))
 import test_every_file as every
 
 import mutations
+from faultkit import in_child
+from memoire.errors import StateLocked
 from statekit import folder_in_memory
+
+SORTS = ("flips", "cuts", "removals", "tails")
+VERDICTS = ("refused", "named", "unchanged", "silent")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="at most")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for copies of whole folders, at most")
     parser.add_argument("--rounds", type=int, default=1000, help="damaged copies of each folder")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", default=list(every.FILES), help="of files that are tried alone")
     given = parser.parse_args()
     ends = time.monotonic() + given.seconds
     rows, violations = [], []
@@ -49,33 +67,109 @@ def main() -> int:
                     violations.append(f"folder {name}: {error}")
                 say(f"folder {name}: {dict(verdicts)}")
             rows.append((name, sum(verdicts.values()), *(verdicts[verdict] for verdict in mutations.VERDICTS)))
-    logging.lastResort = None  # thousands of warnings are expected
+    print(table(["folder", "damaged copies", *mutations.VERDICTS], rows), end="\n\n")
+    logging.getLogger("memoire").addHandler(Losses())
+    logging.getLogger("memoire").propagate = False  # thousands of warnings are expected
     whole = []
-    for name, kind in every.FILES.items():
-        if kind.is_database and time.monotonic() < ends:
-            with folder_in_memory() as place:
-                try:
-                    whole.append((name, *in_every_way(kind, place)))
-                    say(*whole[-1])
-                except AssertionError as error:
-                    violations.append(f"{name}: {error}")
-    print(table(["folder", "damaged copies", *mutations.VERDICTS], rows))
-    print(table(["folder", "flips, cuts and tails", "taken, and right", "refused", "full disks", "kills"], whole))
+    for name in given.kinds:
+        with folder_in_memory() as place:
+            trial = Trial(every.FILES[name], place, violations)
+            try:
+                whole += [(f"{name}: {file}", *row) for file, row in trial.rows()]
+            except pytest.skip.Exception as reason:
+                say(f"{name} is left out: {reason}")
+        say(*whole[-1:])
+    whole.append(("sum", *(sum(row[column] for row in whole) for column in range(1, len(whole[0])))))
+    print(table(["file", *SORTS, "full disks", "double writers", "kills", *VERDICTS], whole))
     return end(violations)
 
 
-def in_every_way(kind, place: Path) -> tuple[int, ...]:
-    """Damage, full disks and kills; raises AssertionError where something else than the truth is served."""
-    folder = place / "files"
-    folder.mkdir()
-    every.fill(kind, folder)
-    steps = every.steps_of(kind, folder, place)
-    for number, stays in itertools.product(steps, (False, True)):
-        every.fail_at(kind, folder, place / f"{number}-{stays}", number, stays)
-    for number in steps:
-        every.kill_at(kind, folder, place / str(number), number)
-    verdicts = every.try_all_damage(kind, folder, 1)
-    return verdicts.total(), verdicts["taken"], verdicts["refused"], 2 * len(steps), len(steps)
+class Losses(logging.Handler):
+    """Counts files that the log names as missing or damaged."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        Losses.count += record.levelno >= logging.WARNING
+
+
+class Trial:
+    """Everything that can happen to the files of one kind, in a folder of their own."""
+
+    def __init__(self, kind: every.File, place: Path, violations: list[str]) -> None:
+        self.kind, self.place, self.violations = kind, place, violations
+        self.folder = place / "files"
+        self.folder.mkdir()
+        every.fill(kind, self.folder)
+
+    def rows(self) -> list[tuple[str, tuple[int, ...]]]:
+        """A row for each file: how often what was done, and what came of it; the last one is of all files."""
+        good = every.contents(self.folder)
+        every.is_control(self.kind, self.folder)
+        counts: dict[str, Counter[str]] = {}
+        for name, content in good.items():
+            row = counts.setdefault(re.sub(r"[0-9a-f]{16,}|\d{6,}", "\\*", name), Counter())
+            for sort, why, damaged in every.damages(self.kind, name, content, 1):
+                row[sort] += 1
+                row[self.verdict_of(every.changed(good, name, damaged), f"{name}, {why}")] += 1
+        every.put(self.folder, good)
+        every.is_control(self.kind, self.folder)
+        counts["each step of a write"] = self.interrupted()
+        columns = (*SORTS, "full disks", "double writers", "kills", *VERDICTS)
+        return [(name, tuple(row[column] for column in columns)) for name, row in counts.items()]
+
+    def verdict_of(self, files: dict[str, bytes], why: str) -> str:
+        named = Losses.count
+        try:
+            verdict = every.assert_refused(self.kind, self.folder, files, why)
+        except Exception as error:
+            self.violations.append(f"{why}: {error!r}")
+            return "silent"
+        if verdict == "refused":
+            return "refused"
+        return "unchanged" if Losses.count == named else "named"
+
+    def interrupted(self) -> Counter[str]:
+        """The disk is full, another process writes, or the process is killed, at each step of a write."""
+        kind, folder, place, row = self.kind, self.folder, self.place, Counter[str]()
+        steps = every.steps_of(kind, folder, place)
+        trials = [("full disks", every.fail_at, number, stays) for number in steps for stays in (False, True)]
+        trials += [("double writers", write_twice_at, number) for number in steps]
+        trials += [("kills", every.kill_at, number) for number in steps]
+        for (sort, what, *arguments), number in zip(trials, itertools.count()):
+            row[sort] += 1
+            copy = place / str(number)
+            try:
+                what(kind, folder, copy, *arguments)
+                row["unchanged"] += 1
+            except Exception as error:
+                self.violations.append(f"{sort} {arguments}: {error!r}")
+                row["silent"] += 1
+            shutil.rmtree(copy)
+        return row
+
+
+def write_twice_at(kind: every.File, folder: Path, place: Path, number: int) -> None:
+    """A second process writes at a step of the first one's write: it is refused, or the last one of them stays."""
+    shutil.copytree(folder, place)
+    steps = itertools.count(1)
+
+    def second() -> None:
+        try:
+            every.write(kind, place, every.VALUES + 1)
+        except StateLocked:
+            assert kind.hold is not None
+        else:
+            assert kind.hold is None
+
+    def at(step: str) -> None:
+        if next(steps) == number:
+            assert in_child(second) == 0, f"at {step}"
+
+    every.write(kind, place, every.VALUES, at)
+    found = kind.read(place)
+    assert found == every.VALUES or (kind.hold is None and found == every.VALUES + 1)
+    assert not [name for name in every.contents(place) if "draft" in name]
 
 
 if __name__ == "__main__":
