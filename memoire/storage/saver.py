@@ -115,7 +115,7 @@ class Saver:
                 if not self._save_all():
                     self.unsaved = True
                     return
-                self._look_after()
+                self._try(self._look_after)
                 if closing:
                     return
         except Exception as error:
@@ -138,12 +138,16 @@ class Saver:
             if not (group.is_empty or self._save(group)):
                 return False
             self._acknowledge(group)
-            try:
-                self._trim()
-            except sqlite3.Error as error:
-                if self._passing_trouble(error) is None:  # else it is tried again after the next group
-                    raise
+            self._try(self._trim)
         return True
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do what can wait: while the disk is full it is tried again the next time."""
+        try:
+            work()
+        except sqlite3.Error as error:
+            if self._passing_trouble(error) is None:
+                raise
 
     def _acknowledge(self, group: SavedGroup) -> None:
         try:

@@ -186,7 +186,7 @@ class Store:
         Raises:
             sqlite3.Error, OSError: nothing of it was saved.
         """
-        if group.is_empty:
+        if group.is_empty and not self._prompts.is_sparse:
             return
         file = self._file
         runs = dict(file.contents.runs)
@@ -220,7 +220,8 @@ class Store:
             self._lines.forget(oldest)
 
     def _look_after(self) -> None:
-        """What nobody waits for: text that is behind, and a backup now and then."""
+        """What nobody waits for: larger files of prompts than needed, text that is behind, a backup now and then."""
+        self.save(SavedGroup())
         now = time.monotonic()
         if self._lines.trouble and now >= self._mend_due:
             self._mend_due = now + REPAIR_INTERVAL

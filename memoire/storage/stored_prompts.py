@@ -6,8 +6,9 @@
 Payloads and answers are large, and come and go: in the database each would be written twice, and copied by each backup.
 A file of its own for each would cost a sync, an inode and a block of the disk: of a million prompts 4 GB. So those of a
 group that is saved share a file, and those of a small group are in their rows: a file would cost more than it spares.
-A file's name is the checksum of what is in it. It is on disk before the database names it, and leaves when no row
-names it any more.
+A file's name is the checksum of what is in it; its first record has the keys of the rows. It is on disk before the
+database names it, and leaves when no row names it any more. Of a file that is less than half named, what is named is
+written again, with a group that is saved: so all files take at most twice what is named, and `SPARSE_BYTES`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from memoire.errors import DataError
-from memoire.limits import KiB
+from memoire.limits import KiB, MiB
 from memoire.prompts.bytes import COLUMNS, FACTS, PAYLOAD, Saved
 from memoire.replay.replacement import OwnedFile, sync
 from memoire.wire import _bytes
@@ -42,8 +45,11 @@ _FILED: Final = (PAYLOAD, COLUMNS)
 """Kinds of rows whose bodies are in files."""
 INLINE_BYTES: Final = 64 * KiB
 """Bytes of the payloads, or of the answers, of a group that are stored in the rows themselves."""
+SPARSE_BYTES: Final = 4 * MiB
+"""Bytes of files that are less than half named; with more of them some are written again, at most so many at once."""
 _INLINE, _PLACED = b"\0", b"\1"  # the first byte of such a row: the body follows, or where it is
-_PLACE: Final = struct.Struct(">cQIQ")  # _PLACED, the file's checksum, the record's place in it, the record's checksum
+_PLACE: Final = struct.Struct(">cQIQQ")  # _PLACED, the file's checksum; the record's place in it, checksum and bytes
+_RECORD_BYTES: Final = 64  # of a record beside its body, about
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.bodies")
 
 
@@ -53,7 +59,7 @@ class PlannedPrompts(NamedTuple):
     rows: dict[tuple[int, bytes], bytes | None]
     """The rows that the database gets; None takes one out."""
     named: Counter[int]
-    """How often they name each file."""
+    """How many bytes of each file they name."""
 
 
 class StoredPrompts:
@@ -70,7 +76,10 @@ class StoredPrompts:
 
     def __init__(self, folder: Path, file: StateFile, at: Callable[[str], None]) -> None:
         self._folder, self._file, self._at = folder, file, at
-        self._named: Counter[int] = Counter()  # rows that name each file
+        self._named: Counter[int] = Counter()  # bytes that rows name of each file
+        self._sizes = dict[int, int]()  # all bytes of each file
+        self._sparse = set[int]()  # files that are less than half named
+        self._is_saved = True  # whether what was written last is in the database
         rows = 0
         for kind in range(FACTS + 1):
             for _, body in file.prompts(kind):
@@ -90,8 +99,16 @@ class StoredPrompts:
         """Remove files that no row names: a transaction was not committed, or a backup was put back."""
         if self._folder.is_dir():
             for path in self._folder.iterdir():
-                if _NAME.fullmatch(path.name) and int(path.stem, 16) not in self._named:
+                if not _NAME.fullmatch(path.name):
+                    continue
+                if (name := int(path.stem, 16)) in self._named:
+                    self._sizes[name] = path.stat().st_size
+                else:
                     path.unlink(missing_ok=True)
+        self._note_sparse(self._sizes)
+
+    def _note_sparse(self, names: Iterable[int]) -> None:
+        self._sparse.update(name for name in names if 2 * self._named[name] < self._sizes.get(name, 0))
 
     def _path(self, name: int) -> Path:
         return self._folder / f"{name:016x}.bodies"
@@ -124,9 +141,9 @@ class StoredPrompts:
         found = self._file.prompts(kind, *prefix, order="body")
         places = ((*_PLACE.unpack(body), key) for key, body in found if body.startswith(_PLACED))
         for name, rows in groupby(places, key=lambda each: each[1]):
-            records = enumerate(salvage(self._path(name), KIND, list[DataError]()))
+            records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # keys are first
             place, record, bodies = -1, None, list[tuple[bytes, bytes | None]]()
-            for _, _, wanted, check, key in rows:
+            for _, _, wanted, check, _, key in rows:
                 while place < wanted and (following := next(records, None)) is not None:
                     place, record = following
                 is_there = place == wanted and record is not None and not isinstance(record, DamagedRecord)
@@ -150,21 +167,70 @@ class StoredPrompts:
         for owner, each in changes.items():
             prefix, _ = _prefix(owner)
             new |= {(kind, prefix + key): body for kind, key, body in each}
-        planned = PlannedPrompts(new, Counter())
+        moved = self._rows_to_move() if self.is_sparse else {}
+        self._is_saved = False  # until `replace`: a write that is tried again needs no more room than it has to
+        try:
+            return self._plan(moved | new)
+        except OSError:
+            if not moved:
+                raise
+            return self._plan(new)
+
+    def _plan(self, rows: dict[tuple[int, bytes], bytes | None]) -> PlannedPrompts:
+        """Have the files of these rows on disk."""
+        planned = PlannedPrompts(dict(rows), Counter())
         for kind in _FILED:
-            filed = {name: body for name, body in new.items() if name[0] == kind and body is not None}
+            filed = {name: body for name, body in rows.items() if name[0] == kind and body is not None}
             if sum(map(len, filed.values())) <= INLINE_BYTES:
-                new |= {name: _INLINE + body for name, body in filed.items()}
+                planned.rows.update((name, _INLINE + body) for name, body in filed.items())
                 continue
+            keys = msgspec.msgpack.encode([key for _, key in filed])
             checks = [_bytes.checksum(body) for body in filed.values()]
-            file = _bytes.checksum(struct.pack(f">{len(checks)}Q", *checks))
-            planned.named[file] += len(checks)
+            file = _bytes.checksum(keys + struct.pack(f">{len(checks)}Q", *checks))
             if file not in self._named:
-                self._write_file(self._path(file), kind, filed.values())
-            new |= {name: _PLACE.pack(_PLACED, file, place, checks[place]) for place, name in enumerate(filed)}
+                self._sizes[file] = self._write_file(self._path(file), kind, (keys, *filed.values()))
+            for place, ((name, body), check) in enumerate(zip(filed.items(), checks, strict=True)):
+                planned.rows[name] = _PLACE.pack(_PLACED, file, place, check, len(body))
+                planned.named[file] += _RECORD_BYTES + len(body)
         return planned
 
-    def _write_file(self, path: Path, kind: int, bodies: Iterable[bytes]) -> None:
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the next write makes files smaller, also one that changes nothing."""
+        return self._is_saved and sum(self._sizes[name] for name in self._sparse) > SPARSE_BYTES
+
+    def _rows_to_move(self) -> dict[tuple[int, bytes], bytes | None]:
+        """Rows that files which are less than half named have, with their bodies: of those with the fewest first."""
+        moved, size = dict[tuple[int, bytes], bytes | None](), 0
+        for name in sorted(self._sparse, key=self._named.__getitem__):
+            size += self._named[name]
+            if moved and size > SPARSE_BYTES:
+                break
+            rows = self._rows_in(name)
+            if sum(_RECORD_BYTES + len(body) for body in rows.values()) == self._named[name]:
+                moved |= rows
+            else:
+                self._sparse.discard(name)
+                _log.warning("%s is missing or damaged, and stays as it is", self._path(name))
+        return moved
+
+    def _rows_in(self, name: int) -> dict[tuple[int, bytes], bytes]:
+        """The rows that name a file, as far as the file is whole."""
+        records = salvage(self._path(name), KIND, list[DataError]())
+        first = next(records, None)
+        if first is None or isinstance(first, DamagedRecord):
+            return {}
+        rows = dict[tuple[int, bytes], bytes]()
+        for place, (key, record) in enumerate(
+            zip(msgspec.msgpack.decode(first.payload, type=list[bytes]), records, strict=False)
+        ):
+            expected = _PLACE.pack(_PLACED, name, place, _bytes.checksum(record.payload), len(record.payload))
+            if [expected] == [body for _, body in self._file.prompts(first.tag, key, key + b"\0")]:
+                rows[first.tag, key] = record.payload
+        return rows
+
+    def _write_file(self, path: Path, kind: int, payloads: Iterable[bytes]) -> int:
+        """Write a file of these records; returns its bytes."""
         if not self._folder.exists():
             private_files.make_folder(self._folder)
             sync(self._folder.parent)
@@ -172,14 +238,15 @@ class StoredPrompts:
         file = io.BufferedWriter(raw, 1 << 20)
         try:
             writer = RecordWriter(file, KIND, 0)
-            for body in bodies:
-                writer.put(kind, body)
+            for payload in payloads:
+                writer.put(kind, payload)
             writer.end()
             file.flush()
             raw.step("sync")
             os.fsync(raw.fileno())
             raw.step("sync folder")
             sync(self._folder)
+            return os.fstat(raw.fileno()).st_size
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -192,18 +259,29 @@ class StoredPrompts:
         """The database has these changes, in the place of rows with the bodies `former`: files that no row names any
         more go.
         """
+        self._is_saved = True
         self._named.update(planned.named)
-        gone = Counter(name for body in former for name in _named_by(body))
+        gone = Counter[int]()
+        for body in former:
+            gone.update(_named_by(body))
         self._named.subtract(gone)
         for name in gone:
             if self._named[name] <= 0:
                 del self._named[name]
+                self._sizes.pop(name, None)
+                self._sparse.discard(name)
                 self._path(name).unlink(missing_ok=True)
+        self._note_sparse(gone)
 
 
-def _named_by(body: bytes) -> tuple[int, ...]:
-    """The file that a row names. Other rows begin with another byte: msgpack of an array or a map, or `_INLINE`."""
-    return (_PLACE.unpack(body)[1],) if body.startswith(_PLACED) else ()
+def _named_by(body: bytes) -> dict[int, int]:
+    """The file that a row names, and how many bytes of it. Other rows begin with another byte: msgpack of an array or a
+    map, or `_INLINE`.
+    """
+    if not body.startswith(_PLACED):
+        return {}
+    _, file, _, _, size = _PLACE.unpack(body)
+    return {file: _RECORD_BYTES + size}
 
 
 def _prefix(owner: str) -> tuple[bytes, bytes]:

@@ -39,6 +39,8 @@ from statekit import folder_in_memory
 
 SORTS = ("flips", "cuts", "removals", "tails")
 VERDICTS = ("refused", "named", "unchanged", "silent")
+COLUMNS = (*SORTS, "full disks", "double writers", "kills", *VERDICTS)
+STEPS = "each step of a write"
 
 
 def main() -> int:
@@ -79,9 +81,17 @@ def main() -> int:
             except pytest.skip.Exception as reason:
                 say(f"{name} is left out: {reason}")
         say(*whole[-1:])
+    for name, kind in every.SPARSE.items():
+        with folder_in_memory() as place:
+            whole.append((f"{name}: {STEPS}", *in_columns(Trial(kind, place, violations).interrupted())))
     whole.append(("sum", *(sum(row[column] for row in whole) for column in range(1, len(whole[0])))))
-    print(table(["file", *SORTS, "full disks", "double writers", "kills", *VERDICTS], whole))
+    print(table(["file", *COLUMNS], whole))
     return end(violations)
+
+
+def in_columns(row: Counter[str]) -> tuple[int, ...]:
+    """The counts of a row of the table."""
+    return tuple(row[column] for column in COLUMNS)
 
 
 class Losses(logging.Handler):
@@ -114,9 +124,8 @@ class Trial:
                 row[self.verdict_of(every.changed(good, name, damaged), f"{name}, {why}")] += 1
         every.put(self.folder, good)
         every.is_control(self.kind, self.folder)
-        counts["each step of a write"] = self.interrupted()
-        columns = (*SORTS, "full disks", "double writers", "kills", *VERDICTS)
-        return [(name, tuple(row[column] for column in columns)) for name, row in counts.items()]
+        counts[STEPS] = self.interrupted()
+        return [(name, in_columns(row)) for name, row in counts.items()]
 
     def verdict_of(self, files: dict[str, bytes], why: str) -> str:
         named = Losses.count

@@ -30,6 +30,7 @@ from memoire.limits import Limits
 from memoire.models.model import make as make_model
 from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable, Table
+from memoire.prompts.bytes import PAYLOAD, packed_key
 from memoire.prompts.columns import packed
 from memoire.prompts.rows import PromptRules, PromptState
 from memoire.prompts.saving import restore as restore_prompts
@@ -44,7 +45,7 @@ from memoire.replay.row_schema import row_schema_from
 from memoire.replay.schema import Schema
 from memoire.rl import weights
 from memoire.rl.sample_journal import SampleJournal
-from memoire.storage import checked_file, restore, snapshot, snapshot_file, stored_models
+from memoire.storage import checked_file, restore, snapshot, snapshot_file, stored_models, stored_prompts
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.folder_lock import lock_folder
 from memoire.storage.record_log import RecordLog
@@ -52,6 +53,7 @@ from memoire.storage.state_folder import Store
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
 from memoire.wire.rows import ACCOUNT
+from netkit import until
 from statekit import CLIENTS, RUN, account, folder_in_memory, own_accounts
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
@@ -333,6 +335,29 @@ def read_prompts(folder):
     return number
 
 
+def sparse_prompts(folder, number, at):
+    """Save a file of five payloads; of the file before, four are needed no more."""
+    in_store(folder, at, lambda _: SavedGroup(prompts={"t": sparse_rows(number)}))
+
+
+def sparse_rows(number):
+    come = [(PAYLOAD, packed_key("d", number, n), large(number, n)) for n in range(5)]
+    return come + [(PAYLOAD, packed_key("d", number - 1, n), None) for n in range(1, 5) if number > 0]
+
+
+def large(number, n):
+    return b"%d %d " % (number, n) * 70_000
+
+
+def read_sparse_prompts(folder):
+    with Store(folder, "home") as store:
+        found = {key: body for _, key, body in store.prompts("t")}
+    number = len(found) - 5
+    keys = [(each, 0) for each in range(number)] + [(number, n) for n in range(5)]
+    assert found == {packed_key("d", *key): large(*key) for key in keys}
+    return number
+
+
 def open_state(folder):
     return Store(folder, "home")
 
@@ -438,6 +463,8 @@ VALUES = 4
 """Written before something is damaged."""
 SMALL_BYTES, FLIPS = 2048, 2000
 """Of a larger file of a database so many bits are flipped, in place of all."""
+SPARSE = {"a server's sparse prompts": File(sparse_prompts, read_sparse_prompts, **DATABASE)}
+"""The next write has what is left of its files in one; too large to be damaged in every way."""
 NEEDS_TORCH = ["a checkpoint of memoire.tq"]
 
 
@@ -594,7 +621,7 @@ def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder)
             is_control(kind, folder)  # the newest file of a log: an append was not finished
 
 
-@every_kind
+@every(FILES | SPARSE)
 def test_a_disk_that_is_full_at_any_step_loses_nothing_and_the_next_try_goes_on(kind, folder, place):
     for number, stays in some(kind, itertools.product(steps_of(kind, folder, place), (False, True))):
         fail_at(kind, folder, place / f"{number}-{stays}", number, stays)
@@ -618,7 +645,7 @@ def fail_at(kind, folder, place, number, stays):
     assert kind.read(place) == found + 1
 
 
-@every_kind
+@every(FILES | SPARSE)
 def test_a_process_that_is_killed_at_any_step_loses_nothing_and_leaves_nothing(kind, folder, place):
     for number in some(kind, steps_of(kind, folder, place)):
         kill_at(kind, folder, place / str(number), number)
@@ -633,6 +660,48 @@ def kill_at(kind, folder, place, number):
     write(kind, place, found + 1)
     assert kind.read(place) == found + 1
     assert not [name for name in contents(place) if "draft" in name]
+
+
+def size_of_bodies(folder):
+    return sum(path.stat().st_size for path in (folder / "prompts").iterdir())
+
+
+@every(SPARSE)
+def test_files_of_prompts_take_at_most_twice_what_is_needed_and_some(kind, folder):
+    for number in range(VALUES, 13):
+        write(kind, folder, number)
+        needed = sum(len(large(*key)) for key in [(number, n) for n in range(5)] + [(n, 0) for n in range(number)])
+        assert size_of_bodies(folder) < 2 * needed + stored_prompts.SPARSE_BYTES
+    assert kind.read(folder) == 12
+
+
+@every(SPARSE)
+def test_files_of_prompts_become_smaller_while_nothing_comes(kind, folder):
+    before = size_of_bodies(folder)
+    with open_state(folder) as store:
+        store.start(lambda: None, lambda group: None, lambda error: None)
+        assert until(lambda: size_of_bodies(folder) < before - 3_000_000)
+    assert kind.read(folder) == VALUES - 1
+
+
+@every(SPARSE)
+@pytest.mark.parametrize("damaged", [120, 1_000], ids=["keys", "payload"])
+def test_a_file_of_prompts_that_is_damaged_stays_and_is_named(kind, folder, damaged, caplog):
+    with open_state(folder) as store:
+        path = min(
+            (folder / "prompts").iterdir(), key=lambda path: path.stat().st_ctime_ns
+        )  # four of five are not needed
+        content = bytearray(path.read_bytes())
+        content[damaged] ^= 1
+        path.write_bytes(content)
+        store.save(SavedGroup(prompts={"t": sparse_rows(VALUES)}))
+    assert path.read_bytes() == content and size_of_bodies(folder) < 6_000_000
+    assert f"{path} is missing or damaged, and stays as it is" in caplog.text
+    if damaged == 1_000:
+        with pytest.raises(StateCorrupt, match="has the payloads of 1 prompts"):
+            kind.read(folder)
+    else:
+        assert kind.read(folder) == VALUES
 
 
 @every_kind
