@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from memoire.client.client import Client, connect
-from memoire.pool.tables import ROUNDTRIP
 from memoire.reader.reader import Reader
 from memoire.security.keyfolder import Given
+from memoire.wire.identity import ROUNDTRIP
 
 ENTRIES = 16
 BATCH = 64

@@ -32,7 +32,7 @@ from memoire.replay.schema import Schema, schema_from
 from memoire.replay.shared_limiter import SharedLimiter
 from memoire.suggestions import checked_names, hint, one_of
 from memoire.wire import layout
-from memoire.wire.identity import DEFAULT_TABLE, table_number
+from memoire.wire.identity import DEFAULT_TABLE, ROUNDTRIP, table_number
 
 from .caches import Pool
 from .interface import DEFAULTS, AnyPool, Intake
@@ -45,9 +45,6 @@ TABLE_NAMES = (*NAMES, *PROMPT_NAMES)
 """Keywords of a table beside those that it names."""
 FULL = ("wait", "oldest")
 MAX_TABLES = 256
-ROUNDTRIP = "memoire:roundtrip"
-"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
-there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
 _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from memoire.errors import KeyFileError
+from memoire.replay.replacement import replace_file, sync
 
 from .key_files import authorized_files, load, only_public, read_own, read_public
 from .keypairs import Key, make
@@ -82,7 +83,7 @@ def write_new(path: Path, text: str) -> None:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
     except FileExistsError as error:
         advice = "Name another folder, or take the old key away first."
         raise KeyFileError(str(path), "is there already, and stays as it is", advice) from error
@@ -117,31 +118,12 @@ def _replace(path: Path, keys: Iterable[Key]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if text:
-            target = Path(os.path.realpath(path))
-            draft = target.with_name(f".{target.name}.{os.urandom(16).hex()}.draft")
-            write_new(draft, text)
-            try:
-                if target.exists():
-                    draft.chmod(target.stat().st_mode & 0o777)
-                draft.replace(target)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
-            _sync(target.parent)
+            replace_file(path, text.encode("ascii"), mode=0o644)
         else:
             path.unlink()
-            _sync(path.parent)
+            sync(path.parent)
     except OSError as error:
         raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change it where it is made.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on disk."""
-    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def public_keys(path: Path) -> list[Key]:

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Final
 
 from memoire.errors import ProtocolError
-from memoire.pool.tables import ROUNDTRIP
 from memoire.wire import messages
 from memoire.wire.frames import Buffer
-from memoire.wire.identity import table_number
+from memoire.wire.identity import ROUNDTRIP, table_number
 from memoire.wire.messages import Type
 
 ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")

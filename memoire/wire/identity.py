@@ -13,6 +13,9 @@ def name_hash(name: str) -> int:
 
 DEFAULT_TABLE: Final = "default"
 """Name of the table of a server that has one and was told no name."""
+ROUNDTRIP: Final = "memoire:roundtrip"
+"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
+there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
 
 
 def table_number(name: str) -> int:

@@ -13,7 +13,8 @@ from memoire.cli import doctor, roundtrip
 from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
-from memoire.pool.tables import ROUNDTRIP, Table, Tables
+from memoire.pool.tables import Table, Tables
+from memoire.wire.identity import ROUNDTRIP
 from netkit import DEADLINE, until
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from memoire.cli import main, operate
 from memoire.errors import KeyFileError, ProtocolError
-from memoire.pool.tables import ROUNDTRIP
 from memoire.security import key_files, key_writer, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.security.permissions import Peer
 from memoire.wire import messages
-from memoire.wire.identity import table_number
+from memoire.wire.identity import ROUNDTRIP, table_number
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
-from memoire.pool.tables import ROUNDTRIP, Table
+from memoire.pool.tables import Table
 from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, unpack
-from memoire.wire.identity import table_number
+from memoire.wire.identity import ROUNDTRIP, table_number
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, save, state_of, store_of, tables_of
 
