@@ -37,15 +37,6 @@ GROUPS: Mapping[str, Sequence[Callable[[Commands], None]]] = {
     "prepare a cluster": (operate.add_key_tool, operate.add_schema_printer, operate.add_plan),
 }
 """What each command is for, in the order of the help."""
-EXTRAS = {
-    "gymnasium": "demo",
-    "rich": "demo",
-    "lz4": "lz4",
-    "fastapi": "dashboard",
-    "uvicorn": "dashboard",
-    "prometheus_client": "server",
-}
-"""What installs a module that may be missing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,11 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except MemoireError as error:
         print(f"memoire: {error}", file=sys.stderr)
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        print(f"memoire: this needs {error.name}: pip install 'memoire-rl[{extra}]'", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # what reads the output has ended, such as `head`

@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from memoire.errors import ParameterError
+from memoire.errors import NotInstalled, ParameterError
 from memoire.nodes.sizes import size
 
 from .addresses import endpoint_of
@@ -265,6 +265,7 @@ def _up(given: argparse.Namespace) -> int:
     return up(nodes_of(given, given.host, insecure=given.insecure), dashboard=not given.no_dashboard)
 
 
+@NotInstalled.explained("pip install 'memoire-rl[demo]'")
 def _demo(given: argparse.Namespace) -> int:
     began = time.monotonic()
     from memoire.rl.demo.demo import Demo, Options

@@ -2,7 +2,7 @@
 
 import argparse
 
-from memoire.errors import ParameterError
+from memoire.errors import NotInstalled, ParameterError
 
 from .addresses import endpoint_of, pages_of
 from .options import Commands, add_keys, add_nodes, add_probes, tokens
@@ -78,6 +78,7 @@ def _add_expected(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--expected-{name}", type=int, default=0, metavar="N", help=help_)
 
 
+@NotInstalled.explained("pip install 'memoire-rl[dashboard]'")
 def _dashboard(given: argparse.Namespace) -> int:
     from memoire.dashboard.settings import Settings
     from memoire.dashboard.web.serve import serve

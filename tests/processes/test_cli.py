@@ -109,11 +109,26 @@ def test_what_cannot_be_done_is_explained_in_a_line(
     assert words in said
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "memoire.dashboard.web.serve", raising=False)
-    assert main.main(["dashboard", "http://127.0.0.1:9"]) == 1
-    assert "this needs uvicorn: pip install 'memoire-rl[dashboard]'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "module", "importer", "extra"),
+    [
+        (["dashboard", "http://127.0.0.1:9"], "uvicorn", "memoire.dashboard.web.serve", "dashboard"),
+        (["demo", "--seconds", "1"], "gymnasium", "", "demo"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    arguments: list[str],
+    module: str,
+    importer: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, importer, raising=False)
+    assert main.main(arguments) == 1
+    named = f"memoire: this needs {module}, which is not installed: pip install 'memoire-rl[{extra}]'\n"
+    assert named in capsys.readouterr().err
 
 
 def test_a_server_without_gymnasium_is_told_what_to_write_instead(
