@@ -200,6 +200,8 @@ class PromptTable:
 
     def make_room(self, size: int) -> None:
         """Have room for so many bytes of answers. Raises ProtocolError (code "busy") if there is none."""
+        if size <= self.room:
+            return
         self._make_room(size)
         if size > self.room:
             raise ProtocolError("busy", self._no_room(0, size))

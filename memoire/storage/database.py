@@ -46,6 +46,7 @@ CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER
 """
 TABLES: Final = frozenset(filter(None, map(str.strip, _TABLES.split(";"))))
 """The tables as SQLite describes them: a name of a column there may be damaged, too."""
+_PUT_FACT: Final = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)"
 _HEADER: Final = b"SQLite format 3\x00"
 
 
@@ -158,13 +159,13 @@ def read_parts(
 def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None:
     """Put these rows in, in the place of those with their kinds and keys."""
     if rows:
-        connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
+        connection.executemany(_PUT_FACT, rows)
 
 
 def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
     """Put this seal in the place of the former one."""
     body = seal.pack()
-    write_facts(connection, [(SEAL, b"", body, add_up(SEAL, b"", body))])
+    connection.execute(_PUT_FACT, (SEAL, b"", body, add_up(SEAL, b"", body)))
 
 
 def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:

@@ -50,16 +50,22 @@ class RowsChecksum(NamedTuple):
 
     def with_facts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Facts of these checksums have gone, and others have come."""
+        if not (former or new):
+            return self
         total = self.facts_sum - sum(former) + sum(new) & SUMS
         return self._replace(facts=self.facts - len(former) + len(new), facts_sum=total)
 
     def with_lines(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Lines of these checksums have gone, and others have come."""
+        if not (former or new):
+            return self
         total = self.lines_sum - sum(former) + sum(new) & SUMS
         return self._replace(lines=self.lines - len(former) + len(new), lines_sum=total)
 
     def with_accounts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
         """Accounts of these checksums have gone, and others have come."""
+        if not (former or new):
+            return self
         total = self.accounts_sum - sum(former) + sum(new)
         return self._replace(accounts=self.accounts - len(former) + len(new), accounts_sum=total)
 

@@ -269,7 +269,8 @@ class StateFile:
         rows = [(*name, body, part_sum(*name, body)) for name, body in changes.items() if body is not None]
         gone = [name for name, body in changes.items() if body is None]
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)", rows)  # noqa: S608
-        self._connection.executemany(f"DELETE FROM {table} WHERE part = ? AND key = ?", gone)  # noqa: S608
+        if gone:
+            self._connection.executemany(f"DELETE FROM {table} WHERE part = ? AND key = ?", gone)  # noqa: S608
         return [check for check, _ in found], [row[-1] for row in rows]
 
     def _write_all(

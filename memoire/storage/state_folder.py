@@ -221,7 +221,8 @@ class Store:
 
     def _look_after(self) -> None:
         """What nobody waits for: larger files of prompts than needed, text that is behind, a backup now and then."""
-        self.save(SavedGroup())
+        if self._prompts.is_sparse:
+            self.save(SavedGroup())
         now = time.monotonic()
         if self._lines.trouble and now >= self._mend_due:
             self._mend_due = now + REPAIR_INTERVAL

@@ -197,7 +197,7 @@ class StoredPrompts:
     @property
     def is_sparse(self) -> bool:
         """Whether the next write makes files smaller, also one that changes nothing."""
-        return self._is_saved and sum(self._sizes[name] for name in self._sparse) > SPARSE_BYTES
+        return bool(self._sparse) and self._is_saved and sum(map(self._sizes.__getitem__, self._sparse)) > SPARSE_BYTES
 
     def _rows_to_move(self) -> dict[tuple[int, bytes], bytes | None]:
         """Rows that files which are less than half named have, with their bodies: of those with the fewest first."""
@@ -263,7 +263,8 @@ class StoredPrompts:
         self._named.update(planned.named)
         gone = Counter[int]()
         for body in former:
-            gone.update(_named_by(body))
+            if body.startswith(_PLACED):
+                gone.update(_named_by(body))
         self._named.subtract(gone)
         for name in gone:
             if self._named[name] <= 0:
