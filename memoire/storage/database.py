@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from memoire.replay.replacement import drafting
 
 from . import private_files
 from .disk_errors import RESTORE, corrupt
-from .records import META, SEAL, FactRow, add_up, checked_fact, checked_parts
+from .records import META, SEAL, FactRow, PartRow, add_up, checked_fact, checked_parts
 from .seal import RowsChecksum
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
@@ -133,9 +134,11 @@ def read_facts(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Keys and bodies of a kind whose key begins so, checked."""
     query = "SELECT kind, key, body, sum FROM facts WHERE kind = ? AND key >= ? AND key < ?"
-    for row in connection.execute(query, (kind, prefix, prefix + b"\xff" * 260)):
-        _, key, body, _ = checked_fact(row, path)
-        yield key, body
+    # Closed also after damage: what is still being read would hold up whoever empties the write-ahead log.
+    with closing(connection.execute(query, (kind, prefix, prefix + b"\xff" * 260))) as rows:
+        for row in rows:
+            _, key, body, _ = checked_fact(row, path)
+            yield key, body
 
 
 def read_parts(
@@ -152,8 +155,14 @@ def read_parts(
     bodies: those whose key is `begin` or above it, and below `before`.
     """
     query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
-    for _, key, body, _ in checked_parts(connection.execute(query, (part, begin, before, most)), path, table):
-        yield key, body
+    with closing(connection.execute(query, (part, begin, before, most))) as rows:
+        for _, key, body, _ in checked_parts(rows, path, table):
+            yield key, body
+
+
+def _all_parts(connection: sqlite3.Connection, path: Path, table: str) -> Iterator[PartRow]:
+    with closing(connection.execute(f"SELECT {PART_COLUMNS} FROM {table}")) as rows:  # noqa: S608
+        yield from checked_parts(rows, path, table)
 
 
 def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None:
@@ -181,17 +190,18 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
         copy.executescript(_TABLES)
         copy.execute("BEGIN")
         seal, facts = None, 0
-        for row in source.execute("SELECT kind, key, body, sum FROM facts"):
-            kind, _, body, _ = checked_fact(row, path)
-            if kind == SEAL:
-                seal = RowsChecksum.unpack(body)
-            else:
-                write_facts(copy, [row])
-                facts += 1
+        with closing(source.execute("SELECT kind, key, body, sum FROM facts")) as rows:
+            for row in rows:
+                kind, _, body, _ = checked_fact(row, path)
+                if kind == SEAL:
+                    seal = RowsChecksum.unpack(body)
+                else:
+                    write_facts(copy, [row])
+                    facts += 1
         written = [
             copy.executemany(
                 f"INSERT INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)",  # noqa: S608
-                checked_parts(source.execute(f"SELECT {PART_COLUMNS} FROM {table}"), path, table),  # noqa: S608
+                _all_parts(source, path, table),
             ).rowcount
             for table in PARTS
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,7 +29,7 @@ class DatabaseReader:
         self._path = path
         self._lock = threading.Lock()  # guards what follows
         self._idle = [connect(path, "ro")]
-        self._closed = False
+        self._closed = self._has_checked_lines = False
 
     def close(self) -> None:
         """Let go of the file; connections that read now are closed when they have done so."""
@@ -73,9 +74,28 @@ class DatabaseReader:
     def lines(self, where: str, values: list[Any], order: str, most: int) -> list[LogEntry]:
         """Log lines that fulfil a condition; see `search.condition`."""
         query = f"SELECT {LINE_COLUMNS} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
-        return self._read(
-            lambda connection: [entry_of(row, self._path) for row in connection.execute(query, [*values, most])]
-        )
+
+        def read(connection: sqlite3.Connection) -> list[LogEntry]:
+            with closing(connection.execute(query, [*values, most])) as rows:
+                return [entry_of(row, self._path) for row in rows]
+
+        return self._read(read)
+
+    def check_lines(self) -> None:
+        """Check each log line, the first time: a search for what a damaged line has no more would leave it out.
+
+        Raises:
+            StateCorrupt: a line is damaged.
+        """
+
+        def check(connection: sqlite3.Connection) -> None:
+            with closing(connection.execute(f"SELECT {LINE_COLUMNS} FROM lines")) as rows:  # noqa: S608
+                for row in rows:
+                    entry_of(row, self._path)
+
+        if not self._has_checked_lines:
+            self._read(check)
+            self._has_checked_lines = True
 
     def copy_to(self, path: Path) -> None:
         """Write a backup to this empty file: all rows but the lines.

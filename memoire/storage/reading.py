@@ -69,10 +69,16 @@ class StoredRuns:
         return 0 if number is None else self._contents.counts.get(number, 0)
 
     def search(self, run: str, wanted: LineFilter, most: int, newest_first: bool) -> list[LogEntry]:
-        """Log lines of a run, at most so many of those wanted; an unknown run has none."""
+        """Log lines of a run, at most so many of those wanted; an unknown run has none.
+
+        Raises:
+            StateCorrupt: one of them is damaged; or any line is, if more than their index is wanted.
+        """
         self._check_open()
         number = self._contents.runs.get(run)
         found = None if number is None else condition(number, wanted)
+        if found is not None and wanted != LineFilter(after=wanted.after, before=wanted.before):
+            self._reader.check_lines()
         return [] if found is None else self._reader.lines(*found, "DESC" if newest_first else "ASC", most)
 
 

@@ -118,15 +118,16 @@ class StateFile:
             raise corrupt(self.path, "the description of its tables has changed")
         seal = self._load_facts()
         facts = len(self._sums), sum(self._sums.values()) & SUMS
-        # Of lines only what they add up to: there may be a million, and each is checked when it is read.
+        # Of lines only what they add up to, with their ids: there may be a million. Each is checked when it is read.
         lines, low, high = self._connection.execute(
-            "SELECT count(*), coalesce(sum(sum & 4294967295), 0), coalesce(sum(sum >> 32), 0) FROM lines"
+            "SELECT count(*), coalesce(sum((sum & 4294967295) + (id & 4294967295)), 0), "
+            "coalesce(sum((sum >> 32) + (id >> 32)), 0) FROM lines"
         ).fetchone()
         lines_sum = (high << 32) + low & SUMS
         # A key of another type would be out of the order in which accounts are looked for.
         accounts, prompts = (
             self._connection.execute(
-                f"SELECT count(*), coalesce(sum(sum), 0) FROM {table} "  # noqa: S608
+                f"SELECT count(*), coalesce(sum(sum + part), 0) FROM {table} "  # noqa: S608
                 "WHERE typeof(part) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
             ).fetchone()
             for table in PARTS
@@ -237,7 +238,11 @@ class StateFile:
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
         former_prompts: list[bytes] = []
-        seal = self.seal.next().with_facts(former, [row[-1] for row in rows]).with_lines((), [row[-1] for row in new])
+        seal = (
+            self.seal.next()
+            .with_facts(former, [row[-1] for row in rows])
+            .with_lines((), [row[0] + row[-1] for row in new])
+        )
 
         def write() -> None:
             nonlocal seal
@@ -255,14 +260,14 @@ class StateFile:
         return former_prompts
 
     def _write_parts(self, table: str, changes: PartChanges, former: list[bytes]) -> tuple[list[int], list[int]]:
-        """Replace these rows, or take them out; returns the checksums that have gone, and those that have come. Puts
-        the short bodies that have gone into `former`.
+        """Replace these rows, or take them out; returns the checksums that have gone, and those that have come, each
+        with the row's number. Puts the short bodies that have gone into `former`.
         """
         if not changes:
             return [], []
         # SQLite does not read a long body to know its length.
         short = f"CASE WHEN length(body) <= {SHORT_BYTES} THEN body END"
-        query = f"SELECT sum, {short} FROM {table} WHERE part = ? AND key = ?"  # noqa: S608
+        query = f"SELECT sum + part, {short} FROM {table} WHERE part = ? AND key = ?"  # noqa: S608
         rows_found = (self._connection.execute(query, name).fetchone() for name in changes)
         found = [row for row in rows_found if row is not None]
         former += [body for _, body in found if body is not None]
@@ -271,7 +276,7 @@ class StateFile:
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)", rows)  # noqa: S608
         if gone:
             self._connection.executemany(f"DELETE FROM {table} WHERE part = ? AND key = ?", gone)  # noqa: S608
-        return [check for check, _ in found], [row[-1] for row in rows]
+        return [check for check, _ in found], [row[0] + row[-1] for row in rows]
 
     def _write_all(
         self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
@@ -318,7 +323,7 @@ class StateFile:
         ).fetchall()
         is_over = len(found) < MAX_TRIMMED_ROWS
         gone = [(SEGMENT, segment_key(segment))] if is_over else []
-        seal = self.seal.next().with_lines([check for _, check in found], ())
+        seal = self.seal.next().with_lines([number + check for number, check in found], ())
         seal = seal.with_facts([self._sums[which] for which in gone], ())
 
         def write() -> None:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import shutil
 import sqlite3
+import struct
 
 import pytest
 
@@ -57,11 +59,13 @@ def test_undamaged_copies_of_both_are_exact(folders, tmp_path):
 
 
 def rows_of(folder, *commands):
+    """Execute commands of SQLite, each a text, or a text and its values; returns the rows of the last one."""
     connection = sqlite3.connect(folder / "state.db")
     with connection:
         for command in commands:
-            connection.execute(command)
+            rows = connection.execute(*(command if isinstance(command, tuple) else (command,))).fetchall()
     connection.close()
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -233,6 +237,109 @@ def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
         assert "no backup was made, the former ones stay" in caplog.text
         assert "wrong checksum" in keeper.store.trouble
     assert (tmp_path / "state.db.backup-1").read_bytes() == good
+
+
+# ------------------------------------------------------------------------------------------------- lines and accounts
+
+COLUMNS = {
+    "lines": ["id", "client", "number", "received", "label", "said", "text", "sum"],
+    "accounts": ["part", "key", "body", "sum"],
+}
+
+DAMAGE = (
+    "state.db is damaged: .*(wrong checksum|rows are missing|SQLite says|not in PRIMARY KEY order|says what none can)"
+)
+
+
+def as_a_ledger(run):
+    """Reads accounts as a server does: it adds all of them up before it looks for one."""
+
+    def read(store):
+        kept = store.accounts(run)
+        return kept.sums().counts, [kept.find(client) for client in CLIENTS]
+
+    return read
+
+
+READS = [
+    as_a_ledger(RUN),
+    as_a_ledger("former"),
+    lambda store: own_accounts(store, RUN),
+    lambda store: own_accounts(store, "former"),
+    lambda store: store.line_count(RUN),
+    lambda store: store.search(RUN),
+    lambda store: store.search(RUN, most=2, newest_first=True),
+    lambda store: store.search(RUN, LineFilter(after=1, before=4)),
+    lambda store: store.search(RUN, LineFilter(text="line")),
+    lambda store: store.search(RUN, LineFilter(client=CLIENTS[0])),
+    lambda store: store.search(RUN, LineFilter(label=CLIENTS[0][0])),
+    lambda store: store.search(RUN, LineFilter(since=1.0)),
+    lambda store: store.search(RUN, LineFilter(until=4.0)),
+]
+
+
+def all_reads(folder):
+    """What each read returns, or the damage that it names."""
+
+    def read_by(read):
+        try:
+            return read(store)
+        except StateCorrupt as error:
+            return str(error)
+
+    try:
+        with Store(folder) as store:
+            return [read_by(read) for read in READS]
+    except StateCorrupt as error:
+        return [str(error)] * len(READS)
+
+
+def flipped(value, bit):
+    """The value, or its bytes, with another bit."""
+    if isinstance(value, int):
+        return value ^ 1 << bit
+    data = bytearray(struct.pack("<d", value) if isinstance(value, float) else value)
+    data[bit // 8] ^= 1 << bit % 8
+    return struct.unpack("<d", data)[0] if isinstance(value, float) else bytes(data)
+
+
+def bits_of(value):
+    return 63 if isinstance(value, int) else 64 if isinstance(value, float) else 8 * len(value)
+
+
+@pytest.mark.parametrize("stride", [61, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("table", COLUMNS)
+def test_a_flipped_bit_of_a_line_or_an_account_is_refused_and_no_number_is_wrong(in_memory, tmp_path, table, stride):
+    with Keeper(tmp_path, run="former") as keeper:
+        keeper.save(accounts=[account(client, 3) for client in CLIENTS[:3]])
+    with Keeper(tmp_path) as keeper:
+        keeper.save(
+            accounts=[account(client, n, n) for n, client in enumerate(CLIENTS[:4], 5)],
+            lines=[(client, 1, f"line of {client[0]}") for client in CLIENTS[:4]],
+        )
+    truth, tried = all_reads(tmp_path), 0
+    copy = in_memory / f"{table}-{stride}"
+    shutil.copytree(tmp_path, copy)
+    for row in range(2):
+        for column in COLUMNS[table]:
+            as_bytes = f"CAST({column} AS BLOB)" if column == "text" else column
+            (value,) = rows_of(tmp_path, f"SELECT {as_bytes} FROM {table} LIMIT 1 OFFSET {row}")[0]
+            for bit in range(row, bits_of(value), stride):
+                shutil.rmtree(copy)
+                shutil.copytree(tmp_path, copy)
+                names = ("id",) if table == "lines" else ("part", "key")
+                where = " AND ".join(f"{name} = (SELECT {name} FROM {table} LIMIT 1 OFFSET {row})" for name in names)
+                change = "CAST(? AS TEXT)" if column == "text" else "?"
+                try:
+                    rows_of(copy, (f"UPDATE {table} SET {column} = {change} WHERE {where}", [flipped(value, bit)]))
+                except sqlite3.IntegrityError:
+                    continue  # there is such a row: SQLite finds two of them
+                wrong = [found for found, right in zip(all_reads(copy), truth, strict=True) if found != right]
+                assert wrong and all(re.search(DAMAGE, str(found)) for found in wrong), (column, bit, wrong)
+                tried += 1
+    shutil.rmtree(copy)
+    shutil.copytree(tmp_path, copy)
+    assert all_reads(copy) == truth and tried > 10
 
 
 # ------------------------------------------------------------------------------------------------- text and models
