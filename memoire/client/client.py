@@ -92,7 +92,8 @@ def connect(
             digits, dots, hyphens and underscores. Several may have the same. None takes $MEMOIRE_NAME, and in a Pod
             of Kubernetes the name of the Pod; "" gives none.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
-        capacity: Entries that the memory has room for; by default as the server says, or what fits 256 MiB.
+        capacity: Entries that the memory has room for, if the table does not say it (`client_capacity`); by default
+            what fits 256 MiB.
         when_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
@@ -108,6 +109,7 @@ def connect(
         EndpointError: the address is none.
         StateUnusable: state_dir cannot be written.
         Refused: the other side does not take this client, or has no such table.
+        ParameterError: an argument is out of its range, or `capacity` is not what the table says.
     """
     return Client(
         url,
@@ -185,6 +187,7 @@ class Client(Node):
         close_at_exit(self)
         try:
             self._await(self._io.is_met, self._waiting.seconds(timeout), "welcome")
+            self._local.check_told()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -334,7 +337,7 @@ class Client(Node):
         Args:
             envs: A Gymnasium (vector) environment, from which number and autoreset mode are read.
             num_envs, autoreset: The same by hand: "next_step", "same_step" or "disabled".
-            options: longest and check; see `Writer`.
+            options: longest and check; see `Writer`. A table of rollouts that has a length takes no other `longest`.
 
         May be called again, for other environments: each thread that steps some needs a writer of its own.
         An entry of a step that is not told its `model_version` gets the version that `newest` or `wait` of this

@@ -75,6 +75,13 @@ class LocalMemory:
                     self._memory = self._make(self._capacity)
         return self._memory
 
+    def check_told(self) -> None:
+        """Refuse another capacity than the table says. Raises ParameterError."""
+        said = self._session.told.max_step
+        if said and self._capacity and self._capacity != said:
+            expected = f"{said}, the client_capacity of the table, or left out"
+            raise ParameterError("capacity", self._capacity, expected)
+
     def begin_again(self, capacity: int | None) -> None:
         """Replace it by an empty one. Its writers go on until `end_writers`."""
         with _core.Held(self.lock):
@@ -133,6 +140,10 @@ class LocalMemory:
                 expected = f"at most {self._fitting}: more make a message above limits.message_bytes"
                 raise ParameterError("longest", longest, f"{expected} ({self._session.most_bytes})")
             if self._session.told.storage == "rollouts":
+                length = self._session.parameters.rollout_length
+                if longest is not None and length and longest != length:
+                    expected = f"{length}, the length of the table's rollouts, or left out"
+                    raise ParameterError("longest", longest, expected)
                 options |= {"cuts_at_once": True, "longest": self._longest(longest)}
             return self._writers.make(*layout(envs, num_envs, autoreset), observer, stamp=stamp, **options)
 

@@ -1,4 +1,5 @@
-"""The same keyword means the same thing, whether a buffer, a server or a table takes it."""
+"""The same keyword means the same thing, whether a buffer, a server or a table takes it; and what a client and its table
+are both told is equal, or refused."""
 
 import inspect
 
@@ -7,6 +8,8 @@ import pytest
 
 import memoire
 from memoire import errors
+from memoire.pool.tables import TABLE_NAMES
+from memoire.replay.writers import WriterRegistry
 
 FACES = (memoire.Buffer, memoire.Server, memoire.Table)
 OF_ONE = {
@@ -62,3 +65,61 @@ def test_all_fields_of_parameters_are_keywords_of_each_and_mean_the_same():
     for face in (lambda **all: memoire.Buffer(schema, 100, **all), lambda **all: memoire.Table(schema, **all)):
         with pytest.raises(errors.WrongType, match=r"parameters must be memoire\.Parameters or None"):
             face(parameters={"min_size": 3})
+
+
+CLIENT_AND_TABLE = {"capacity": "client_capacity", "longest": "rollout_length"}
+"""By their names at a client or its writer, what the table has of it: equal, or refused."""
+OF_EACH_PROCESS = {"seed", "name", "context", "limits", "clock", "keys", "state_dir"}
+"""What client and server each have for themselves under the same name."""
+CLIENT_ALONE = {
+    "url", "request", "push", "subscribe", "table", "timeout", "input_uuid", "when_full", "live",
+    "envs", "num_envs", "autoreset", "check",
+}  # fmt: skip
+"""Of `when_full`, a table of rollouts has `full`: the one is about bytes on their way, the other about entries held.
+Number and mode of environments are compared with what the environments say."""
+INSIDE = {"self", "options", "observer", "stamp", "cuts_at_once", "resume"}
+
+
+def test_every_setting_of_client_and_table_is_listed():
+    calls = (memoire.connect, memoire.Client, memoire.Client.writer, WriterRegistry.make)
+    client = set().union(*(inspect.signature(call).parameters for call in calls)) - INSIDE
+    server = {*inspect.signature(memoire.Server).parameters, *inspect.signature(memoire.Table).parameters, *TABLE_NAMES}
+    assert client == CLIENT_AND_TABLE.keys() | OF_EACH_PROCESS | CLIENT_ALONE, "list what both have"
+    assert set(CLIENT_AND_TABLE.values()) <= server and not CLIENT_ALONE & server
+    assert not {"multi_step", "discount", "frame_stack", "start", "reward_coeff", "schema", "sampler"} & client
+
+
+def with_capacity(server, value):
+    with memoire.connect(server.endpoint, capacity=value) as client:
+        return client.memory.capacity
+
+
+def with_longest(server, value):
+    with memoire.connect(server.endpoint) as client:
+        return client.writer(longest=value).longest
+
+
+@pytest.mark.parametrize(
+    ("connected", "table", "says"),
+    [
+        (with_capacity, {"client_capacity": 50}, "^capacity must be 50, the client_capacity of the table, .* got 7"),
+        (
+            with_capacity,
+            {"storage": "episodes", "client_capacity": 50},
+            "^capacity must be 50, the client_capacity of the table, .* got 7",
+        ),
+        (
+            with_longest,
+            {"storage": "rollouts", "rollout_length": 50},
+            "^longest must be 50, the length of the table's rollouts, .* got 7",
+        ),
+    ],
+)
+def test_a_client_that_was_told_otherwise_than_its_table_is_refused_by_both_values(cluster, connected, table, says):
+    schema = {"obs": (np.float32, (2,)), "reward": np.float32}
+    free = {name: value for name, value in table.items() if name == "storage"}
+    server, other = (cluster.server(schema=schema, **each) for each in (table, free))
+    assert connected(server, None) == connected(server, 50) == 50 and connected(other, 7) == 7
+    with pytest.raises(errors.ParameterError, match=says):
+        connected(server, 7)
+    assert server.totals().steps == 0
