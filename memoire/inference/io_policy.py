@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,6 +244,8 @@ class PolicyThread:
                 self._back_off(asked)
             elif isinstance(answer, MemoireTimeout):
                 self._end(asked)
+            elif isinstance(answer, Refused) and answer.code == "schema":
+                self._compare(asked, url, answer)
             else:
                 self._end(asked, answer)
 
@@ -257,7 +260,8 @@ class PolicyThread:
             if not isinstance(answer.body, messages.Inferred):
                 raise ProtocolError("unexpected", f"INFER was answered by {answer.type.name}")
             if answer.header.fingerprint != self._outputs.fingerprint:
-                raise ProtocolError("schema", "its outputs have another schema; give the same ones on both sides")
+                self._compare(asked, asked.url, Refused(asked.url, "schema", "its outputs have another schema"))
+                return
             columns, rows = unpack_rows(answer.payload, self._outputs, self._limits)
             if rows != asked.rows:
                 raise ProtocolError("value", f"{rows} rows came for {asked.rows}")
@@ -266,6 +270,20 @@ class PolicyThread:
             return
         asked.columns, asked.version = columns, answer.body.version
         self._end(asked)
+
+    def _compare(self, asked: AskedRows, url: str, refused: Refused) -> None:
+        """Ask a node for its columns, and end with both sides' ones; if it does not say them, as it was refused."""
+
+        def finish(answer: Answer) -> None:
+            if asked.url != url or asked not in self._open:
+                return
+            said = answer.body if isinstance(answer, Message) else None
+            sides = {} if not isinstance(said, messages.Welcome) else {"inputs": said.schema, "outputs": said.outputs}
+            text = differing_columns(sides, {"inputs": self._inputs, "outputs": self._outputs})
+            self._end(asked, Refused(url, "schema", text) if text else refused)
+
+        asked.move_at = asked.deadline
+        self._channels[url].ask(messages.Hello(role="actor"), finish, asked.deadline)
 
     def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
         """It is over: it has its columns, an error, or neither, which is that its time has passed."""
@@ -282,3 +300,14 @@ class PolicyThread:
     def _at_end(self) -> None:
         for asked in list(self._open):
             self._end(asked, Closed("this policy"))
+
+
+def differing_columns(node: Mapping[str, str], policy: Mapping[str, RowSchema]) -> str:
+    """What a node says of its columns, by name, beside a policy's, where they differ; "" if they do not."""
+    texts = []
+    for name, text in node.items():
+        with contextlib.suppress(MemoireError, ValueError):
+            theirs = RowSchema.from_json(text)
+            if theirs.fingerprint != policy[name].fingerprint:
+                texts.append(f"{name} of the node are {theirs!r:.400}, and those of this policy {policy[name]!r:.400}")
+    return f"{'; '.join(texts)}. Give Inference and RemotePolicy the same columns" if texts else ""

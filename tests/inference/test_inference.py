@@ -1,5 +1,6 @@
 """Inference nodes and their clients over real sockets."""
 
+import inspect
 import threading
 import time
 
@@ -10,6 +11,7 @@ import memoire
 from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.replay.columns import Column
+from memoire.replay.row_schema import RowSchema
 
 INPUTS = {"obs": (np.float32, (2,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}
@@ -358,13 +360,44 @@ def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
             ParameterError, match=f"^request_bytes must be at least 2000\\d+, which one row of the {name}"
         ):
             open_node(**sides)
-    other = open_policy(node, inputs={"obs": np.float32})
-    with pytest.raises(Refused, match="rows of another schema") as caught:
-        other.act({"obs": np.float32([1])})
-    assert caught.value.code == "schema" and node.stats().refused["schema"] == 1
-    other = open_policy(node, outputs={"action": np.int32})
-    with pytest.raises(Refused, match="outputs have another schema"):
-        other.act(obs([1, 0]))
+
+
+NODE_AND_POLICY = {"inputs": "inputs", "outputs": "outputs", "timeout": "patience of limits"}
+"""By their names at a policy, what a node has of it: equal, or refused. Each has its own keys, limits and context."""
+NODE_ALONE = {
+    "endpoint", "function", "weights", "topic", "connect", "max_batch", "max_wait", "alive", "queue_rows", "sizes",
+    "name", "jobs",
+}  # fmt: skip
+
+
+def test_every_setting_of_node_and_policy_is_listed():
+    node, policy = (inspect.signature(made).parameters.keys() for made in (memoire.Inference, memoire.RemotePolicy))
+    own = {"keys", "limits", "context"}
+    assert policy == NODE_AND_POLICY.keys() | own | {"urls", "fallback"}, "list what both have"
+    assert node == {"inputs", "outputs"} | own | NODE_ALONE, "list what both have"
+
+
+@pytest.mark.parametrize(
+    ("told", "rows", "says"),
+    [
+        ({"inputs": {"obs": np.float32}}, 1, r"inputs of the node are .*float32\[2\].* this policy .*\(obs: float32"),
+        ({"inputs": {"obs": (np.float64, (2,))}}, 1, r"inputs of the node are .*float32\[2\].*float64\[2\]"),
+        ({"outputs": {"action": np.int32}}, 1, r"outputs of the node are .*action.* this policy .*\(action: int32\)"),
+        ({"timeout": 9.0}, 1, r"waits for [89].* s; 5 s are allowed \(patience\)"),
+        ({}, 257, r"257 rows; a batch has at most 256 \(max_batch\)"),
+    ],
+)
+def test_a_policy_that_was_told_otherwise_than_its_node_is_refused_by_both_values(
+    open_node, open_policy, told, rows, says
+):
+    node = open_node(limits=Limits(patience=5.0))
+    policy = open_policy(node, **{"timeout": 2.0} | told)
+    column = RowSchema(told.get("inputs", INPUTS))["obs"]
+    asked = {"obs": np.zeros((rows, *column.shape), column.dtype)}
+    for ask in (policy.act, lambda columns: policy.ask(columns).result()):
+        with pytest.raises(Refused, match=says) as caught:
+            ask(asked)
+    assert caught.value.code in ("schema", "too_large")
 
 
 def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled(open_node, open_policy):
