@@ -271,7 +271,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "groups_draw": (
             wire.Groups(
                 call="draw", session="a:0", step=7, is_before_first=True, count=48, wanted=64, replay=0.25, is_last=True,
-                plan=wire.StepPlan(1, {"a": 48, "b": 16}), version=9,
+                plan=wire.StepPlan(1, {"a": 48, "b": 16}, 64), version=9,
             ),
             b"",
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from memoire import arguments
 from memoire.arguments import text, whole
-from memoire.errors import WrongType
+from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import checked_names
 
 from .rows import Key
@@ -25,22 +25,20 @@ class WorkerCalls(TableCalls):
         """Prompts for this worker: at least one, at most `count`.
 
         Args:
-            seconds: For which they are leased; None is what the table says.
+            seconds: For which they are leased, above 0; None is what the table says.
             timeout: Seconds to wait until there is one.
             version: Of the worker's model. With `max_model_lag`, one that is too old gets nothing.
 
         Raises:
             MemoireTimeout: none came in that time; it says why.
         """
-        wanted = whole("count", count, 1, 1024)
-        lasting = 0.0 if seconds is None else arguments.seconds(seconds, 0.0)
+        wanted, lasting = whole("count", count, 1, 1024), _lasting(seconds)
         acting = None if version is None else arguments.model_version(version, "version")
         return self._worker.lease(wanted, lasting, acting, self._patience(timeout))
 
     def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
         """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
-        lasting = 0.0 if seconds is None else arguments.seconds(seconds, 0.0)
-        return self._worker.keep("renew", [checked_lease(lease)], lasting, self._patience(timeout))[0]
+        return self._worker.keep("renew", [checked_lease(lease)], _lasting(seconds), self._patience(timeout))[0]
 
     def release(self, lease: Lease, timeout: float | None = None) -> bool:
         """Give a prompt back, so that another worker gets it at once. Answers that are whole stay."""
@@ -130,6 +128,15 @@ class WorkerCalls(TableCalls):
         """
         patience = self._patience(timeout)
         return self._worker.amend(checked_keys([key])[0], whole("index", index, 0), columns, self.schema, patience)
+
+
+def _lasting(seconds: float | None) -> float:
+    """Seconds of a lease as they travel: 0 for what the table says. Raises ParameterError."""
+    if seconds is None:
+        return 0.0
+    if not (found := arguments.seconds(seconds, 0.0)):
+        raise ParameterError("seconds", seconds, "above 0, or None for what the table says (`lease`)")
+    return found
 
 
 def checked_lease(lease: Any) -> Lease:

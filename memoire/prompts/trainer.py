@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from memoire.arguments import finite
-from memoire.errors import EpochOver, MemoireTimeout, Refused
+from memoire.errors import EpochOver, MemoireTimeout, ParameterError, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
@@ -67,7 +67,7 @@ class PromptTrainer:
         self, step: int, groups: int, schema: Schema, *, columns: Sequence[str] | None, by_tokens: bool,
         replay: float, patience: float,
     ) -> Step:  # fmt: skip
-        """Draw the part of this rank. Raises MemoireTimeout, EpochOver, Refused."""
+        """Draw the part of this rank. Raises MemoireTimeout, EpochOver, Refused, ParameterError."""
         deadline = self._servers.transport.now() + patience
         drawn = self._servers.wait(f"step {step}", patience, lambda end: self._look(step, groups, replay, end))
         tokens = [each.facts.tokens for each in drawn]
@@ -90,6 +90,8 @@ class PromptTrainer:
         plan = max(
             (each.body.plan for each in told.values() if each.body.plan), key=lambda plan: plan.version, default=None
         )
+        if plan is not None and plan.wanted not in (0, groups):
+            raise ParameterError("groups", groups, f"{plan.wanted}, with which step {step} was drawn before")
         if plan is None:
             if self.rank:
                 return None, f"rank 0 has not drawn step {step} yet"
@@ -118,7 +120,7 @@ class PromptTrainer:
             raise EpochOver(step)
         shares = planned(spare, max(0, groups - sum(fixed.values())))
         names = sorted({*shares, *fixed})
-        return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}), ""
+        return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}, groups), ""
 
     def _is_over(self, told: Mapping[str, PromptReply]) -> bool:
         """Whether no more groups come: every server that was given prompts says so."""
@@ -160,7 +162,7 @@ class PromptTrainer:
             for name in short
         }
         fixed = {name: each.body.done for name, each in self._servers.all(closing, deadline).items()}
-        changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare))
+        changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare), plan.wanted)
         for name in sorted(changed.groups):
             body = self._body(step, groups, replay, changed, count=changed.groups[name])
             self._servers.one(name, PromptRequest(body), deadline)

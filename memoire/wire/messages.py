@@ -570,6 +570,7 @@ class StepPlan(TailRow, frozen=True, array_like=True):
 
     version: Small
     groups: Annotated[dict[Name, Small], Meta(max_length=4096)]
+    wanted: Small = 0  # groups that the step was asked for; 0: an older trainer does not say it
 
 
 class AnswerColumns(TailRow, frozen=True, array_like=True):

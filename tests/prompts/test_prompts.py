@@ -1,5 +1,6 @@
 """`memoire.Prompts` over sockets: givers, workers, trainers of several ranks, several servers, restarts and snapshots."""
 
+import inspect
 import threading
 from collections import Counter
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import memoire
 from memoire.cli.drain import drain
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
+from memoire.pool.tables import TABLE_NAMES
 from memoire.prompts.book import MAX_CONSUMERS
 from memoire.prompts.plan import most_of
 from memoire.wire import messages
@@ -51,6 +53,69 @@ def server():
 def prompts(server):
     with memoire.Prompts(server.endpoint, "t", timeout=10.0) as made:
         yield made
+
+
+CALLS = {  # by their names at `Prompts`, what the table has of it
+    "seconds": "lease", "replay": "replay_limit", "groups": "group", "index": "group", "columns": "schema",
+    "version": "max_model_lag",
+}  # fmt: skip
+CALLS_ALONE = {
+    "add": {"prompts", "dataset", "epoch", "priority", "evaluation", "tags"},
+    "lease": {"count"}, "renew": set(), "release": set(), "fail": {"reason", "again"},
+    "answer": {"piece", "last"}, "answers": {"answers", "piece", "last"}, "answer_all": {"answers", "piece", "last"},
+    "amend": {"key"}, "draw": {"step", "balance"}, "groups": {"first", "options"}, "commit": {"step"},
+    "rewind": {"step"}, "resume": {"step"}, "fetch": {"keys"}, "payload": {"key"}, "cancel": {"keys"},
+    "prioritise": {"keys", "priority"}, "shares": {"shares"}, "saw_model": set(), "counts": set(), "figures": set(),
+    "finish": {"dataset", "epoch"}, "forget": {"dataset", "epoch"}, "forget_consumer": {"consumer"},
+    "list": {"state", "tags", "since", "consumer", "limit"}, "close": set(),
+}  # fmt: skip
+
+
+def test_every_setting_of_a_table_of_prompts_and_its_users_is_listed():
+    settings = {*inspect.signature(memoire.Table).parameters, *TABLE_NAMES}
+    calls = {name: call for name, call in inspect.getmembers(memoire.Prompts, inspect.isfunction) if name[0] != "_"}
+    assert set(CALLS.values()) <= settings and calls.keys() == CALLS_ALONE.keys()
+    for name, call in calls.items():
+        alone = inspect.signature(call).parameters.keys() - {"self", "timeout", "lease"} - CALLS.keys()
+        assert alone == CALLS_ALONE[name], f"list what {name} takes with that of both, or not"
+        assert not alone & settings
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda prompts: prompts.lease(1, 0), ParameterError, "^seconds must be above 0, or None for what the table"),
+        (lambda prompts: prompts.renew(prompts.lease()[0], 0.0), ParameterError, "^seconds must be above 0"),
+        (lambda prompts: prompts.draw(1, 2, replay=0.5), Refused, "replay=0.5, but replay_limit of this table is 0"),
+        (lambda prompts: prompts.draw(0, 3), ParameterError, "^groups must be 2, with which step 0 was drawn .* got 3"),
+        (lambda prompts: prompts.draw(0, 1), ParameterError, "^groups must be 2, with which step 0 was drawn .* got 1"),
+        (
+            lambda prompts: prompts.answer(prompts.lease()[0], 2, {"reward": 1.0}),
+            Refused,
+            "answer 2 to a prompt that has answers 0 to 1",
+        ),
+        (lambda prompts: prompts.draw(1, 2, columns=["logp"]), NoSuchField, "no 'logp'"),
+    ],
+)
+def test_what_a_call_says_otherwise_than_its_table_is_refused_by_name(prompts, call, error, says):
+    prompts.add(dict.fromkeys(range(8), ""), "d")
+    answer_all(prompts, 6)
+    first = prompts.draw(0, 2)
+    with pytest.raises(error, match=says):
+        call(prompts)
+    assert prompts.draw(0, 2).keys == first.keys and len(prompts.draw(1, 2).keys) == 2
+
+
+def test_ranks_that_ask_for_different_numbers_of_groups_are_refused(server):
+    session = {"timeout": 10.0, "session": "s"}
+    with memoire.Prompts(server.endpoint, "t", rank=(0, 2), **session) as first:
+        first.add(dict.fromkeys(range(8), ""), "d")
+        answer_all(first)
+        first.draw(0, 4)
+        with memoire.Prompts(server.endpoint, "t", rank=(1, 2), **session) as second:
+            with pytest.raises(ParameterError, match="^groups must be 4, with which step 0 was drawn .* got 8"):
+                second.draw(0, 8)
+            assert len(second.draw(0, 4).keys) == 2
 
 
 def test_every_prompt_is_trained_on_once_and_the_last_step_is_shorter(prompts):

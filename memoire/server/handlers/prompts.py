@@ -262,6 +262,9 @@ class PromptsHandler:
     def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
         facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
         page = self._page(client)
+        if body.replay and not table.rules.replay_limit:
+            text = f"replay={body.replay:g}, but replay_limit of this table is 0: no committed group stays for it"
+            raise ProtocolError("value", f"{text}. Draw with replay=0.0, or give Table(replay_limit=...)")
         if body.after is None:
             self._check_drawn(table, body, client)
         found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
