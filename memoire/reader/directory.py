@@ -116,6 +116,8 @@ class Directory:
         """None until the first server has answered."""
         self.run = 0
         """Hash of the run that was named last."""
+        self.run_name = ""
+        """Its name, as the server that was met last said it."""
         self.is_finished = False
         """Whether the run was declared over."""
         self._reader, self._began = reader, now
@@ -186,7 +188,7 @@ class Directory:
         if self.terms is not None and told.table_name != self.terms.table:
             address.hello.hurry()  # a reader that names no table gets each server's first, and keeps one
             return None
-        terms = self._terms_of(told)
+        terms, self.run_name = self._terms_of(told), told.run_name
         run = self.enter(address, header.run)
         address.servers, address.unmet = tuple(told.servers or [told.home_name]), tuple(told.unmet)
         address.leaving = tuple(told.leaving)

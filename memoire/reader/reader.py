@@ -173,6 +173,11 @@ class Reader(Node, ClusterOrders):
         return "" if self._directory.terms is None else self._directory.terms.table
 
     @property
+    def run(self) -> str:
+        """Name of the experiment, as a server said when it was met last."""
+        return self._directory.run_name
+
+    @property
     def parameters(self) -> Parameters:
         """Everything that shapes sampling, as the servers said last."""
         return Parameters() if self._directory.terms is None else self._directory.terms.parameters

@@ -21,6 +21,7 @@ import numpy as np
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
+from memoire.client.client import Client
 from memoire.errors import DataError, ParameterError
 from memoire.rl.agent_state import SETTINGS, form_of, readable, restore, state_of, warn_of_told
 from memoire.rl.crc import Marks
@@ -53,6 +54,12 @@ TOPIC: Final = "actor"
 def topic() -> str:
     """Of the models of the configured run."""
     return f"{TOPIC}/{cfg.RUN_NAME}"
+
+
+def _check_run(run: str) -> None:
+    """Refuse a server of another run, whose workers and trainer have another topic. Raises ParameterError."""
+    if run != cfg.RUN_NAME:
+        raise ParameterError("RUN_NAME", cfg.RUN_NAME, f"{run!r}, as at the server: one configuration for all")
 
 
 class Buffer:
@@ -201,7 +208,8 @@ class RolloutWorker(NativeWorker):
         security, password: See `Server`.
 
     Raises:
-        ParameterError: the server is elsewhere and there are no keys, or a class is missing.
+        ParameterError: the server is elsewhere and there are no keys, a class is missing, or the server's
+            configuration has another RUN_NAME.
         MemoireTimeout: no server answered.
     """
 
@@ -238,12 +246,16 @@ class RolloutWorker(NativeWorker):
             if given is None:
                 raise ParameterError(what, None, "a class, or a partial of one")
         where = urls_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
-        super().__init__(
-            env_cls, actor_module_cls, None if standalone else where, table=TABLE, topic=topic(),
-            recording=lambda client: Packets(
+
+        def recording(client: Client) -> Packets:
+            _check_run(client.run)
+            return Packets(
                 client, sample_compressor, min_samples_per_worker_packet, stream=stream, preprocessor=obs_preprocessor,
                 marks=Marks(crc_debug, client.name or client.client_id.hex()[:8]) if crc_debug else None,
-            ),
+            )  # fmt: skip
+
+        super().__init__(
+            env_cls, actor_module_cls, None if standalone else where, table=TABLE, topic=topic(), recording=recording,
             keys=keys, name=name, device=device, max_samples_per_episode=max_samples_per_episode,
             model_path=model_path, model_path_history=model_path_history,
             model_history=0 if model_history == -1 else model_history,
@@ -329,7 +341,7 @@ class Trainer(NativeTrainer):
 
     Raises:
         ParameterError: the server is elsewhere and there are no keys; or a setting differs from that of the checkpoint
-            or loaded training, and training has changed it.
+            or loaded training, and training has changed it; or the server's configuration has another RUN_NAME.
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
     """
@@ -386,6 +398,7 @@ class Trainer(NativeTrainer):
         return found
 
     def _make_experience(self, plan: Training) -> Experience:
+        _check_run(self.reader.run)
         memory, least = self.training.memory, max(1, self.reader.parameters.cache_size)
         self._rebuild(memory)
         keep = _keep_nothing if self._journal is None else self._journal.keep

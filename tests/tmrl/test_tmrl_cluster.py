@@ -1,6 +1,7 @@
 """Server, workers and a trainer together: what is sent is what arrives, once, in any order of starts."""
 
 import contextlib
+import inspect
 import itertools
 import logging
 import re
@@ -165,6 +166,38 @@ def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> N
         late = worker(server.port)
         assert late.update_actor_weights(blocking=True) and late.actor.act(None) == [40.0]
         late.close()
+
+
+ROLES = {"port", "keys", "insecure", "security", "password"}
+"""How a role is reached: what differs cannot connect."""
+OF_BOTH = ROLES | {"server_ip", "server_port", "connect_timeout", "model_path"}
+"""Of worker and trainer: where the server is, and each its own file of the model, which another one cannot have."""
+PIPELINE = {
+    "crc_debug": "crc_debug",
+    "sample_compressor": "codec",
+    "obs_preprocessor": "obs_preprocessor",
+    "env_cls": "env_cls",
+}
+"""By their names at a worker, what a trainer's memory or training has of it: compared with each sample or model."""
+
+
+def test_every_setting_of_worker_trainer_and_server_is_listed() -> None:
+    names = [set(inspect.signature(made).parameters) for made in (RolloutWorker, Trainer, Server)]
+    assert names[0] & names[1] == OF_BOTH and names[0] & names[2] == names[1] & names[2] == ROLES
+    there = set(inspect.signature(GenericMemory).parameters) | set(inspect.signature(TrainingOffline).parameters)
+    assert names[0] & there - {"device"} == PIPELINE.keys() - {"sample_compressor"}
+    assert set(PIPELINE.values()) <= there and names[1] & there == names[2] & there == set()
+
+
+@pytest.mark.parametrize("made", [worker, trainer])
+def test_a_worker_or_trainer_of_another_run_than_its_servers_is_refused(made: Any, monkeypatch: Any) -> None:
+    """Models go by the name of the run: a worker would act on with its first one."""
+    with Server(port=0) as server:
+        monkeypatch.setenv("MEMOIRE_TMRL_RUN_NAME", "other")
+        with pytest.raises(ParameterError, match="^RUN_NAME must be 'run', as at the server: .* got 'other'"):
+            made(server.port)
+        monkeypatch.delenv("MEMOIRE_TMRL_RUN_NAME")
+        made(server.port).close()
 
 
 def test_test_episodes_are_no_samples_and_their_return_travels() -> None:
