@@ -155,10 +155,10 @@ class Rollouts:
         share = self._replay(groups) if callable(self._replay) else self._replay
         ranks = self._prompts.rank[1]
         drawn = self._prompts.draw(self.step, groups * ranks, self._timeout, replay=share)
-        if len(drawn.group) != len(prompts):
-            raise ParameterError(
-                "group", len(drawn.group), f"{len(prompts)} answers in {groups} groups, as TRL's num_generations says"
-            )
+        sizes = set(np.bincount(drawn.group).tolist())
+        if len(drawn.group) != len(prompts) or sizes != {trainer.num_generations}:
+            expected = f"{trainer.num_generations}, TRL's num_generations, in each of {groups} groups of a batch"
+            raise ParameterError("group", sorted(sizes), expected)
         self.step, self.drawn = self.step + 1, drawn
         return batch_of(drawn)
 

@@ -33,6 +33,7 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.client: KeyedClient | None = None
+        self.told: Sequence[str] = ()  # the addresses that this process itself has told others
         self.server: Server | None = None
 
     def connect(self, addresses: Sequence[str]) -> KeyedClient:
@@ -60,9 +61,13 @@ def init(conf: Any = None) -> Any:
 
     Returns:
         The configuration with "memoire" in it, or `conf` itself if another process has begun before.
+
+    Raises:
+        ParameterError: conf names other servers than those that are known: rows would lie in two places.
     """
     with _here.lock:
         known, given = _known_addresses(), _given_addresses(conf)
+        _check_given(given, known)
         if _here.client is not None or (known and not given):
             _here.connect(known)
             return conf
@@ -72,6 +77,15 @@ def init(conf: Any = None) -> Any:
         _tell(given)
         _here.connect(given)
         return {**dict(conf or {}), "memoire": {"servers": given}}
+
+
+def _check_given(given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse other servers than this process, or the one that has begun, works with. Raises ParameterError."""
+    in_use = known if _here.client is None else _here.client.servers
+    is_free = _here.client is None and set(known) == set(_here.told)
+    if given and in_use and not is_free and set(given) != set(in_use):
+        whose = "this process works with: call tq.close() first" if _here.client else f"{ADDRESSES} or Ray says"
+        raise ParameterError("memoire.servers", list(given), f"{list(in_use)}, which {whose}, or left out")
 
 
 def close() -> None:
@@ -122,7 +136,7 @@ def _known_addresses() -> list[str]:
 
 def _tell(addresses: Sequence[str]) -> None:
     """Let processes that begin later know; none: forget."""
-    said = ",".join(addresses)
+    _here.told, said = addresses, ",".join(addresses)
     os.environ[ADDRESSES] = said
     if (store := _ray_store()) is not None:
         store._internal_kv_put(ADDRESSES.encode(), said.encode(), overwrite=True)

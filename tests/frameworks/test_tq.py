@@ -137,6 +137,29 @@ def test_values_longer_than_a_message_come_whole(servers):
     assert [each.values for each in found] == [row.fields for row in rows]
 
 
+def test_other_servers_than_those_that_are_known_are_refused_by_both(servers, monkeypatch):
+    """Rows would lie in two places: each client finds a key by the list of servers."""
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    one, two = ({"memoire": {"servers": [server.endpoint]}} for server in servers)
+    try:
+        tq.init(one)
+        tq.init(one)
+        with pytest.raises(
+            ParameterError, match=f"^memoire.servers must be .*{servers[0].endpoint}.*got .*{servers[1].endpoint}"
+        ):
+            tq.init(two)
+        tq.close()
+        tq.init(two)  # what this process has told others is its own to change
+        assert tq.get_client().servers == (servers[1].endpoint,)
+        tq.close()
+        monkeypatch.setenv("MEMOIRE_TQ", servers[0].endpoint)  # as the process that has started this one says
+        with pytest.raises(ParameterError, match="MEMOIRE_TQ or Ray says, or left out, got"):
+            tq.init(two)
+        tq.init(one)
+    finally:
+        tq.close()
+
+
 def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(servers, tmp_path, monkeypatch):
     monkeypatch.delenv("MEMOIRE_TQ", raising=False)
     keys, batch = [f"k{i}" for i in range(200)], TensorDict({"x": torch.arange(200)}, batch_size=200)
