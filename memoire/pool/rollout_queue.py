@@ -91,15 +91,15 @@ class RolloutQueue:
         """Its version; 0: none was published."""
         self.until_publish = 0
         """Entries that were taken, and whose room is given back with the next model."""
+        self.owed = 0
+        """Entries whose room is given back, and of which clients are still to be told."""
         self._newest_stale = (0, 0)  # the newest version that was passed over last, and the newest model then
 
-    def saw_model(self, version: int) -> int:
-        """There is a model of this version; returns entries whose room is given back by that."""
-        if version == self.newest_model:
-            return 0
-        self.newest_model = version
-        room, self.until_publish = self.until_publish, 0
-        return room
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version: takes that waited for it give their room back."""
+        if version != self.newest_model:
+            owed = self.owed + self.until_publish
+            _core.at_once(setting(self, newest_model=version, owed=owed, until_publish=0))
 
     def __len__(self) -> int:
         return len(self._fragments)
@@ -119,17 +119,22 @@ class RolloutQueue:
         """Clients that have recorded what is held."""
         return len(self._clients)
 
-    def add(self, fragment: Fragment) -> None:
-        """Hold one more, behind all others."""
-        _core.at_once([(self._fragments.append, (fragment,)), *self._counting((), [fragment])])
+    def add(self, fragment: Fragment, taken: int = 0) -> None:
+        """Hold one more, behind all others.
+
+        Args:
+            taken: Entries of it whose room was not taken before, as a client's is.
+        """
+        counted = self._counting((), [fragment]) + adding(self, owed=-taken)
+        _core.at_once([(self._fragments.append, (fragment,)), *counted])
 
     @property
     def taken(self) -> int:
         """Bytes that all fragments take in memory."""
         return self.bytes + FRAGMENT_BYTES * len(self._fragments)
 
-    def make_room(self, entries: int, byte_limit: int, most: int) -> tuple[int, int]:
-        """Drop the oldest until at most so many entries and bytes are held; returns fragments and entries dropped.
+    def make_room(self, entries: int, byte_limit: int, most: int) -> int:
+        """Drop the oldest fragments until at most so many entries and bytes are held; returns how many.
 
         Args:
             byte_limit: Of their arrays.
@@ -144,38 +149,35 @@ class RolloutQueue:
             if max(over, over_bytes, over_taken) <= 0:
                 break
         if not dropped:
-            return 0, 0
+            return 0
         lost, counts = sum(map(len, dropped)), self.counts
         sums = {"overwritten": lost, "overwritten_fragments": len(dropped)}
-        _core.at_once(self._leaving(dropped) + adding(counts, **sums))
-        return len(dropped), lost
+        _core.at_once(self._leaving(dropped) + adding(counts, **sums) + adding(self, owed=lost))
+        return len(dropped)
 
-    def pass_over(self, max_lag: int | None) -> int:
-        """Drop what is further behind the newest model than that, by each fragment's oldest entry; returns the entries.
-
-        Nothing is dropped where no model was published.
+    def pass_over(self, max_lag: int | None) -> None:
+        """Drop what is further behind the newest model than that, by each fragment's oldest entry. Nothing is dropped
+        where no model was published.
         """
         if max_lag is None or self.newest_model == 0:
-            return 0
+            return
         least = self.newest_model - max_lag
         stale = [fragment for fragment in self._fragments if fragment.oldest_model < least]
         if not stale:
-            return 0
+            return
         kept = deque(fragment for fragment in self._fragments if fragment.oldest_model >= least)
         lost, newest = sum(map(len, stale)), max(fragment.oldest_model for fragment in stale)
         changes = setting(self, _fragments=kept, _newest_stale=(newest, self.newest_model))
-        _core.at_once(changes + self._counting(stale) + adding(self.counts, stale=lost))
-        return lost
+        changes += adding(self.counts, stale=lost) + adding(self, owed=lost)
+        _core.at_once(changes + self._counting(stale))
 
-    def take(self, wanted: TakeRequest) -> tuple[list[Fragment], int]:
-        """The oldest fragments, which are not held from now on, or none while there are too few; and the entries whose
-        room is given back at once.
-        """
+    def take(self, wanted: TakeRequest) -> list[Fragment]:
+        """The oldest fragments, which are not held from now on, or none while there are too few."""
         if self.entries < wanted.steps or (wanted.min_clients > 1 and self.clients < wanted.min_clients):
-            return [], 0
+            return []
         return self._taken(wanted)
 
-    def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> tuple[list[Fragment], int]:
+    def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
         """The same for a learner far away, who comes again for the rest: as many as are there, and as the reply has
         room for; none while fewer than `least` entries are held.
 
@@ -184,11 +186,11 @@ class RolloutQueue:
                 everything here.
         """
         if self.entries < max(1, least):
-            return [], 0
+            return []
         return self._taken(wanted, fitting)
 
-    def _taken(self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len) -> tuple[list[Fragment], int]:
-        """The oldest fragments, which leave at once; and the entries whose room is given back at once."""
+    def _taken(self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len) -> list[Fragment]:
+        """The oldest fragments, which leave at once."""
         gone: list[Fragment] = []
         taken: list[Fragment] = []
         stays: list[Fragment] = []
@@ -208,19 +210,16 @@ class RolloutQueue:
             taken.append(part)
             stays += [] if rest is None else [rest]
             missing = missing - len(part) if rest is None else 0
-        count, is_now = sum(map(len, taken)), wanted.release == "now"
+        count = sum(map(len, taken))
         changes = self._leaving(gone, stays) + adding(self.counts, taken=count, split=len(stays))
-        _core.at_once(changes if is_now else changes + adding(self, until_publish=count))
-        return taken, count if is_now else 0
+        _core.at_once(changes + adding(self, **{"owed" if wanted.release == "now" else "until_publish": count}))
+        return taken
 
-    def clear(self) -> int:
-        """Let everything go; returns the entries whose room is given back, those included that wait for a model."""
-        room = self.entries + self.until_publish
-        self._fragments.clear()
-        self._names.clear()
-        self._clients.clear()
-        self.entries = self.bytes = self.until_publish = 0
-        return room
+    def clear(self) -> None:
+        """Let everything go, and give the room back, that included which waits for a model."""
+        owed = self.owed + self.entries + self.until_publish
+        gone = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
+        _core.at_once([*gone, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
 
     def why_not(self, wanted: TakeRequest) -> str:
         """What a take waits for; "" where it need not."""

@@ -19,6 +19,7 @@ from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.dataset import KeptEpisode
+from memoire.replay.episode_store import Changes, at_once, setting
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
@@ -78,9 +79,9 @@ class RolloutPool(BatchlessPool):
         self.least_bytes = max(1, schema.entry_bytes) * self.capacity if capacity else max(1, schema.entry_bytes)
         self._check(byte_limit)
         self.byte_limit = byte_limit
-        self.on_room: Callable[[int], None] = lambda entries: None
-        """Told how many entries' room is given back; below 0: so many came by another way than a client. Called
-        without a lock."""
+        self.on_room: Callable[[int, Changes], None] = lambda entries, told: at_once(told)
+        """Told how many entries' room is given back; below 0: so many came by another way than a client. It counts them
+        and makes the changes as one, by which they are told. Called under the lock."""
         self.owner = secrets.token_bytes(16)
         """What readers call this queue."""
         self._is_bounded, self._wall = is_bounded, wall
@@ -123,12 +124,14 @@ class RolloutPool(BatchlessPool):
             if self._waiter.is_closed:
                 return 0
             self._hear(client_id)
-            dropped, lost = self._hold(Fragment(client_id, sequence, checked.episode, checked.age, self._clock()))
-        if lost:
-            self.on_room(lost)
-        return dropped
+            return self._hold(Fragment(client_id, sequence, checked.episode, checked.age, self._clock()))
 
-    def _make_room(self) -> tuple[int, int]:
+    def _give_room(self) -> None:
+        """Tell of room that is given back, of that included of which an interrupted call did not. Under the lock."""
+        if owed := self._queue.owed:
+            self.on_room(owed, setting(self._queue, owed=0))
+
+    def _make_room(self) -> int:
         entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.taken + self._free()
         return self._queue.make_room(entries, self.byte_limit, most)
 
@@ -150,21 +153,19 @@ class RolloutPool(BatchlessPool):
         self._check(byte_limit)
         with self._waiter.lock:
             self.byte_limit = byte_limit
-            dropped, lost = self._make_room()
+            dropped = self._make_room()
+            self._give_room()
             self._waiter.tell()
-        if lost:
-            self.on_room(lost)
         return dropped
 
     def clear(self) -> int:
         """Let everything go that is held, and give its room back; returns the fragments."""
         with self._waiter.lock:
             gone = len(self._queue)
-            room = self._queue.clear()
+            self._queue.clear()
             self._put_back.clear()
+            self._give_room()
             self._waiter.tell()
-        if room:
-            self.on_room(room)
         return gone
 
     def saw_model(self, version: int) -> None:
@@ -172,10 +173,9 @@ class RolloutPool(BatchlessPool):
         next one give their room back.
         """
         with self._waiter.lock:
-            room = self._queue.saw_model(version)
+            self._queue.saw_model(version)
+            self._give_room()
             self._waiter.tell()
-        if room:
-            self.on_room(room)
 
     # Snapshots
 
@@ -217,18 +217,18 @@ class RolloutPool(BatchlessPool):
             self._waiter.check_open()
             if name in self._put_back or name in self._queue:
                 return False, 0
+            dropped = self._hold(fragment, len(fragment))
             self._put_back.add(name)
-            dropped, lost = self._hold(fragment)
-        self.on_room(lost - len(fragment))
         return True, dropped
 
-    def _hold(self, fragment: Fragment) -> tuple[int, int]:
-        """Put a fragment behind all others; fragments and entries that made room. Under the lock."""
-        self._queue.add(fragment)
-        dropped, lost = self._make_room()
+    def _hold(self, fragment: Fragment, taken: int = 0) -> int:
+        """Put a fragment behind all others; returns the fragments that made room. Under the lock."""
+        self._queue.add(fragment, taken)
+        dropped = self._make_room()
         self._added += 1
+        self._give_room()
         self._waiter.tell()
-        return dropped, lost
+        return dropped
 
     # What goes out
 
@@ -261,10 +261,9 @@ class RolloutPool(BatchlessPool):
         """The fragments of a take, if they are there; else none. What is too old leaves first."""
         with self._waiter.lock:
             self._waiter.check_open()
-            passed = self._queue.pass_over(self.parameters.max_model_lag)
-            taken, room = self._queue.take(wanted)
-        if passed + room:
-            self.on_room(passed + room)
+            self._queue.pass_over(self.parameters.max_model_lag)
+            taken = self._queue.take(wanted)
+            self._give_room()
         return taken
 
     def give(
@@ -280,14 +279,11 @@ class RolloutPool(BatchlessPool):
             ProtocolError: (code "too_large") not one entry fits into a reply to this learner. Nothing was taken.
         """
         with self._waiter.lock:
-            passed = self._queue.pass_over(self.parameters.max_model_lag)
-        if passed:
-            self.on_room(passed)
-        with self._waiter.lock:
-            taken, room = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
+            self._queue.pass_over(self.parameters.max_model_lag)
+            self._give_room()  # also if the rest is refused
+            taken = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
+            self._give_room()
             now = self._clock()
-        if room:
-            self.on_room(room)
         return packed(taken, self.schema, now=now, wall=wall)
 
     def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:

@@ -247,7 +247,7 @@ class Takes:
         queue = self._kept()
         queue.saw_model(terms.parameters.newest_model(versions))
         queue.pass_over(terms.parameters.max_model_lag)
-        taken, _ = queue.take(TakeRequest(wanted.steps, wanted.exact))
+        taken = queue.take(TakeRequest(wanted.steps, wanted.exact))
         self.taken += sum(map(len, taken))
         return taken
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from memoire.errors import ParameterError
 
+from .episode_store import Changes, at_once, setting
 from .parameters import Parameters
 
 NO_LIMIT = 2**53 - 1
@@ -363,15 +364,15 @@ class Limiter:
         self._last_size = samples
         return why_not_draw(self.parameters, samples, available, self._surplus)
 
-    def drew(self, samples: int, *, has_band: bool = True) -> None:
+    def drew(self, samples: int, *, has_band: bool = True, also: Changes | tuple[()] = ()) -> None:
         """Samples were handed out; below 0, some that were counted were not.
 
         Args:
             has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
+            also: Made with it, as one change.
         """
-        self._drawn += samples
-        if self._begun and has_band:
-            self._surplus -= samples
+        surplus = self._surplus - samples if self._begun and has_band else self._surplus
+        at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])
 
     def wants(self, who: Hashable, samples: int, now: float) -> None:
         """Somebody waits for a batch of so many samples; 0: no more."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from memoire import _core
 
+from .episode_store import Changes
 from .limiter import NO_LIMIT, ClusterSurplus, Limiter, RateStats, ServerSurplus, check_batch
 from .parameters import Parameters
 
@@ -135,7 +136,7 @@ class SharedLimiter:
                     now = self._clock()
                     reason, left = self._limiter.why_not_draw(samples, entries, now), began + timeout - now
                     if not reason:
-                        self._drew(samples)
+                        self.drew(samples)
                     if not reason or left <= 0.0:
                         return reason
                     self._limiter.wants(who, samples, now)
@@ -146,14 +147,15 @@ class SharedLimiter:
                 self._limiter.wants(who, 0, now)
                 self._waited += now - began
 
-    def drew(self, samples: int, *, has_band: bool = True) -> None:
+    def drew(self, samples: int, *, has_band: bool = True, also: Changes | tuple[()] = ()) -> None:
         """Samples were handed out; below 0, some that `take` had counted were not: `Limiter.drew`."""
         with self._changed:
-            self._drew(samples, has_band)
+            self._limiter.drew(samples, has_band=has_band, also=also)
+            self._changed.notify_all()
 
-    def _drew(self, samples: int, has_band: bool = True) -> None:
-        self._limiter.drew(samples, has_band=has_band)
-        self._changed.notify_all()
+    def gave_back(self, entries: int, also: Changes) -> None:
+        """Room of entries that were handed out, or lost, is free: `RolloutPool.on_room`."""
+        self.drew(entries, also=also)
 
     def wants(self, who: Hashable, samples: int) -> None:
         """Somebody waits for a batch of so many samples; 0: no more."""

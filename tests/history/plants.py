@@ -170,10 +170,10 @@ def doubled_rollouts() -> None:
     give = RolloutQueue.give
 
     def again(self: Any, *arguments: Any) -> Any:
-        taken, room = give(self, *arguments)
+        taken = give(self, *arguments)
         if taken and self.counts.taken % 3 == 0:
             self.add(taken[0])
-        return taken, room
+        return taken
 
     RolloutQueue.give = again  # type: ignore[method-assign]
 

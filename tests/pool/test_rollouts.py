@@ -1,5 +1,6 @@
 """Rollouts at the server: each entry is handed out once, in order, whole or split; room is given back once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from interrupts import everywhere
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table
 from memoire.replay.columns import Column
+from memoire.replay.episode_store import Changes, at_once
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
+from memoire.replay.shared_limiter import SharedLimiter
 from memoire.wire import _bytes, messages
 from memoire.wire.pack import pack_episode
 from netkit import in_thread
@@ -70,8 +74,9 @@ class Rolling(RuleBasedStateMachine):
         self.taken: list[int] = []
         self.stale = self.lost = self.waiting = 0
 
-    def given_back(self, entries: int) -> None:
+    def given_back(self, entries: int, told: Changes) -> None:
         self.room += entries
+        at_once(told)
 
     @rule(count=st.integers(1, 9), client=st.sampled_from(CLIENTS), old=st.integers(0, 3))
     def push(self, count: int, client: bytes, old: int) -> None:
@@ -230,7 +235,7 @@ def test_a_model_is_too_old_from_just_beyond_the_lag(version: int, is_taken: boo
 
 def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
     pool, room = made(0, byte_limit=100_000), []
-    pool.on_room = room.append
+    pool.on_room = lambda entries, told: at_once([(room.append, (entries,)), *told])
     for i in range(4):
         pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i)
     half = pool.stats().bytes // 2
@@ -265,7 +270,7 @@ def test_what_has_left_can_be_put_back_once(how: str) -> None:
 
 def test_clearing_gives_back_what_waits_for_a_model_too() -> None:
     pool, room = made(), []
-    pool.on_room = room.append
+    pool.on_room = lambda entries, told: at_once([(room.append, (entries,)), *told])
     pushed(pool, CLIENTS[0], range(10))
     take(pool, 4, release="publish")
     assert pool.clear() == 1 and room == [10]
@@ -356,3 +361,34 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
 def test_settings_that_mean_nothing_are_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         Table(SCHEMA, **{"storage": "rollouts", **options})
+
+
+def kept_fragment() -> Any:
+    other = made()
+    pushed(other, CLIENTS[2], range(5), sequence=9)
+    return next(iter(other.walk()))
+
+
+KEPT = kept_fragment()
+CALLS: dict[str, Callable[[RolloutPool], Any]] = {
+    "take": lambda pool: take(pool, 12),
+    "take until the next model": lambda pool: take(pool, 12, release="publish"),
+    "saw_model": lambda pool: pool.saw_model(3),
+    "limit": lambda pool: pool.limit(pool.stats().bytes // 2),
+    "clear": lambda pool: pool.clear(),
+    "put_back": lambda pool: pool.put_back(KEPT),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupted(name: str) -> None:
+    for interrupted in everywhere():
+        pool = made(0, byte_limit=100_000, parameters=Parameters(max_model_lag=1))
+        limiter = SharedLimiter(Parameters(), pool.entries)
+        pool.on_room = limiter.gave_back
+        for i in range(3):
+            pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i, version=i + 1)
+        take(pool, 2, release="publish")
+        place = interrupted(lambda pool=pool: CALLS[name](pool))
+        pool.clear()
+        assert limiter.stats().drawn == 30, place
