@@ -20,7 +20,9 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from operator import setitem
 from sys import getsizeof
+from typing import Any
 
 import msgspec
 
@@ -337,12 +339,15 @@ class Ledger:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
 
-    def lost_feedback(self, account: Account, samples: int) -> None:
-        """Priorities that waited for a client will never be fetched by it."""
-        account.waiting_feedback -= samples
-        account.lost_feedback += samples
-        self.sums["lost_feedback"] += samples
-        self.tables["lost_feedback"][account.table] += samples
+    def losing_feedback(self, account: Account, samples: int) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+        """The changes by which so many priorities are never fetched by a client."""
+        name, table = "lost_feedback", account.table
+        sums, of_tables = self.sums, self.tables["lost_feedback"]
+        return [
+            (setattr, (account, name, account.lost_feedback + samples)),
+            (setitem, (sums, name, sums[name] + samples)),
+            (setitem, (of_tables, table, of_tables[table] + samples)),
+        ]
 
     # What is asked
 

@@ -5,8 +5,11 @@ peer chose.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from memoire import _core
 
 from memoire.errors import ProtocolError
 
@@ -142,10 +145,14 @@ class ByteHolder:
             if not self._budget._take(self, size):
                 raise self.no_room(size)
 
-    def add(self, size: int) -> None:
-        """Have so many bytes more, or fewer, also if there is no room: they are there already, or were asked for."""
+    def add(self, size: int, also: Iterable[tuple[Callable[..., object], tuple[Any, ...]]] = ()) -> None:
+        """Have so many bytes more, or fewer, also if there is no room: they are there already, or were asked for.
+
+        Args:
+            also: Changes that are made with it, as one.
+        """
         with self._budget._lock:
-            self.count += size
+            _core.at_once([*_core.setting(self, count=self.count + size), *also])
 
     def check(self, size: int) -> None:
         """Refuse so many bytes more if there is no room; for what measures itself, or is to `add` them. See `take`."""

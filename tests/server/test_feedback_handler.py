@@ -1,11 +1,14 @@
 """Priorities that learners set: applied here, or kept for their owners, and counted if they are lost."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_store import Disk
+from interrupts import everywhere
 from memoire.accounting.account import FeedbackCounts
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID
@@ -235,3 +238,36 @@ def test_priorities_come_from_far_away_too(state):
     told = ask(handler.feedback, messages.Feedback(), READER, payload=payload).body
     assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
     assert fetched(handler, state) == (1, [0, 1]) and handler.given == 3
+
+
+MANY = FEEDBACK_SAMPLES // 4 + 1
+CALLS = {
+    "a client that fetches": lambda handler, state: handler.apply([piece()], NOW),
+    "too many": lambda handler, state: handler.apply([piece(samples=2 * MANY, first=MANY)], NOW),
+    "merged": lambda handler, state: merged(handler),
+    "unknown": lambda handler, state: handler.apply([piece(YOU)], NOW),
+    "leaving": lambda handler, state: (
+        state.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW) or handler.apply([piece()], NOW)
+    ),
+    "another run": lambda handler, state: handler.give_up_all(state.run),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_td_errors_are_counted_once_wherever_a_call_is_interrupted(name):
+    for interrupted in everywhere(every={"unknown": 7, "merged": 2, "too many": 2}.get(name, 1)):
+        state = state_of()
+        state.ledger.report(ME, 1, messages.Update(steps=5), NOW)
+        handler = FeedbackHandler(state)
+        for _ in range(2):
+            handler.apply([piece(samples=MANY if name in ("too many", "merged") else 5)], NOW)
+        place = interrupted(functools.partial(CALLS[name], handler, state))
+        counts = state.ledger.feedback()
+        assert all(each.is_balanced for each in counts.values()), place
+        assert handler.given == sum(each.given for each in counts.values()), place
+        assert handler.lost == sum(each.lost for each in counts.values()), place
+        waiting = counts["clients"].waiting
+        through = 0
+        while (found := fetched(handler, state, through)) is not None:
+            through, waiting = found[0], waiting - len(found[1])
+        assert waiting == 0, place

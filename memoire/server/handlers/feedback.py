@@ -115,25 +115,24 @@ class _Waiting:
         """The changes by which more have come."""
         return [(self.pieces.append, (piece,)), *adding(self, unsent=len(piece), unmerged=len(piece))]
 
-    def take(self, count: int, result: _Errors) -> None:
-        """Put what was merged in place of so many pieces, which are the first."""
+    def taking(self, count: int, result: _Errors) -> Changes:
+        """The changes by which what was merged is in the place of so many pieces, which are the first."""
         unmerged = self.unsent - sum(map(len, self.pieces[:count]))
         pieces = [result, *self.pieces[count:]]
-        at_once(setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces))
+        return setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces)
 
-    def cut(self, most: int) -> _Errors:
-        """The first TD errors of those that were not sent, which are no longer among these."""
-        chosen, room = [], most
-        while self.pieces and room:
-            piece = self.pieces.pop(0)
+    def cutting(self, most: int) -> tuple[list[_Errors], Changes]:
+        """The first TD errors of those that were not sent, and the changes by which they leave."""
+        chosen, pieces, room = [], list(self.pieces), most
+        while pieces and room:
+            piece = pieces.pop(0)
             if len(piece) > room:
-                self.pieces.insert(0, piece.part(slice(room, None)))
+                pieces.insert(0, piece.part(slice(room, None)))
                 piece = piece.part(slice(room))
             chosen.append(piece)
             room -= len(piece)
-        self.unsent -= most - room
-        self.unmerged = min(self.unmerged, self.unsent)
-        return _joined(chosen)
+        unsent = self.unsent - (most - room)
+        return chosen, setting(self, pieces=pieces, unsent=unsent, unmerged=min(self.unmerged, unsent))
 
 
 class Merge:
@@ -247,7 +246,6 @@ class FeedbackHandler:
         made = PriorityUpdate()
         for client, numbers, errors in pieces:
             made = made.plus(self._apply(client, numbers, errors, now))
-        self.lost += made.lost
         return made
 
     def _apply(
@@ -263,22 +261,17 @@ class FeedbackHandler:
         account, count = ledger.find(client), len(numbers)
         if account is None or not ledger.is_counted(account):
             unknown = ledger.unknown_feedback + FeedbackCounts(given=count, lost=count)
-            at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count))
+            at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count, lost=count))
             return PriorityUpdate(lost=count)
         self._touch(self._state.run, account)
-        changes = adding(account, given_feedback=count, waiting_feedback=count) + adding(self, given=count)
-        if account.report.leaving:
-            at_once(changes)
-            self._lose(self._state.run, account, count)
-            return PriorityUpdate(lost=count)
-        try:
-            self._state.td_errors.check(ERROR_BYTES * count + 2 * PIECE_BYTES)
-        except ProtocolError:
-            at_once([*changes, *adding(self, overflowed=count)])
-            self._lose(self._state.run, account, count)
+        is_full = not account.report.leaving and not self._has_room(ERROR_BYTES * count + 2 * PIECE_BYTES)
+        if account.report.leaving or is_full:
+            changes = adding(account, given_feedback=count) + ledger.losing_feedback(account, count)
+            at_once(changes + adding(self, given=count, lost=count, overflowed=count * is_full))
             return PriorityUpdate(lost=count)
         waiting = self._waiting.setdefault(client, _Waiting())
         # As a whole: a count below what waits would let no reply be read any more.
+        changes = adding(account, given_feedback=count, waiting_feedback=count) + adding(self, given=count)
         at_once(changes + waiting.adding(_Errors(numbers, errors, np.full(count, now))))
         self._recount(waiting)
         if waiting.is_long:
@@ -290,15 +283,23 @@ class FeedbackHandler:
     def _touch(self, run: Run, account: Account) -> None:
         self._state.committer.touch(run.name, account)
 
-    def _lose(self, run: Run, account: Account, samples: int) -> None:
-        run.ledger.lost_feedback(account, samples)
-        self._touch(run, account)
+    def _lose(self, run: Run, account: Account, samples: int, gone: Changes) -> None:
+        """Count as lost what waited for a client, and have it gone."""
+        self._state.committer.touch(run.name, account)
+        losing = run.ledger.losing_feedback(account, samples) + adding(account, waiting_feedback=-samples)
+        at_once(gone + losing + adding(self, lost=samples))
+
+    def _has_room(self, size: int) -> bool:
+        try:
+            self._state.td_errors.check(size)
+        except ProtocolError:
+            return False
+        return True
 
     def _recount(self, waiting: _Waiting, size: int | None = None) -> None:
         """Count what waits for a client, after a change of it."""
         size = waiting.bytes if size is None else size
-        self._state.td_errors.add(size - waiting.counted)
-        waiting.counted = size
+        self._state.td_errors.add(size - waiting.counted, setting(waiting, counted=size))
 
     # What waits is kept short
 
@@ -306,11 +307,9 @@ class FeedbackHandler:
         """Count as lost what waits longest, if too many wait."""
         overflow = waiting.unsent - FEEDBACK_SAMPLES
         if overflow > 0:
-            waiting.cut(overflow)
+            _, cut = waiting.cutting(overflow)
+            self._lose(self._state.run, account, overflow, cut + adding(self, overflowed=overflow))
             self._recount(waiting)
-            self.overflowed += overflow
-            self.lost += overflow
-            self._lose(self._state.run, account, overflow)
 
     def merges(self) -> list[Merge]:
         """What should be merged now: `Merge.work` without a lock, then `merged`."""
@@ -327,11 +326,10 @@ class FeedbackHandler:
         same = waiting.pieces[: len(former)]
         if result is not None and len(same) == len(former) and all(map(operator.is_, same, former)):
             superseded = sum(map(len, former)) - len(result)
-            account.superseded_feedback += superseded
-            account.waiting_feedback -= superseded
-            waiting.take(len(former), result)
-            self._recount(waiting)
             self._touch(self._state.run, account)
+            counts = adding(account, superseded_feedback=superseded, waiting_feedback=-superseded)
+            at_once(counts + waiting.taking(len(former), result))
+            self._recount(waiting)
         self._drop_overflow(account, waiting)
 
     def warning(self, now: float) -> str:
@@ -348,14 +346,16 @@ class FeedbackHandler:
 
     def give_up(self, run: Run, client: bytes) -> None:
         """Count as lost what waits for a client that will not fetch it any more."""
-        waiting = self._waiting.pop(client, None)
+        waiting = self._waiting.get(client)
         if waiting is None:
             return
         self._recount(waiting, 0)
+        gone: Changes = [(self._waiting.pop, (client, None))]
         account = run.ledger.find(client)
-        if account is not None and account.waiting_feedback:
-            self.lost += account.waiting_feedback
-            self._lose(run, account, account.waiting_feedback)
+        if account is None or not account.waiting_feedback:
+            at_once(gone)
+        else:
+            self._lose(run, account, account.waiting_feedback, gone)
 
     def give_up_all(self, run: Run) -> None:
         """Count as lost all TD errors that clients of this run have not fetched: another run is counted now."""
@@ -382,7 +382,8 @@ class FeedbackHandler:
         if waiting.sent is None and waiting.pieces:
             self._number += 1
             most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
-            waiting.sent, waiting.number = waiting.cut(most), self._number
+            pieces, cut = waiting.cutting(most)
+            at_once([*cut, *setting(waiting, sent=_joined(pieces), number=self._number)])
         self._recount(waiting)
         if waiting.sent is None:
             return None
