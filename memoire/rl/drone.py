@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from memoire.errors import ParameterError
+from memoire.replay.episode_store import Held
 from memoire.replay.forks import ForkedGenerator
 
 SPEED_LIMIT: Final = 2.0
@@ -47,13 +48,13 @@ class DummyDrone:
     def send_control(self, vel_x: Any, vel_y: Any) -> None:
         """Have it move with this velocity, from when the command arrives; returns at once."""
         velocity = [min(max(float(each), -SPEED_LIMIT), SPEED_LIMIT) for each in (vel_x, vel_y)]
-        with self._lock:
+        with Held(self._lock):
             arrives = self._clock() + self._delay()
             self._legs.append((max(arrives, self._legs[-1][0]), velocity[0], velocity[1]))
 
     def get_observation(self) -> tuple[float, float]:
         """(x, y): where it was a random delay ago."""
-        with self._lock:
+        with Held(self._lock):
             now = self._clock()
             self._forget(now - self._delays[1])
             return self._position(now - self._delay())

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from memoire.client.models import ModelHandle
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
+from memoire.replay.episode_store import Condition
 
 from .actors import Learns
 
@@ -52,7 +53,7 @@ class ModelFollower:
         self._model, self._actor, self._keep, self._check = model, actor, keep, check
         self._refused: ParameterError | WrongModel | None = None
         self._ready: PreparedModel | None = None  # replaced as a whole
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="memoire-worker-models", daemon=True)
         self._thread.start()
@@ -75,8 +76,8 @@ class ModelFollower:
         def has_come() -> bool:
             return self._refused is not None or (self._ready is not None and self._ready.version > after)
 
-        with self._changed:
-            is_ready = self._changed.wait_for(has_come, timeout)
+        with self._changed.held():
+            is_ready = bool(self._changed.wait_for(has_come, timeout))
         if self._refused is not None:
             raise self._refused
         return is_ready
@@ -100,7 +101,7 @@ class ModelFollower:
                 self._check(model.body)
                 self._take(model.body, model.version)
             except (ParameterError, WrongModel) as error:
-                with self._changed:
+                with self._changed.held():
                     self._refused = error
                     self._changed.notify_all()
                 return
@@ -118,6 +119,6 @@ class ModelFollower:
             self._keep(body, version)
         except OSError as error:
             _log.warning("model %d cannot be saved: %s", version, error)
-        with self._changed:
+        with self._changed.held():
             self._ready = ready
             self._changed.notify_all()

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.reader.reader import Reader
+from memoire.replay.episode_store import Condition, at_once, setting
 
 from .agent_state import put_generator, state_of_generator
 from .envelope import Sample, samples_of
@@ -54,7 +55,7 @@ class SampleTaker:
 
     def __init__(self, reader: Reader, least: int = 1, patience: float = 1.0) -> None:
         self._reader, self._least, self._patience = reader, least, patience
-        self._changed = threading.Condition()  # samples came
+        self._changed = Condition()  # samples came
         self._waiting: deque[list[Sample]] = deque()
         self._count = 0  # samples that wait
         self._size = 0  # samples to ask for, if more than the least
@@ -64,16 +65,15 @@ class SampleTaker:
         self._thread = threading.Thread(target=self._run, name="memoire-trainer-samples", daemon=True)
         self._thread.start()
 
-    def taken(self) -> list[list[Sample]]:
-        """What came since the last call, in order."""
-        with self._changed:
-            found, self._count = list(self._waiting), 0
-            self._waiting.clear()
-        return found
+    def take_into(self, coming: deque[list[Sample]]) -> None:
+        """Add what came since the last call, in order, parted where samples do not follow each other."""
+        with self._changed.held():
+            found = [each for samples in self._waiting for each in following(samples)]
+            at_once([(coming.extend, (found,)), (self._waiting.clear, ()), *setting(self, _count=0)])
 
     def wait(self, timeout: float) -> None:
         """Return when samples wait to be taken, or after so many seconds."""
-        with self._changed:
+        with self._changed.held():
             self._changed.wait_for(lambda: self._count > 0, timeout)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class SampleTaker:
                     _log.warning("no samples: %s", error)
                     time.sleep(PAUSE)
                 continue
-            with self._changed:
+            with self._changed.held():
                 self._waiting.append(samples)
                 self._count += len(samples)
                 self._changed.notify_all()
@@ -177,23 +177,24 @@ class MemoryExperience:
         """Steps of environments that came; resets are none."""
         self._take = getattr(memory, "append", None) or memory.append_buffer
         self._last: Sample | None = None  # that the memory got
+        self._coming: deque[list[Sample]] = deque()  # samples that the memory gets next, as they follow each other
         self.returns = EpisodeReturns()
         """Of the episodes that came."""
         self._batches: Iterator[Any] = iter(())
 
     def update(self) -> None:
         """Give the memory what came: a buffer for each worker, as its samples follow each other."""
-        for samples in self._taker.taken():
-            for buffer in following(samples):
-                self._append(buffer)
+        self._taker.take_into(self._coming)
+        while self._coming:
+            self._append(self._coming[0])
 
     def _append(self, samples: list[Sample]) -> None:
-        first, last = samples[0], self._last
-        continues = last is not None and _follows(last, first)
-        buffer, self._last = self._buffer(samples, continues), samples[-1]
-        self._take(buffer)
-        self._keep(buffer)
-        self.received += sum(not sample.is_reset for sample in samples)
+        """Give the memory the first of what came. It stays the first until the memory has it, whatever interrupts."""
+        continues = self._last is not None and _follows(self._last, samples[0])
+        buffer = self._buffer(samples, continues)
+        received = self.received + sum(not sample.is_reset for sample in samples)
+        has_come = setting(self, _last=samples[-1], received=received)
+        at_once([(self._take, (buffer,)), (self._coming.popleft, ()), *has_come, (self._keep, (buffer,))])
         for sample in samples:
             self.returns.add(sample)
 

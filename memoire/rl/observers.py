@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -29,6 +28,7 @@ from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
 from memoire.inference.node import Inference
 from memoire.inference.stats import InferenceStats
+from memoire.replay.episode_store import Condition
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema, schema_from
 from memoire.security.keyfolder import Given
@@ -96,7 +96,7 @@ class Agent:
         self._jobs = JobService(jobs, next(iter(schemas.values()), None), self.entries, origins)
         self.node = Inference(endpoint, inputs, outputs, function, keys=keys, jobs=self._jobs, **options)
         """The inference node; `node.endpoint` is where observers connect to."""
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._pending: list[Future[ObservedEpisode]] = []  # that `collect` began, and that have not been returned
 
     @property
@@ -161,7 +161,7 @@ class Agent:
         least = len(watched) if min_done is None else whole("min_done", min_done, 0, len(watched))
         for future in watched:
             future.add_done_callback(self._notify)  # also of a future that somebody else made
-        with self._changed:
+        with self._changed.held():
             self._changed.wait_for(lambda: sum(each.done() for each in watched) >= least, seconds(timeout))
         done = [each for each in watched if each.done()]
         return done, [each for each in watched if not each.done()]
@@ -190,12 +190,14 @@ class Agent:
         deadline, failures = time.monotonic() + seconds(timeout), 0
         while True:
             failures += self._drop_unusable(failures < wanted)
-            self._pending += [self.run_episode(**options) for _ in range(wanted - len(self._pending))]
+            while len(self._pending) < wanted:
+                self._pending.append(self.run_episode(**options))
             done, late = self.wait(self._pending, least, max(0.0, deadline - time.monotonic()))
             usable = [each for each in done if _is_usable(each)]
             if len(usable) >= least:
+                results = [each.result() for each in usable]
                 self._pending = late
-                return [each.result() for each in usable]
+                return results
             if time.monotonic() >= deadline:
                 text = f"{len(usable)} of {least} episodes are done, {len(late)} go on ({self._observers()})"
                 raise MemoireTimeout("episodes", self.endpoint, seconds(timeout), text)
@@ -266,7 +268,7 @@ class Agent:
         made.set_result(ObservedEpisode(fragments[0].number, fragments[0], options, start, source))
 
     def _notify(self, _: Future[Any]) -> None:
-        with self._changed:
+        with self._changed.held():
             self._changed.notify_all()
 
     def _drop_unusable(self, may_fail: bool) -> int:

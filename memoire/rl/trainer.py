@@ -21,6 +21,7 @@ import numpy as np
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.loggers import Logger
 from memoire.reader.reader import Reader
+from memoire.replay.episode_store import Condition
 from memoire.replay.file_lock import FileLock
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Given
@@ -78,7 +79,7 @@ class DrawnBatches:
         self._reader, self._size, self._device, self._on_parameters = reader, batch_size, device, on_parameters
         self._known: Parameters | None = None
         self._steps = self._first = -1  # of all workers, as servers said; -1 before they did
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._count, name="memoire-trainer-counts", daemon=True)
         self._thread.start()
@@ -113,7 +114,7 @@ class DrawnBatches:
 
     def wait(self, timeout: float) -> None:
         """Return when more steps were made."""
-        with self._changed:
+        with self._changed.held():
             self._changed.wait(timeout)
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class DrawnBatches:
 
     def await_count(self, timeout: float) -> int:
         """Steps that servers have counted, as soon as they say so; -1 if they do not."""
-        with self._changed:
+        with self._changed.held():
             self._changed.wait_for(lambda: self._steps >= 0, timeout)
         return self._steps
 
@@ -136,7 +137,7 @@ class DrawnBatches:
             except MemoireError as error:
                 _log.debug("no counts: %s", error)
             else:
-                with self._changed:
+                with self._changed.held():
                     self._steps = max(self._steps, steps)
                     self._changed.notify_all()
             time.sleep(max(0.0, began + COUNT_INTERVAL - time.monotonic()))
@@ -187,6 +188,7 @@ class Trainer:
         plan = training or Training()
         urls = [url] if isinstance(url, str) else list(url)
         self._stopped = threading.Event()
+        self._over = threading.Event()  # of the newest run
         self._files = ModelFiles(model_path, role="trainer")
         self._lock: FileLock | None = None
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
@@ -297,7 +299,7 @@ class Trainer:
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """While this lasts, servers hear how training stands, and the log what it waits for."""
-        is_over = threading.Event()
+        self._over = is_over = threading.Event()
         thread = threading.Thread(target=self._tell, args=(is_over,), name="memoire-trainer-figures", daemon=True)
         thread.start()
         try:
@@ -309,9 +311,13 @@ class Trainer:
 
     def _tell(self, is_over: threading.Event) -> None:
         said = 0.0
-        while not is_over.wait(FIGURES_INTERVAL):
-            with contextlib.suppress(MemoireError):
+        while not is_over.wait(FIGURES_INTERVAL) and self._over is is_over:  # that of a run which was interrupted
+            try:
                 self.reader.scalars(self.figures())
+            except Closed:
+                return
+            except MemoireError as error:
+                _log.debug("no figures: %s", error)
             reason = self.loop.explain()
             if reason and time.monotonic() - said >= 10.0:
                 said = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -21,6 +22,7 @@ from memoire.limits import Limits
 from memoire.net.addresses import check
 from memoire.net.context import shared_context
 from memoire.net.thread import Node, close_at_exit
+from memoire.replay.episode_store import Held
 from memoire.security.keyfolder import Given, Keys
 from memoire.wire import _bytes, keyed, messages
 from memoire.wire.refusals import PASSING
@@ -142,12 +144,11 @@ class KeyedClient(Node):
     def close(self, timeout: float | None = None) -> bool:
         """End; requests that are open fail. False if its threads have not ended in time."""
         patience = self._limits.close_timeout if timeout is None else timeout
-        with self._close_lock:
-            if self.closed:
-                return True
+        with Held(self._close_lock):
             self.closed = True
             ended = self._thread.stop(patience)
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # it has stopped
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._runner.join(patience)
             return ended and not self._runner.is_alive()
 

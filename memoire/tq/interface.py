@@ -17,6 +17,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from memoire.errors import ParameterError
+from memoire.replay.episode_store import Held
 from memoire.server.server import Server
 
 from . import batches, checkpoint
@@ -65,14 +66,14 @@ def init(conf: Any = None) -> Any:
     Raises:
         ParameterError: conf names other servers than those that are known: rows would lie in two places.
     """
-    with _here.lock:
+    with Held(_here.lock):
         known, given = _known_addresses(), _given_addresses(conf)
         _check_given(given, known)
         if _here.client is not None or (known and not given):
             _here.connect(known)
             return conf
         if not given:
-            _here.server = Server("tcp://127.0.0.1:*", _UNUSED)
+            _here.server = _here.server or Server("tcp://127.0.0.1:*", _UNUSED)  # there if `init` was interrupted
             given = [_here.server.endpoint]
         _tell(given)
         _here.connect(given)
@@ -90,13 +91,13 @@ def _check_given(given: Sequence[str], known: Sequence[str]) -> None:
 
 def close() -> None:
     """Disconnect this process, and end the server that its `init` has started."""
-    with _here.lock:
-        client, server, _here.client, _here.server = _here.client, _here.server, None, None
-        if client is not None:
-            client.close()
-        if server is not None:
-            server.close()
+    with Held(_here.lock):
+        if _here.client is not None:
+            _here.client.close()
+        if _here.server is not None:
+            _here.server.close()
             _tell([])
+        _here.client = _here.server = None
 
 
 def get_client() -> KeyedClient:
@@ -115,7 +116,7 @@ def get_metrics_endpoint() -> str | None:
 
 
 def _ready() -> KeyedClient:
-    with _here.lock:
+    with Held(_here.lock):
         if _here.client is None and not (known := _known_addresses()):
             raise AssertionError("TransferQueueController has not been initialized yet. Please call init() first.")
         return _here.client or _here.connect(known)
