@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
+from memoire import _core
 from memoire.arguments import whole
 from memoire.client.client import Client
 from memoire.errors import ForkedError, MemoireError
@@ -162,7 +163,7 @@ class ReplayMemoryClient(StrictAttributes):
             Closed: the client was closed while this call waited.
         """
         self._client._check_open()  # before the lock: in a forked process nobody would give it back
-        with self._lock:
+        with _core.Held(self._lock):
             subscription = self._subscriptions.get(topic)
             if subscription is None:
                 subscription = self._subscriptions[topic] = self._client.subscribe(topic)

@@ -10,11 +10,13 @@ import copy
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import setitem
 from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from memoire import _core
 from memoire._core import PriorityTree
 from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
@@ -105,17 +107,21 @@ class PrioritizedReplayBuffer(StrictAttributes):
 
     def extend(self, transitions: Iterable[Any]) -> NDArray[np.int64]:
         """Add several transitions at once; their handles, int64 [N]. Of more than `capacity` the last stay."""
-        with self._lock:
-            first, written = self._added, []
-            for transition in transitions:
-                slot = self._added % self.capacity
-                self.data[slot], self._handles[slot] = transition, self._added
-                written.append(slot)
-                self._added += 1
-            self._tree.set(np.array(written, np.int64), self.max_priority**self.alpha)
-            self.next_idx = self._added % self.capacity
-            self.size = min(self.capacity, self._added)
-            return np.arange(first, self._added)
+        given = list(transitions)
+        with _core.Held(self._lock):
+            handles = np.arange(self._added, self._added + len(given))
+            slots, added = handles % self.capacity, self._added + len(given)
+            facts = {"_added": added, "next_idx": added % self.capacity, "size": min(self.capacity, added)}
+            put = [(setitem, (self.data, slot, each)) for slot, each in zip(slots.tolist(), given, strict=True)]
+            _core.at_once(
+                [
+                    (self._tree.set, (slots, self.max_priority**self.alpha)),
+                    *put,
+                    (setitem, (self._handles, slots, handles)),
+                    (vars(self).update, (facts,)),
+                ]
+            )
+            return handles
 
     def priority_sum(self) -> float:
         """Sum of priority ** alpha over what is stored; 0 at first."""
@@ -157,7 +163,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
         batch_size = whole("batch_size", batch_size, 1)
         if not 0.0 <= beta <= 1.0:
             raise ParameterError("beta", beta, "a number in [0, 1]")
-        with self._lock:
+        with _core.Held(self._lock):
             if not self._tree.positive:
                 raise EmptyMemory(self.size)
             fractions = self._rng.random(batch_size)
@@ -202,18 +208,19 @@ class PrioritizedReplayBuffer(StrictAttributes):
         if not ((given >= 0.0) & np.isfinite(given)).all():
             bad = int(np.flatnonzero(~((given >= 0.0) & np.isfinite(given)))[0])
             raise ParameterError(f"priorities[{bad}]", float(given[bad]), "finite and at least 0")
-        with self._lock:
+        with _core.Held(self._lock):
             outside = (slots < 0) | (slots >= self.size)
             if outside.any():
                 raise ParameterError("indexes", int(slots[outside][0]), f"slots that are filled, 0 to {self.size - 1}")
             fresh = np.ones(len(slots), bool) if known is None else self._handles[slots] == known
             if fresh.any():
-                self.max_priority = max(self.max_priority, float(given[fresh].max()))
-                self._tree.set(slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
+                largest = max(self.max_priority, float(given[fresh].max()))
+                change = self._tree.set, (slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
+                _core.at_once([change, (vars(self).update, ({"max_priority": largest},))])
             return int(fresh.sum()), int((~fresh).sum())
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
+        with _core.Held(self._lock):
             facts = {name: value for name, value in vars(self).items() if name not in ("_lock", "_tree")}
             own = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
             return facts | own | {"weights": self._tree.get(np.arange(self.capacity))}

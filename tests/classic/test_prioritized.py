@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from interrupts import everywhere
 from memoire import PrioritizedReplayBuffer, Transition
 from memoire.errors import EmptyMemory, ParameterError
+from netkit import in_thread
 
 
 class Slow:
@@ -128,3 +130,35 @@ def test_transitions_have_arrays_of_their_own_and_a_schema():
     assert second.current_state[0, 0] == 0.0
     schema = Transition.schema(np.zeros(3, np.float32))
     assert schema.states == ("current_state",) and schema["current_state"].shape == (3,)
+
+
+CALLS = {
+    "add": lambda buffer: buffer.add("new"),
+    "extend": lambda buffer: buffer.extend(range(9)),
+    "update_priorities": lambda buffer: buffer.update_priorities([0, 2, 0], [3.0, 2.0, 5.0], [5, 2, 5]),
+    "sample": lambda buffer: buffer.sample(4, 0.5),
+}
+
+
+def state_of(buffer):
+    state = buffer.__getstate__()
+    del state["_rng"]  # numbers that an interrupted draw has drawn are not drawn again
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}
+
+
+@pytest.mark.parametrize("opcodes", [False, True], ids=["line", "opcode"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_interrupted_has_happened_or_has_not_and_others_go_on(name, opcodes):
+    def made():
+        buffer = PrioritizedReplayBuffer(5, 0.6, seed=1)
+        buffer.extend(range(6))
+        return buffer
+
+    before, after = made(), made()
+    CALLS[name](after)
+    for interrupted in everywhere(opcodes):
+        buffer = made()
+        place = interrupted(lambda buffer=buffer: CALLS[name](buffer))
+        thread, box = in_thread(state_of, buffer)
+        thread.join(20.0)
+        assert box.get("value") in (state_of(before), state_of(after)), f"interrupted at {place}: {box}"
