@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import memoire
 from memoire.errors import ChildDied, MemoireTimeout
 from memoire.nodes import launch
 from memoire.nodes.launch import Options
@@ -240,3 +241,54 @@ def test_as_process_1_it_waits_for_what_others_have_left_behind(tmp_path: Path) 
     program = textwrap.dedent(AS_PROCESS_1)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+KEEPS = """
+    import os
+    import memoire
+    schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "reward": ("float32", ())})
+    with memoire.Server(os.environ["MEMOIRE_LISTEN"], schema, state_dir=os.environ["MEMOIRE_STATE_DIR"]) as server:
+        server.wait_closed()
+"""
+STEPS = """
+    import os
+    import numpy as np
+    import memoire
+    obs, made = np.zeros((101, 2), np.float32), 0
+    obs[:, 0] = np.arange(101)
+    try:
+        with memoire.connect(os.environ["MEMOIRE_ENDPOINT"], timeout=60) as client:
+            writer = client.writer()
+            while True:
+                for step in range(100):
+                    writer.step(obs[step], 1.0, step == 99, False, obs[step + 1])
+                    made += 1
+                if made == 100:
+                    client.update(60)
+                    print("has told", made)
+    finally:
+        print("has made", made)
+"""
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
+def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of_it(
+    signals: tuple[signal.Signals, ...], folder: Path
+) -> None:
+    (folder / "keeps.py").write_text(textwrap.dedent(KEEPS))
+    (folder / "steps.py").write_text(textwrap.dedent(STEPS))
+    with launched(folder, "keeps.py", "steps.py", "--state-dir", "state", "--no-dashboard") as process:
+        read_until(process, r"\| has told 100")
+        for number in signals:
+            process.send_signal(number)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signals[0], said
+    assert "Traceback" not in said and "cannot close" not in said and "Error" not in said, said
+    with memoire.Server(
+        "tcp://127.0.0.1:*", {"obs": memoire.Column("float32", (2,), "state")}, state_dir=folder / "state"
+    ) as server:
+        steps = server.totals().steps
+    assert steps >= 100
+    if len(signals) == 1:  # the second one kills
+        (made,) = re.findall(r"has made (\d+)", said)
+        assert steps in (int(made), int(made) + 1), said
