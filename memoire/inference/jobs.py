@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ProtocolError
+from memoire.replay.episode_store import Held
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""
@@ -223,7 +224,7 @@ class Jobs:
 
 def settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
     """Give a future what it waits for, unless it was cancelled or has it. From any thread."""
-    with _SETTLING:
+    with Held(_SETTLING):
         if future.done() or not future.set_running_or_notify_cancel():
             return
         if error is None:

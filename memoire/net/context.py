@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import zmq
 
+from memoire import _core
 from memoire.errors import ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -42,7 +43,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def shared_context() -> Context:
     """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
-    with _context_lock:
+    with _core.Held(_context_lock):
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
             context = _contexts[os.getpid()] = _Context(_io_threads)

@@ -23,6 +23,7 @@ from typing import Final
 
 import zmq
 
+from memoire import _core
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
 from memoire.security import exposure, permissions
 from memoire.security.exposure import Security
@@ -134,7 +135,7 @@ class Gate:
 
     def _enter(self) -> None:
         """Be asked who may come in, from now on."""
-        with self._lock:
+        with _core.Held(self._lock):
             if self._authenticator is None:
                 self._authenticator = _authenticator_of(self._context)
                 self.domain = self._authenticator.enter(self)
@@ -188,7 +189,7 @@ class Gate:
         if reason not in REASONS or not count:
             return
         now = time.monotonic()
-        with self._lock:
+        with _core.Held(self._lock):
             self.refused[reason] += count
             is_due = now - self._said.get(reason, float("-inf")) > WARNING_INTERVAL
             if is_due:
@@ -199,7 +200,7 @@ class Gate:
 
     def count_hang_up(self) -> None:
         """Count a connection that ended before it had shown a key."""
-        with self._lock:
+        with _core.Held(self._lock):
             self.hung_up += 1
 
     def security(self) -> Security:
@@ -401,7 +402,7 @@ class _Authenticator:
 
     def leave(self, domain: str) -> None:
         """Answer for this node no more."""
-        with _lock:
+        with _core.Held(_lock):
             self._gates.pop(domain.encode(), None)
             if not self._gates:
                 _authenticators.pop(self.context.underlying, None)
@@ -413,7 +414,7 @@ class _Authenticator:
 
     def revive(self) -> None:
         """Begin anew where the thread has died; until then nobody new gets in."""
-        with _lock:
+        with _core.Held(_lock):
             if not self._worker.is_alive and self._gates:
                 _log.error("the thread that decides who is let in has died; it begins anew")
                 self._worker = self._start()
@@ -453,7 +454,7 @@ _lock = threading.RLock()
 
 
 def _authenticator_of(context: Context) -> _Authenticator:
-    with _lock:
+    with _core.Held(_lock):
         found = _authenticators.get(context.underlying)
         if found is None:
             found = _authenticators[context.underlying] = _Authenticator(context)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.arguments import whole
 from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
 from memoire.limits import HELD_BYTES, Limits
@@ -151,7 +152,7 @@ class EpisodePool(LastingPool):
         Raises:
             ProtocolError: the memory has become too small for it meanwhile.
         """
-        with self._changing:
+        with _core.Held(self._changing):
             if self._waiter.is_closed:
                 return 0
             gone, lost = self._stored.add(checked)
@@ -186,7 +187,7 @@ class EpisodePool(LastingPool):
 
     def _changed(self, change: Callable[[], int]) -> int:
         """What a change of the memory returns; those who wait look again."""
-        with self._changing:
+        with _core.Held(self._changing):
             gone = change()
             with self._waiter.lock:
                 self._waiter.tell()
@@ -222,7 +223,7 @@ class EpisodePool(LastingPool):
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
         """Take up what `state` said; before anything is put back. The generator is part of the memory's layout."""
-        with self._changing:
+        with _core.Held(self._changing):
             self.memory.saw_model(state.newest_model)
             self.memory._go_on(state.max_priority)
         with self._waiter.lock:
@@ -261,7 +262,7 @@ class EpisodePool(LastingPool):
         Args:
             names: The former name of each episode, owner and number, by the number of its first entry.
         """
-        with self._changing:
+        with _core.Held(self._changing):
             self._waiter.check_open()
             if not self.is_untouched:
                 return False
@@ -273,7 +274,7 @@ class EpisodePool(LastingPool):
 
     def reseed(self, seed: int) -> None:
         """Draw as a pool that was made with this seed; before the first episode."""
-        with self._changing:
+        with _core.Held(self._changing):
             self._stored.reseed(seed)
 
     def walk(self) -> Iterator[KeptEpisode]:
@@ -292,7 +293,7 @@ class EpisodePool(LastingPool):
             MemoireError: it does not fit.
             Closed: `close` was called.
         """
-        with self._changing:
+        with _core.Held(self._changing):
             self._waiter.check_open()
             is_new, gone = self._stored.put_back(kept)
             if is_new:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.replay.batch import GatheredSamples
 
 SAMPLE_INTERVAL = 0.5
@@ -51,13 +52,12 @@ class FreshnessMonitor:
 
     def is_due(self, now: float) -> bool:
         """Whether to look at this batch; the caller does, then."""
-        if now < self._next or not self._lock.acquire(blocking=False):
+        if now < self._next:
             return False
-        try:
-            self._next = now + SAMPLE_INTERVAL
-            return True
-        finally:
-            self._lock.release()
+        with _core.Held.within(self._lock, 0.0) as is_mine:
+            if is_mine:
+                self._next = now + SAMPLE_INTERVAL
+            return is_mine
 
     def saw(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
         """Keep what this batch shows: its importance is [B]; `newest` is the newest version of a model."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
 
+from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.frames import Buffer
@@ -94,7 +95,7 @@ class KeyedStore:
     @property
     def held(self) -> tuple[int, int]:
         """Rows, and the bytes of all that is kept."""
-        with self._lock:
+        with _core.Held(self._lock):
             return self._rows, self._room.bytes
 
     def stage(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
@@ -104,7 +105,7 @@ class KeyedStore:
             ProtocolError: pieces before it are not here, or there is no room: for its bytes (code "full"), or for a
                 further upload beside those that are under way (code "busy").
         """
-        with self._lock:
+        with _core.Held(self._lock):
             key = client, upload
             staged = self._uploads.get(key) or _Upload(bytearray(), now)
             content = staged.content
@@ -127,7 +128,7 @@ class KeyedStore:
 
     def give_up(self, now: float) -> None:
         """Forget uploads that do not go on."""
-        with self._lock:
+        with _core.Held(self._lock):
             while self._uploads:
                 key, staged = next(iter(self._uploads.items()))
                 if now < staged.came + UPLOAD_TIMEOUT:
@@ -149,7 +150,7 @@ class KeyedStore:
 
     def unstage(self, client: bytes, upload: int) -> None:
         """Forget an upload: the rows that it was for are written."""
-        with self._lock:
+        with _core.Held(self._lock):
             self._forget(client, upload)
 
     def put(self, partition: str, changes: Sequence[RowChange], upload: tuple[bytes, int] = (b"", 0)) -> list[KeyedRow]:
@@ -161,7 +162,7 @@ class KeyedStore:
         Raises:
             ProtocolError: there is no room (code "full"), or bytes of the upload are not here.
         """
-        with self._lock:
+        with _core.Held(self._lock):
             staged = self._staged(upload, changes)
             size = sum(change.size for change in changes)
             if partition not in self._partitions:
@@ -190,7 +191,7 @@ class KeyedStore:
 
     def clear(self, partition: str, keys: Sequence[str]) -> int:
         """Take rows away; returns how many were here."""
-        with self._lock:
+        with _core.Held(self._lock):
             rows = self._partitions.get(partition, {})
             gone = [row for key in keys if (row := rows.pop(key, None)) is not None and self._left(key, row)]
             return len(gone)
@@ -202,7 +203,7 @@ class KeyedStore:
 
     def reset(self) -> None:
         """Take all rows away, of all partitions."""
-        with self._lock:
+        with _core.Held(self._lock):
             for name, rows in self._partitions.items():
                 self._room.take(-ROW_BYTES - getsizeof(name))
                 for key, row in rows.items():
@@ -211,20 +212,20 @@ class KeyedStore:
 
     def find(self, partition: str, keys: Sequence[str]) -> list[KeyedRow | None]:
         """Rows by key, without a copy: they may change. None for a key that is not here."""
-        with self._lock:
+        with _core.Held(self._lock):
             rows = self._partitions.get(partition, {})
             return [rows.get(key) for key in keys]
 
     def partitions(self, name: str | None) -> list[str]:
         """Partitions that had a row since the last reset; of this name, or all of them."""
-        with self._lock:
+        with _core.Held(self._lock):
             return list(self._partitions) if name is None else [name] if name in self._partitions else []
 
     def walk(self, partition: str | None, after: int) -> Iterator[tuple[str, str, KeyedRow]]:
         """Partition, key and row of each row above a number, in the order in which they were made; None: of all
         partitions. Those that are here now; others may change while they are read.
         """
-        with self._lock:
+        with _core.Held(self._lock):
             names = self._partitions if partition is None else [partition]
             found = [
                 (name, key, row)

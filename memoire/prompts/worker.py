@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from memoire import _core
 from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
@@ -74,7 +75,7 @@ class PromptWorker:
 
     def lease(self, count: int, seconds: float, version: int | None, patience: float) -> list[Lease]:
         """At least one prompt, at most `count`. Raises MemoireTimeout."""
-        with self._one_lease:
+        with _core.Held(self._one_lease):
             return self._servers.wait(
                 "lease", patience, lambda deadline: self._lease(count, seconds, version, deadline)
             )
@@ -109,23 +110,23 @@ class PromptWorker:
             leases.append(
                 Lease(key, told.lease, payload, tuple(told.missing), until, told.is_evaluation, told.tags, name)
             )
-        with self._lock:
+        with _core.Held(self._lock):
             held = self._held.setdefault(name, {})
             for lease in leases:
+                self._ends[name, lease.number] = lease.until  # first: one without an end would be held for good
                 held[lease.number] = set(lease.missing)
-                self._ends[name, lease.number] = lease.until
             self._homes.update((lease.key, name) for lease in leases)
         return leases
 
     def forget(self, lease: Lease) -> None:
         """A lease is over, as far as this worker is concerned."""
-        with self._lock:
+        with _core.Held(self._lock):
             self._held.get(lease.server, {}).pop(lease.number, None)
             self._ends.pop((lease.server, lease.number), None)
 
     def _renewed(self, lease: Lease, seconds: float) -> None:
         """A lease goes on. Without `seconds` it does as long as the table says, which this worker does not know."""
-        with self._lock:
+        with _core.Held(self._lock):
             if seconds:
                 self._ends[lease.server, lease.number] = self._servers.transport.now() + seconds
             else:
@@ -134,7 +135,7 @@ class PromptWorker:
     def _having(self, name: str) -> list[int]:
         """Numbers of the leases at a server that this worker knows of, without those whose time has passed."""
         now = self._servers.transport.now()
-        with self._lock:
+        with _core.Held(self._lock):
             held = self._held.get(name, {})
             for number in [number for number in held if self._ends.get((name, number), math.inf) < now]:
                 del held[number], self._ends[name, number]
@@ -142,7 +143,7 @@ class PromptWorker:
 
     def _settle(self, lease: Lease, indexes: Iterable[int]) -> None:
         """These answers are not wanted of this worker any more; a lease without others is over."""
-        with self._lock:
+        with _core.Held(self._lock):
             wanted = self._held.get(lease.server, {}).get(lease.number)
             if wanted is not None:
                 wanted.difference_update(indexes)
@@ -239,14 +240,14 @@ class PromptWorker:
 
     def learn(self, keys: Iterable[Key], server: str) -> None:
         """These prompts are at this server."""
-        with self._lock:
+        with _core.Held(self._lock):
             if len(self._homes) > 1 << 18:
                 self._homes.clear()
             self._homes.update((key, server) for key in keys)
 
     def at_home(self, key: Key, request: PromptRequest, deadline: float) -> PromptReply:
         """Ask the server that has a prompt: the one that is known, or else each of them."""
-        with self._lock:
+        with _core.Held(self._lock):
             home = self._homes.get(key)
         if home in self._servers.names:
             assert home is not None

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memoire import _core
 from memoire.errors import BufferLocked, DataError, ForkedError, NotItsPast, ParameterError
 
 from . import dataset_reading, file_lock
@@ -97,7 +98,7 @@ class Lineage:
 
     def _lock(self, path: Path) -> None:
         folder = _folder(path)
-        with self._locking:
+        with _core.Held(self._locking):
             if folder in self._locks:
                 return
             lock = FileLock(

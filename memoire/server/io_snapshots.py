@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from memoire.accounting.runs import StateStore
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
+from memoire.replay.episode_store import Held
 from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
@@ -127,7 +128,7 @@ class Archive:
             # Asked once more at the end: of pools that were closed meanwhile nothing more came.
             end = snapshot_file.write(path, about, records, at=self._at, is_complete=go_on)
             made = _snapshot(path, end, time.monotonic() - began)
-            with self._lock:
+            with Held(self._lock):
                 self.taken += 1
                 self.newest = made
             return made
@@ -189,7 +190,7 @@ class Archive:
         """Begin what is ordered, or say how far it is: whoever ordered it asks until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")
-        with self._lock:
+        with Held(self._lock):
             state, is_new = self._orders.receive(body)
         if is_new:
             threading.Thread(target=self._fulfil, args=(body,), name="memoire-snapshot", daemon=True).start()
@@ -210,7 +211,7 @@ class Archive:
         except Exception as error:
             _log.exception("%s: snapshot %r could not be taken", self._dispatcher.name, body.name)
             told = failed(body, f"{error!r}; the server's log says more")
-        with self._lock:
+        with Held(self._lock):
             self._orders.finish(body, told)
 
 

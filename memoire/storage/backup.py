@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memoire.errors import StateError
+from memoire.replay.episode_store import Held
 from memoire.replay.replacement import drafting
 
 from . import private_files
@@ -78,7 +79,7 @@ class DatabaseBackups:
         Raises:
             StateCorrupt: the database has become damaged while it was open: the former backups stay.
         """
-        with self._making:
+        with Held(self._making):
             generation = self._generation()
             first, second = (self._folder / f"state.db.backup-{number}" for number in (1, 2))
             with drafting(first, mode=private_files.mode_in(self._folder)) as draft:

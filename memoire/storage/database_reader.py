@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
+from memoire.replay.episode_store import Held
 
 from .database import LINE_COLUMNS, connect, copy_into, read_facts, read_parts
 from .disk_errors import corrupt, is_damage
@@ -33,13 +34,13 @@ class DatabaseReader:
 
     def close(self) -> None:
         """Let go of the file; connections that read now are closed when they have done so."""
-        with self._lock:
+        with Held(self._lock):
             self._closed = True
             while self._idle:
                 self._idle.pop().close()
 
     def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
-        with self._lock:
+        with Held(self._lock):
             if self._closed:
                 raise ValueError("the state file is closed")
             connection = self._idle.pop() if self._idle else None
@@ -55,7 +56,7 @@ class DatabaseReader:
             self._give_back(connection)
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
+        with Held(self._lock):
             if self._closed or len(self._idle) >= MAX_IDLE_READERS:
                 connection.close()
             else:

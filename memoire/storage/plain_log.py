@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from memoire.errors import ParameterError
+from memoire.replay.episode_store import Held
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class LogFile:
 
     def write(self, lines: list[str]) -> None:
         """Append lines, each with its line break; they are on disk after `flush`."""
-        with self._lock:
+        with Held(self._lock):
             if self._file is None:
                 self.failed += len(lines)
                 return
@@ -52,7 +53,7 @@ class LogFile:
 
     def flush(self) -> None:
         """Hand what is buffered to the system."""
-        with self._lock:
+        with Held(self._lock):
             if self._file is not None and self._is_dirty:
                 self._is_dirty = False
                 try:
@@ -63,7 +64,7 @@ class LogFile:
     def close(self) -> None:
         """Flush and close; later lines are counted as failed."""
         self.flush()
-        with self._lock:
+        with Held(self._lock):
             file, self._file = self._file, None
             if file is not None:
                 try:

@@ -17,6 +17,7 @@ from typing import Final
 
 from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.errors import StateLost
+from memoire.replay.episode_store import Condition
 
 from .disk_errors import is_busy, is_full_at, words
 
@@ -47,7 +48,7 @@ class Saver:
     ) -> None:
         self._folder = folder
         self._save_group, self._trim, self._look_after = save, trim, look_after
-        self._wanted = threading.Condition()
+        self._wanted = Condition()
         self._is_wanted = self._closing = False  # under that lock
         self._give_up = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,9 +74,9 @@ class Saver:
 
     def wake(self) -> None:
         """Somebody waits for what changed. From any thread."""
-        with self._wanted:
+        with self._wanted.held():
             self._is_wanted = True
-            self._wanted.notify()
+            self._wanted.notify_all()
 
     @property
     def is_healthy(self) -> bool:
@@ -96,9 +97,9 @@ class Saver:
     def close(self, timeout: float) -> bool:
         """Save what is left; False when the thread has not ended in time. The last fifth of it is without new tries."""
         deadline = time.monotonic() + timeout
-        with self._wanted:
+        with self._wanted.held():
             self._closing = True
-            self._wanted.notify()
+            self._wanted.notify_all()
         if self._thread is None or self._thread is threading.current_thread():
             return True
         self._thread.join(max(0.0, 0.8 * timeout))
@@ -126,7 +127,7 @@ class Saver:
 
     def _wait(self) -> bool:
         """Wait until something is to be saved; True when the store is being closed."""
-        with self._wanted:
+        with self._wanted.held():
             if not (self._is_wanted or self._closing):
                 self._wanted.wait(SAVE_DELAY)
             self._is_wanted = False

@@ -11,6 +11,7 @@ from typing import Any
 
 from memoire import _core
 
+from memoire import _core
 from memoire.errors import ProtocolError
 
 
@@ -42,7 +43,7 @@ class ByteBudget:
             measure: Returns its bytes, without a lock, if it knows them itself; then it takes none.
         """
         made = ByteHolder(self, name, own, code, measure)
-        with self._lock:
+        with _core.Held(self._lock):
             assert name not in self._holders, name
             self._holders[name] = made
         return made
@@ -53,7 +54,7 @@ class ByteBudget:
 
     def set_limit(self, limit: int) -> None:
         """Let all holders have at most this many bytes from now on. What is held stays."""
-        with self._lock:
+        with _core.Held(self._lock):
             self._limit = limit
 
     @property
@@ -64,7 +65,7 @@ class ByteBudget:
     @property
     def limit(self) -> int:
         """The same, with those that some bring with them."""
-        with self._lock:
+        with _core.Held(self._lock):
             return self._limit + sum(holder.own for holder in self._holders.values())
 
     @property
@@ -74,13 +75,13 @@ class ByteBudget:
 
     def holders(self) -> dict[str, int]:
         """Bytes of each holder, by name."""
-        with self._lock:
+        with _core.Held(self._lock):
             return {name: holder.bytes for name, holder in self._holders.items()}
 
     @property
     def free(self) -> int:
         """Bytes that may still be held; below 0 if some that measure themselves have more than there is room for."""
-        with self._lock:
+        with _core.Held(self._lock):
             return self._free()
 
     def _free(self) -> int:
@@ -94,7 +95,7 @@ class ByteBudget:
         return max(0, self._free()) + max(0, holder.own - holder.bytes)
 
     def _take(self, holder: ByteHolder, size: int) -> bool:
-        with self._lock:
+        with _core.Held(self._lock):
             if size > 0 and size > self._room(holder):
                 return False
             holder.count += size
@@ -102,7 +103,7 @@ class ByteBudget:
 
     def _reclaim(self, holder: ByteHolder, size: int) -> None:
         for reclaim in self._reclaimers:
-            with self._lock:
+            with _core.Held(self._lock):
                 missing = size - self._room(holder)
             if missing <= 0:
                 return

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ ENDS = 20.0
 class Run:
     """A server with a table of each storage, an actor and a reader of each, and an inference node with a policy."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.server = cluster.keep(memoire.Server(cluster.address(), tables=TABLES, context=cluster.context, seed=1))
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        options = {"context": cluster.context, "seed": 1, "state_dir": folder / "state"}
+        self.server = cluster.keep(memoire.Server(cluster.address(), tables=TABLES, **options))
         self.actors = {name: cluster.client(self.server, table=name, limits=QUICK) for name in TABLES}
         self.writers = {name: actor.writer() for name, actor in self.actors.items()}
         self.readers = {
@@ -59,10 +61,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     cluster = Cluster()
     try:
-        yield Run(cluster)
+        yield Run(cluster, tmp_path_factory.mktemp("interrupted"))
     finally:
         in_thread(cluster.close)[0].join(ENDS)
 
@@ -74,6 +76,9 @@ CALLS: dict[str, Callable[[Run], Any]] = {
     "publish": lambda run: run.server.publish("policy", b"more"),
     "update_priorities": lambda run: run.batch.update_priorities(np.ones(4)),
     "configure": lambda run: run.server.table("near-caches").configure(min_size=2),
+    "a server's stats": lambda run: run.server.stats(),
+    "accounts": lambda run: run.server.accounts(),
+    "search": lambda run: run.server.search(""),
     "a reader's get_batch of caches": lambda run: run.readers["far-caches"].get_batch(4, ENDS),
     "a reader's get_batch of episodes": lambda run: run.readers["far-episodes"].get_batch(4, ENDS),
     "a reader's take": lambda run: run.readers["far-rollouts"].take(1, ENDS),
@@ -90,13 +95,16 @@ CALLS: dict[str, Callable[[Run], Any]] = {
     "wait_version": lambda run: run.node.wait_version(1, ENDS),
 }
 
+LONG = {"a server's stats": 67, "accounts": 17}
+"""Calls of many lines: of so many one is interrupted."""
+
 
 @pytest.mark.parametrize("opcodes", [False, True] if "INTERRUPTED_OPCODES" in os.environ else [False])
 @pytest.mark.parametrize("name", CALLS)
 def test_after_a_call_that_is_interrupted_other_threads_and_this_one_go_on(run: Run, name: str, opcodes: bool) -> None:
     """Each opcode, too, if INTERRUPTED_OPCODES says how many there are to one that is interrupted."""
     call = CALLS[name]
-    for interrupted in everywhere(opcodes):
+    for interrupted in everywhere(opcodes, LONG.get(name, 1)):
         place = interrupted(lambda: call(run))
         thread, box = in_thread(call, run)
         thread.join(ENDS)

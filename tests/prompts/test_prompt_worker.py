@@ -1,15 +1,18 @@
 """A worker's list of its leases, over a server that is a function: no socket, and a clock that is set."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
+from interrupts import everywhere
 from memoire.limits import Limits
 from memoire.prompts.servers import PromptServers
 from memoire.prompts.worker import PromptWorker
 from memoire.replay.row_schema import RowSchema
 from memoire.wire import messages
+from netkit import in_thread
 from readerkit import message
 
 SCHEMA = RowSchema({"reward": np.float32})
@@ -38,7 +41,7 @@ class OneServer:
             number = next(self.numbers)
             leased = messages.LeasedPrompt("d", 0, number, number, 30.0, [0, 1], False, {}, 0)
             return messages.Prompted(leases=[leased])
-        flags = [1] * len(body.leases) if body.call == "renew" else [0] * len(body.pieces)
+        flags = [1] * len(body.leases) if body.call in ("renew", "release") else [0] * len(body.pieces)
         return messages.Prompted(flags=bytes(flags))
 
 
@@ -92,3 +95,28 @@ def test_leases_whose_time_has_passed_are_not_listed(server, worker):
     server.time = 31.0
     lease(worker)
     assert first.number not in server.having and list(server.having) == [second.number, third.number]
+
+
+CALLS = {
+    "lease": lambda worker, leased: lease(worker),
+    "answer": lambda worker, leased: answer(worker, leased, 0, 1),
+    "fail": lambda worker, leased: worker.fail(leased, 0, "too long", False, 1.0),
+    "renew": lambda worker, leased: worker.keep("renew", [leased], 20.0, 1.0),
+    "release": lambda worker, leased: worker.keep("release", [leased], 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_after_a_call_that_is_interrupted_others_go_on_and_no_lease_is_listed_for_good(call):
+    for interrupted in everywhere():
+        server = OneServer()
+        worker = PromptWorker(PromptServers(server))
+        leased = lease(worker)
+        place = interrupted(functools.partial(CALLS[call], worker, leased))
+        thread, box = in_thread(lease, worker)
+        thread.join(20.0)
+        assert "value" in box, f"interrupted at {place}: {box.get('error', 'no end')!r}"
+        CALLS[call](worker, leased)
+        server.time += 60.0
+        lease(worker)
+        assert list(server.having) == [], place

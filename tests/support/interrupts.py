@@ -58,9 +58,13 @@ def interrupt(call: Callable[[], Any], at: int, *, opcodes: bool = False) -> str
     return interrupts.place
 
 
-def everywhere(opcodes: bool = False) -> Iterator[Callable[[Callable[[], Any]], str]]:
-    """Ways to call: each interrupts at another place, until a call ends without. They return where."""
-    for at in range(1, MOST, EVERY if opcodes else 1):
+def everywhere(opcodes: bool = False, every: int = 1) -> Iterator[Callable[[Callable[[], Any]], str]]:
+    """Ways to call: each interrupts at another place, until a call ends without. They return where.
+
+    Args:
+        every: Of so many lines one is interrupted.
+    """
+    for at in range(1, MOST, EVERY if opcodes else every):
         place = ""
 
         def way(call: Callable[[], Any], at: int = at) -> str:
