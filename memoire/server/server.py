@@ -34,6 +34,7 @@ from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Storage, Table
 from memoire.replay.batch import Batch, PriorityUpdate
+from memoire.replay.episode_store import Held
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import NAMES, Parameters, Start
@@ -230,7 +231,7 @@ class Server(Node):
         return self._add_worker(self._io.intake.add, endpoint, bind)
 
     def _add_worker(self, add: Callable[[str, bool], str], endpoint: str, bind: bool) -> str:
-        with self._close_lock:
+        with Held(self._close_lock):
             self._check_open()
             bound = add(endpoint, bind)
         self._io.addresses.warn_open()
