@@ -364,12 +364,12 @@ class Limiter:
         self._last_size = samples
         return why_not_draw(self.parameters, samples, available, self._surplus)
 
-    def drew(self, samples: int, *, has_band: bool = True, also: Changes | tuple[()] = ()) -> None:
+    def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
         """Samples were handed out; below 0, some that were counted were not.
 
         Args:
-            has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
             also: Made with it, as one change.
+            has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
         """
         surplus = self._surplus - samples if self._begun and has_band else self._surplus
         at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])

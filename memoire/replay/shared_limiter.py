@@ -147,15 +147,11 @@ class SharedLimiter:
                 self._limiter.wants(who, 0, now)
                 self._waited += now - began
 
-    def drew(self, samples: int, *, has_band: bool = True, also: Changes | tuple[()] = ()) -> None:
+    def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
         """Samples were handed out; below 0, some that `take` had counted were not: `Limiter.drew`."""
         with self._changed:
-            self._limiter.drew(samples, has_band=has_band, also=also)
+            self._limiter.drew(samples, also, has_band=has_band)
             self._changed.notify_all()
-
-    def gave_back(self, entries: int, also: Changes) -> None:
-        """Room of entries that were handed out, or lost, is free: `RolloutPool.on_room`."""
-        self.drew(entries, also=also)
 
     def wants(self, who: Hashable, samples: int) -> None:
         """Somebody waits for a batch of so many samples; 0: no more."""

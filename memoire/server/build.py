@@ -40,7 +40,7 @@ def make_tables(options: ServerOptions) -> Tables:
     )
     for table in tables:
         if isinstance(table.pool, RolloutPool):
-            table.pool.on_room = table.limiter.gave_back
+            table.pool.on_room = table.limiter.drew
     return tables
 
 
