@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from memoire import _core
-
-from memoire import _core
 from memoire.errors import ProtocolError
 
 
@@ -137,7 +135,7 @@ class ByteHolder:
             ProtocolError: there is no room for them (the holder's code), nor ever will be (code "too_large"). Nothing
                 was taken.
         """
-        with self._budget._lock:
+        with _core.Held(self._budget._lock):
             if size <= self.own - self.count:  # nearly always, of what is pushed
                 self.count += size
                 return
@@ -152,7 +150,7 @@ class ByteHolder:
         Args:
             also: Changes that are made with it, as one.
         """
-        with self._budget._lock:
+        with _core.Held(self._budget._lock):
             _core.at_once([*_core.setting(self, count=self.count + size), *also])
 
     def check(self, size: int) -> None:
