@@ -25,6 +25,7 @@ from memoire._kernels.order cimport (
 )
 from memoire._kernels.tree cimport CHUNK, Tree, tree_find, tree_least, tree_put, tree_settle, tree_total
 
+import os
 import threading
 import time
 
@@ -3259,6 +3260,90 @@ cdef int64_t _index_frames(const int64_t* codes, int64_t count, uint32_t* index,
             found += 1
         index[i] = places[slot]
     return found
+
+
+cdef uint64_t scatter = int.from_bytes(os.urandom(8), "little") | 1  # odd: no numbers from outside can be made to meet
+
+
+def newest_of_each(cnp.ndarray numbers not None):
+    """Numbers int64 [N] -> int64 [U]: of each the row where it stands last, in the order in which they come first. They are not sorted."""
+    cdef int64_t i, at, found = 0, count = cnp.PyArray_SIZE(numbers), size = 16
+    cdef int shift = 60
+    while size < 2 * count:
+        size, shift = 2 * size, shift - 1
+    cdef cnp.ndarray rows = np.empty(count, np.int64), places = np.full(size, -1, np.int32)
+    cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows)
+    cdef int64_t* number = <int64_t*>_data(numbers, count)
+    cdef int32_t* place = <int32_t*>cnp.PyArray_DATA(places)
+    if count >= 0x7FFFFFFF:
+        raise ValueError(f"{count} numbers are more than places of 32 bits can tell apart")
+    with nogil:
+        for i in range(count):
+            at = <int64_t>((<uint64_t>number[i] * scatter) >> shift)
+            while place[at] >= 0 and number[row[place[at]]] != number[i]:
+                at = (at + 1) & (size - 1)
+            if place[at] < 0:
+                place[at] = <int32_t>found
+                found += 1
+            row[place[at]] = i
+    return rows[:found]
+
+
+cdef struct Id:  # `memoire.replay.batch.ID`
+    uint64_t first
+    uint64_t second
+    int64_t number
+
+cdef enum:
+    MOST_OWNERS = 32  # so many are looked through for each id
+
+
+def by_owner(cnp.ndarray ids not None):
+    """Contiguous ids [B] -> (rows int64 [B] sorted by client, those of one as they came; where in there each client begins, int64 [C]),
+    or None where there are more clients than are looked through."""
+    cdef int64_t i, count = cnp.PyArray_SIZE(ids), known = 0, owner = 0, at, begin = 0
+    cdef Id* id = <Id*>_data(ids, count)
+    cdef Id owners[MOST_OWNERS]
+    cdef int64_t sizes[MOST_OWNERS]
+    cdef int64_t sorted_[MOST_OWNERS]
+    cdef cnp.ndarray rows = np.empty(count, np.int64), which = np.empty(count, np.uint8), begins
+    cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows)
+    cdef int64_t* places
+    cdef uint8_t* mine = <uint8_t*>cnp.PyArray_DATA(which)
+    assert cnp.PyArray_ITEMSIZE(ids) == sizeof(Id)
+    with nogil:
+        for i in range(count):
+            if known == 0 or owners[owner].first != id[i].first or owners[owner].second != id[i].second:
+                owner = 0
+                while owner < known and (owners[owner].first != id[i].first or owners[owner].second != id[i].second):
+                    owner += 1
+                if owner == MOST_OWNERS:
+                    known = MOST_OWNERS + 1
+                    break
+                if owner == known:
+                    owners[known], sizes[known] = id[i], 0
+                    at = known
+                    while at > 0 and (id[i].first < owners[sorted_[at - 1]].first or (
+                            id[i].first == owners[sorted_[at - 1]].first and id[i].second < owners[sorted_[at - 1]].second)):
+                        sorted_[at] = sorted_[at - 1]
+                        at -= 1
+                    sorted_[at] = known
+                    known += 1
+            mine[i] = <uint8_t>owner
+            sizes[owner] += 1
+    if known > MOST_OWNERS:
+        return None
+    begins = np.empty(known, np.int64)
+    places = <int64_t*>cnp.PyArray_DATA(begins)
+    for at in range(known):
+        places[at] = begin
+        begin += sizes[sorted_[at]]
+        sizes[sorted_[at]] = places[at]
+    with nogil:
+        for i in range(count):
+            row[sizes[mine[i]]] = i
+            sizes[mine[i]] += 1
+    return rows, begins
 
 
 def unique_frames(prev_codes, next_codes, bint ordered):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import no_field
 
@@ -115,6 +116,8 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
 
 def grouped_by_client(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rows [B] of `ID`s sorted by client, those of one as they came, and where in there each client begins [C]."""
+    if (grouped := _core.by_owner(np.ascontiguousarray(ids))) is not None:
+        return grouped
     first, second = ids["client"][:, 0], ids["client"][:, 1]
     order = np.lexsort((second, first))
     first, second = first[order], second[order]

@@ -314,12 +314,27 @@ def samples_of(payload: Payload) -> int:
 
 def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
     """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
-    layout = layout_of(schema, _DEFAULTS, ContainerKind.FEEDBACK)
     order, begins = grouped_by_client(ids)
-    owners, owner = ids["client"][order[begins]], np.empty(len(ids), np.int64)
+    owner = np.empty(len(ids), np.uint32)
     owner[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids)))
-    made = Container(layout, ContainerHead(made_at=now), len(ids), owners=len(owners))
-    facts = {Part.NUMBER: ids["number"], Part.OWNER: owner, Part.OWNERS: owners, Part.TD_ERROR: td_errors}
+    return _pack_errors(schema, ids["number"], owner, ids["client"][order[begins]], td_errors, now)
+
+
+def pack_client_feedback(
+    schema: Schema, client: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32], *, now: float
+) -> Payload:
+    """The same of one client's entries: their numbers [B] and TD errors [B]."""
+    owner = np.zeros(len(numbers), np.uint32)
+    return _pack_errors(schema, numbers, owner, np.frombuffer(client, "<u8"), td_errors, now)
+
+
+def _pack_errors(
+    schema: Schema, numbers: NDArray[np.int64], owner: NDArray[np.uint32], owners: NDArray[np.uint64],
+    td_errors: NDArray[np.float32], now: float,
+) -> Payload:  # fmt: skip
+    layout = layout_of(schema, _DEFAULTS, ContainerKind.FEEDBACK)
+    made = Container(layout, ContainerHead(made_at=now), len(numbers), owners=owners.size // 2)
+    facts = {Part.NUMBER: numbers, Part.OWNER: owner, Part.OWNERS: owners, Part.TD_ERROR: td_errors}
     for part, values in facts.items():
         made.fill(part, np.asarray(values, FACTS[part].dtype))
     return made.payload

@@ -75,6 +75,18 @@ def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
             by_client(ids_of(ME, YOU), wrong)
 
 
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=120))
+def test_clients_come_in_the_order_of_their_ids_however_many_there_are(words):
+    ids = np.zeros(len(words), ID)
+    for number, client in enumerate(words):
+        ids[number]["client"], ids[number]["number"] = client, number
+    expected = [[number for number, each in enumerate(words) if each == client] for client in sorted(set(words))]
+    assert [numbers.tolist() for _, numbers, _ in by_client(ids, np.zeros(len(ids)))] == expected
+    assert [client for client, _, _ in by_client(ids, np.zeros(len(ids)))] == [
+        np.array(client, "<u8").tobytes() for client in sorted(set(words))
+    ]
+
+
 def test_priorities_wait_for_their_owner_until_it_has_applied_them(state):
     handler = FeedbackHandler(state)
     assert fetched(handler, state) is None

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
 from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
-from memoire.replay.batch import ID, PriorityUpdate, grouped_by_client, td_errors_for
+from memoire.replay.batch import PriorityUpdate, grouped_by_client, td_errors_for
 from memoire.replay.episode_store import Changes, adding, at_once, setting
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
@@ -38,8 +39,6 @@ MERGED_SAMPLES = 1 << 14
 """They are merged when so many have come since they were merged last, and as many as were left then."""
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """At latest they are merged when so many have come."""
-MOST_PLACES = 16
-"""While they are merged, places for each of them at most, which take 16 bytes."""
 ERROR_BYTES = 20
 """Of a TD error that waits: number, error and time."""
 PIECE_BYTES = 640
@@ -57,9 +56,9 @@ Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 """Feedback by client: its id, numbers of entries [n], TD errors [n]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Errors:
-    """TD errors of one client's entries; the arrays are never changed."""
+    """TD errors of one client's entries; neither it nor its arrays are ever changed."""
 
     numbers: NDArray[np.int64]
     """Of the entries, [n]."""
@@ -113,7 +112,12 @@ class _Waiting:
 
     def adding(self, piece: _Errors) -> Changes:
         """The changes by which more have come."""
-        return [(self.pieces.append, (piece,)), *adding(self, unsent=len(piece), unmerged=len(piece))]
+        count = len(piece.numbers)
+        return [
+            (self.pieces.append, (piece,)),
+            (setattr, (self, "unsent", self.unsent + count)),
+            (setattr, (self, "unmerged", self.unmerged + count)),
+        ]
 
     def taking(self, count: int, result: _Errors) -> Changes:
         """The changes by which what was merged is in the place of so many pieces, which are the first."""
@@ -148,17 +152,8 @@ class Merge:
     def work(self) -> None:
         """Find what stays."""
         joined = _joined(self.pieces)
-        numbers, rows = joined.numbers, np.arange(len(joined))
-        low = int(numbers.min())
-        span = int(numbers.max()) - low + 1
-        if span <= MOST_PLACES * len(numbers):  # entries of one memory: each has a place, and nothing is sorted
-            places = numbers - low
-        else:
-            span, places = len(numbers), np.unique(numbers, return_inverse=True)[1]
-        oldest, newest = np.empty((2, span), np.intp)
-        newest[places] = rows  # of one entry's the last stays
-        oldest[places[::-1]] = rows[::-1]
-        self.result = joined.part(newest[places[oldest[places] == rows]])
+        rows = _core.newest_of_each(joined.numbers)
+        self.result = joined if len(rows) == len(joined) else joined.part(rows)
 
 
 class Fetched(NamedTuple):
@@ -187,11 +182,11 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
     ids = np.asarray(ids)
     errors = td_errors_for(ids, td_errors)
     order, begins = grouped_by_client(ids)
-    ids, errors = ids[order], errors[order]
-    owners, numbers = ids["client"].astype("<u8"), ids["number"].astype(np.int64)
+    numbers, errors, owners = ids["number"][order], errors[order], ids["client"][order[begins]].tobytes()
+    ends = [*begins.tolist(), len(ids)]
     return [
-        (owners[begin].tobytes(), numbers[begin:end], errors[begin:end])
-        for begin, end in itertools.pairwise([*begins.tolist(), len(ids)])
+        (owners[16 * at : 16 * at + 16], numbers[begin:end], errors[begin:end])
+        for at, (begin, end) in enumerate(itertools.pairwise(ends))
     ]
 
 
@@ -243,10 +238,8 @@ class FeedbackHandler:
         """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
         with their next UPDATE. `merges` are due then.
         """
-        made = PriorityUpdate()
-        for client, numbers, errors in pieces:
-            made = made.plus(self._apply(client, numbers, errors, now))
-        return made
+        made = [self._apply(client, numbers, errors, now) for client, numbers, errors in pieces]
+        return PriorityUpdate(*map(sum, zip(*made, strict=True)))
 
     def _apply(
         self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float
@@ -269,16 +262,25 @@ class FeedbackHandler:
             changes = adding(account, given_feedback=count) + ledger.losing_feedback(account, count)
             at_once(changes + adding(self, given=count, lost=count, overflowed=count * is_full))
             return PriorityUpdate(lost=count)
-        waiting = self._waiting.setdefault(client, _Waiting())
+        if (waiting := self._waiting.get(client)) is None:
+            waiting = self._waiting[client] = _Waiting()
+        given = np.empty(count)
+        given.fill(now)
         # As a whole: a count below what waits would let no reply be read any more.
-        changes = adding(account, given_feedback=count, waiting_feedback=count) + adding(self, given=count)
-        at_once(changes + waiting.adding(_Errors(numbers, errors, np.full(count, now))))
+        at_once(
+            [
+                (setattr, (account, "given_feedback", account.given_feedback + count)),
+                (setattr, (account, "waiting_feedback", account.waiting_feedback + count)),
+                (setattr, (self, "given", self.given + count)),
+                *waiting.adding(_Errors(numbers, errors, given)),
+            ]
+        )
         self._recount(waiting)
         if waiting.is_long:
             self._long.add(client)
         else:
             self._drop_overflow(account, waiting)
-        return PriorityUpdate(sent=count)
+        return PriorityUpdate(0, 0, count)
 
     def _touch(self, run: Run, account: Account) -> None:
         self._state.committer.touch(run.name, account)
@@ -313,6 +315,8 @@ class FeedbackHandler:
 
     def merges(self) -> list[Merge]:
         """What should be merged now: `Merge.work` without a lock, then `merged`."""
+        if not self._long:
+            return []
         found = [(client, self._waiting.get(client)) for client in self._long]
         self._long.clear()
         return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting and waiting.pieces]
@@ -387,11 +391,9 @@ class FeedbackHandler:
         self._recount(waiting)
         if waiting.sent is None:
             return None
-        ids = np.empty(len(waiting.sent), ID)
-        ids["client"] = np.frombuffer(account.client, "<u8")
-        ids["number"] = waiting.sent.numbers
         age = max(0.0, now - float(waiting.sent.given.min()))
-        payload = pack.pack_feedback(table.schema, ids, waiting.sent.errors, now=now)
+        numbers, errors = waiting.sent.numbers, waiting.sent.errors
+        payload = pack.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
         return Fetched(waiting.number, payload, age, waiting.unsent)
 
     def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
