@@ -2149,7 +2149,7 @@ cdef class EntryStore:
     def _update_priorities(self, cnp.ndarray numbers, cnp.ndarray td_errors, double epsilon):
         """Priority abs(td) + epsilon for those of the entries that are there; (applied, stale), or (-1, position) of a number that is
         not finite: then nothing was applied."""
-        cdef int64_t i, row, applied = 0, count = cnp.PyArray_SIZE(numbers)
+        cdef int64_t i, row, begin, end = 0, applied = 0, count = cnp.PyArray_SIZE(numbers)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
         cdef double* td = <double*>cnp.PyArray_DATA(td_errors)
         cdef float largest = 0.0
@@ -2163,23 +2163,26 @@ cdef class EntryStore:
                         applied = -1
                         row = i
                         break
-                    if number[i] >= 0:
-                        prefetch(&self.meta[number[i] % self.capacity_])
-                        prefetch(self.tree.sums[0] + number[i] % self.capacity_)
             if applied < 0:
                 return -1, row
             with nogil:
-                for i in range(count):
-                    if number[i] < 0:
-                        continue
-                    row = number[i] % self.capacity_
-                    meta = &self.meta[row]
-                    if meta.number == number[i] and meta.episode >= 0:
-                        meta.priority = _float(fabs(td[i]) + epsilon)
-                        meta.learned = 1
-                        largest = max(largest, meta.priority)
-                        self._put(row, self._weight(row))
-                        applied += 1
+                while end < count:  # so many at a time as the nearest cache holds
+                    begin, end = end, min(end + CHUNK, count)
+                    for i in range(begin, end):
+                        if number[i] >= 0:
+                            prefetch(&self.meta[number[i] % self.capacity_])
+                            prefetch(self.tree.sums[0] + number[i] % self.capacity_)
+                    for i in range(begin, end):
+                        if number[i] < 0:
+                            continue
+                        row = number[i] % self.capacity_
+                        meta = &self.meta[row]
+                        if meta.number == number[i] and meta.episode >= 0:
+                            meta.priority = _float(fabs(td[i]) + epsilon)
+                            meta.learned = 1
+                            largest = max(largest, meta.priority)
+                            self._put(row, self._weight(row))
+                            applied += 1
                 self.max_priority_ = max(self.max_priority_, <double>largest)
                 tree_settle(&self.tree)
             return applied, count - applied
