@@ -35,8 +35,10 @@ from memoire.wire.frames import MessageHeader
 
 FEEDBACK_SAMPLES = 1 << 19
 """TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
-MERGED_SAMPLES = 1 << 14
-"""They are merged when so many have come since they were merged last, and as many as were left then."""
+MERGED_SAMPLES = 1 << 15
+"""They are merged when so many have come since they were merged last, and as many as were left then. A reply brings
+that many: fewer are soon away.
+"""
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """At latest they are merged when so many have come."""
 ERROR_BYTES = 20
