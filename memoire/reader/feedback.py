@@ -65,9 +65,12 @@ class FeedbackRouter:
             if not len(mine):
                 continue
             assert schema is not None  # it came with the first clients
-            for piece in np.array_split(mine, -(-len(mine) // MAX_FEEDBACK_SAMPLES)):
-                payload = pack.pack_feedback(schema, ids[piece], errors[piece])
-                pieces.append(FeedbackPiece(server, payload, len(piece)))
+            rows, samples = (ids, errors) if len(mine) == len(ids) else (ids[mine], errors[mine])
+            count = -(-len(mine) // MAX_FEEDBACK_SAMPLES)
+            for begin in range(count):
+                piece = slice(len(mine) * begin // count, len(mine) * (begin + 1) // count)
+                payload = pack.pack_feedback(schema, rows[piece], samples[piece])
+                pieces.append(FeedbackPiece(server, payload, piece.stop - piece.start))
         self.lost += int(left.sum())
         return pieces
 
