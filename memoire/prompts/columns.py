@@ -9,6 +9,7 @@ A table keeps the bytes of each column; pieces of a ragged one are put behind ea
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -35,6 +36,24 @@ def check_columns(schema: Schema) -> None:
     empty = [name for name in schema.names if not schema[name].nbytes]
     if empty:
         raise ParameterError("schema", str(schema[empty[0]]), f"a column {empty[0]!r} that has bytes")
+
+
+ANSWER_PART: Final = 0.75
+"""Part of a request that columns of answers may take."""
+
+
+def check_requests(table: str, schema: Schema, request_bytes: int) -> None:
+    """Refuse a table with a column of which a worker would find out that no request has room for it.
+
+    Raises:
+        ParameterError: a plain column, or one element of a ragged one, is larger.
+    """
+    for name in schema.names:
+        least = math.ceil(schema[name].nbytes / ANSWER_PART)
+        if least > request_bytes:
+            what = "an element" if schema[name].is_ragged else "a value"
+            expected = f"at least {least}: {what} of column {name!r} of table {table!r} travels in one request"
+            raise ParameterError("request_bytes", request_bytes, expected)
 
 
 def mask_of(schema: Schema, names: Iterable[str]) -> int:

@@ -13,7 +13,7 @@ from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 
-from .columns import Packed, RawColumns, packed, raw_columns
+from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
 from .rows import Key
 from .servers import PromptReply, PromptRequest, PromptServers
 
@@ -202,7 +202,7 @@ class PromptWorker:
         self, given: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
     ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:
         """The pieces of each request, of about as many bytes as one may have."""
-        limit = self._servers.transport.limits.request_bytes * 3 // 4
+        limit = int(self._servers.transport.limits.request_bytes * ANSWER_PART)
         pieces: list[messages.AnswerPiece] = []
         parts: list[bytes] = []
         size = 0
@@ -274,31 +274,31 @@ def piece_of(
 
 
 def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
-    """Columns of one answer in pieces of at most so many bytes. Ragged ones are cut; plain ones come with the first.
+    """Columns of one answer in pieces of at most so many bytes. Ragged ones are cut; a plain one is in one piece.
 
     Raises:
-        EntryError: the plain columns alone are larger.
+        EntryError: a plain column, or one element of a ragged one, is larger. Nothing was sent.
     """
     if sum(map(len, raw.values())) <= limit:
         yield raw
         return
-    plain = {place: data for place, data in raw.items() if not schema[schema.names[place]].is_ragged}
-    if (size := sum(map(len, plain.values()))) > limit:
-        raise EntryError("columns", f"plain columns of at most {limit} bytes (request_bytes)", f"{size} bytes")
-    steps = [schema[schema.names[place]].nbytes for place in raw if place not in plain]
-    if (largest := max(steps, default=0)) > limit:
-        raise EntryError("columns", f"elements of at most {limit} bytes (request_bytes)", f"{largest} bytes")
-    room, piece = limit - size, plain
+    for place in raw:
+        column = schema[name := schema.names[place]]
+        if column.nbytes > limit:
+            what = "elements" if column.is_ragged else "values"
+            text = f"{what} of at most {limit} bytes, since each travels in one request (request_bytes)"
+            raise EntryError(name, text, f"{column.nbytes} bytes")
+    room, piece = limit, RawColumns()
     for place, data in raw.items():
-        step = schema[schema.names[place]].nbytes
-        begin = 0
-        while place not in plain and begin < len(data):
+        step, begin, is_left = schema[schema.names[place]].nbytes, 0, True
+        while is_left:
             take = min(room // step * step, len(data) - begin)
-            if take:
+            if take or not data:  # an empty one has to come, too
                 piece = {**piece, place: data[begin : begin + take]}
                 begin, room = begin + take, room - take
-            if begin < len(data) or room < 8:
+            is_left = begin < len(data)
+            if is_left or room < 8:
                 yield piece
-                piece, room = {}, limit
+                piece, room = RawColumns(), limit
     if piece:
         yield piece

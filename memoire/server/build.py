@@ -19,6 +19,7 @@ from memoire.pool.interface import AnyPool
 from memoire.pool.prompts import PromptPool
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table, Tables
+from memoire.prompts.columns import check_requests
 from memoire.wire import messages
 from memoire.wire.identity import table_number
 
@@ -39,6 +40,8 @@ def make_tables(options: ServerOptions) -> Tables:
         options.limits.message_bytes,
     )
     for table in tables:
+        if isinstance(table.pool, PromptPool):
+            check_requests(table.name, table.schema, options.limits.request_bytes)
         if isinstance(table.pool, RolloutPool):
             table.pool.on_room = table.limiter.drew
     return tables

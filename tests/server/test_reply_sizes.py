@@ -12,7 +12,7 @@ import pytest
 import memoire
 import readerkit
 from dispatchkit import made_dispatcher
-from memoire.errors import ParameterError, ProtocolError, Refused
+from memoire.errors import EntryError, ParameterError, ProtocolError, Refused
 from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
 from memoire.limits import Limits
@@ -25,8 +25,10 @@ from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollout_transport import packed, unpacked
 from memoire.pool.tables import Tables
 from memoire.prompts.calls import PromptCalls
+from memoire.prompts.columns import check_requests
 from memoire.reader.takes import Takes
 from memoire.replay.memory import Memory
+from memoire.replay.row_schema import RowSchema
 from memoire.server.dispatch import Dispatcher
 from memoire.wire import keyed, messages, pack, unpack
 from memoire.wire.frames import encode, parse
@@ -108,9 +110,9 @@ def dispatcher_of(name, table, pool):
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
-def prompts_of(limits=SMALL, **settings):
+def prompts_of(limits=SMALL, columns=None, **settings):
     """A table of prompts: as a client with small limits has it, and as one with those of most."""
-    columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
+    columns = columns or {"tokens": (np.int32, (None,)), "reward": np.float32}
     table = memoire.Table(columns, storage="prompts", **{"group": 3, **settings})
     made = dispatcher_of(
         "t", table, lambda _, each: PromptPool(each.schema, each.parameters, each.prompts, clock=lambda: NOW)
@@ -197,6 +199,30 @@ def test_a_prompt_that_fits_into_no_reply_is_refused_and_waits_for_others():
     (info,), _ = usual.list()
     assert (info.state, info.attempts) == ("waiting", 0)
     assert usual.lease(1)[0].payload == bytes(5000)
+
+
+def test_an_answer_comes_in_pieces_whatever_its_columns_are_and_a_column_that_fits_into_none_is_refused_by_name():
+    columns = {"tokens": (np.int32, (None,)), "none": (np.int32, (None,)), "a": (np.uint8, (1500,))}
+    columns |= dict.fromkeys("bc", (np.uint8, (1400,)))
+    (small, usual), end = prompts_of(columns=columns, group=1)
+    usual.add({0: b""}, "d")
+    (lease,) = small.lease(1)
+    answer = {name: np.full(shape[0], ord(name), np.uint8) for name, (_, shape) in columns.items() if len(name) == 1}
+    answer |= {"tokens": np.arange(3000, dtype=np.int32), "none": np.zeros(0, np.int32)}
+    end.limits = Limits(request_bytes=1999)
+    with pytest.raises(
+        EntryError, match="column 'a' stores values of at most 1499 bytes, .*request_bytes.* 1500 bytes"
+    ):
+        small.answers(lease, {0: answer})
+    assert small.counts()["leased"] == 1
+    with pytest.raises(ParameterError, match="request_bytes must be at least 2000: a value of column 'a' of table 't'"):
+        check_requests("t", RowSchema(columns), 1999)
+    check_requests("t", RowSchema(columns), 2000)
+    end.limits = SMALL
+    assert small.answers(lease, {0: answer}) == [True] and usual.counts()["ready"] == 1
+    step = usual.draw(0, 1)
+    assert step["tokens"][0].tolist() == list(range(3000)) and step["none"].lengths.tolist() == [0]
+    assert all((step[name] == ord(name)).all() and step[name].shape == (1, *columns[name][1]) for name in "abc")
 
 
 def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
