@@ -53,8 +53,6 @@ class Channel:
         client: Id of whoever asks; replies for another one are refused.
         numbers: Where sequence numbers come from: one counter for all messages of a client.
         keys: Of this process; None connects without.
-        introduces: Whether HELLO goes in front of the first request of each connection, if this client takes something
-            else than the default: its owner says none.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class Channel:
         rng: random.Random,
         numbers: Iterator[int] | None = None,
         keys: Keys | None = None,
-        introduces: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.run = self.home = self.fingerprint = self.table = 0
@@ -84,7 +81,7 @@ class Channel:
         self.connections = 0
         """How often a connection came about."""
         self._client = client
-        self._introduces = introduces and bool(Receiver.with_limits(limits).takes)
+        self._introduces = bool(Receiver.with_limits(limits).takes)  # by a HELLO in front of each connection's requests
         self._is_unknown = self._introduces  # whether the other side may not know what this client takes
         self._limits = limits
         self._keys = keys
@@ -184,11 +181,6 @@ class Channel:
         """
         if isinstance(body, messages.Hello):
             body = introduced(body, self._limits)
-        elif self._is_unknown:
-            self._is_unknown = False
-            self.ask(
-                messages.Hello(role="client"), lambda answer: None, time.monotonic() + self._limits.request_timeout
-            )
         number = next(self._numbers) if sequence is None else sequence
         try:
             frames = encode(
@@ -217,7 +209,7 @@ class Channel:
         if not len(self._calls):
             self._asked_at = now
         call = self._calls.start(number, [b"", *frames], deadline, finish, now, patience)
-        if now >= deadline or self._is_blocked or not sockets.send(self._socket, call.frames):
+        if now >= deadline or self._is_blocked or self._is_unknown or not sockets.send(self._socket, call.frames):
             self.pump()
         else:
             self._calls.sent(call, now)
@@ -283,8 +275,9 @@ class Channel:
             self._socket = self._open()
             self._renewed_at = now
             self.renewals += 1
-        blocked = False
-        for call in self._calls.due(now):
+        due = self._calls.due(now)
+        blocked = bool(due) and self._is_unknown and not self._introduce()
+        for call in () if blocked else due:
             if not sockets.send(self._socket, call.frames):
                 blocked = True
                 break
@@ -292,6 +285,15 @@ class Channel:
         if blocked != self._is_blocked:
             self._is_blocked = blocked
             self._doors.watch(self._socket, reading=True, writing=blocked)
+
+    def _introduce(self) -> bool:
+        """Tell the other side what this client takes, before it answers the first request of a connection: it may have
+        begun again meanwhile. Returns whether that was sent; nobody waits for the answer.
+        """
+        hello = introduced(messages.Hello(role="doctor"), self._limits)
+        facts: dict[str, Any] = {"client": self._client, "sequence": next(self._numbers), "home": self.home}
+        self._is_unknown = not sockets.send(self._socket, [b"", *encode(hello, **facts)])
+        return not self._is_unknown
 
     def _look_after_link(self, now: float) -> None:
         link = self._link
@@ -405,7 +407,7 @@ def open_channels(
         EndpointError: an address is malformed. The worker has ended.
         KeyFileError: the keys cannot be used. Likewise.
     """
-    facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": numbers, "introduces": True}
+    facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": numbers}
     rng = random.Random(client)
     try:
         for url in urls:

@@ -20,7 +20,7 @@ from memoire.net.poller import Poller
 from memoire.net.resolver import NameResolver
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.frames import encode, peek
+from memoire.wire.frames import encode, parse, peek
 from namekit import Book
 from netkit import KeepingContext, record, until
 
@@ -363,6 +363,32 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     turn(lambda: again.socket.poll(0))
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
     assert not answers
+
+
+def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, doors):
+    answering = Answering(context, port=block(1))
+    limits = Limits(resend_after=60.0, resend_most=60.0, message_bytes=4096)
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
+    channel.ask(messages.Update(), lambda answer: None)
+
+    def requests():
+        came = []
+
+        def turned():
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            if answering.socket.poll(0):
+                came.append(parse(sockets.receive(answering.socket)[2:]).body)
+            return len(came) == 2
+
+        until(turned)
+        return came
+
+    expected = [messages.Hello(role="doctor", takes={"message_bytes": 4096}), messages.Update()]
+    assert requests() == expected
+    answering.close()
+    until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.is_down)
+    answering = Answering(context, port=answering.port)
+    assert requests() == expected
 
 
 def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_it(context, doors):
