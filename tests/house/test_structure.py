@@ -58,6 +58,7 @@ def test_every_measure_of_the_made_up_package_is_right(tmp_path: Path) -> None:
 
 
 LIST, SERVER, STATE = "memoire/pool/lists.py", "memoire/server/server.py", "memoire/server/state.py"
+FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from memoire.{} import {}\n"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,18 @@ LIST, SERVER, STATE = "memoire/pool/lists.py", "memoire/server/server.py", "memo
         ("small_modules", {LIST: "def later():\n    from memoire.pool import cut\n", "memoire/pool/cut.py": ""}, 3, "memoire/pool/cut.py"),
         ("small_modules", {SERVER: "from memoire.pool import cut\n", "memoire/pool/cut.py": "a = 1\n" * 150}, 2, None),
         ("small_modules", {STATE: "from memoire.pool import heaps\n"}, 1, None),
-        ("long_modules", {LIST: "a = 1\n" * 600}, 1, LIST),
+        ("small_modules", {STATE: "import memoire.client\n", "memoire/client/__init__.py": ""}, 2, None),
+        ("long_modules", {LIST: "a = 1\n" * 597}, 1, LIST),
+        ("long_modules", {LIST: "a = 1\n" * 596}, 0, None),
+        ("longest_chain", {"memoire/words.py": FOR_TYPES.format("other", "a"), "memoire/other.py": ""}, 4, None),
+        ("circles", {LIST: FOR_TYPES.format("server.state", "line")}, 1, LIST),
+        ("circles", {"memoire/__init__.py": FOR_TYPES.format("server", "server"), STATE: "from memoire import HOMES\n"}, 0, None),
+        ("upward_imports", {LIST: FOR_TYPES.format("server.state", "line")}, 1, LIST),
+        ("named_circles", {STATE: "from memoire import HOMES\n"}, 0, None),
+        ("packages", {"dashboard/api.py": ""}, 4, "dashboard"),
+        ("passing_methods", {LIST: "    def at(self, a):\n        return self.c.at(b)\n"}, 0.0, None),
+        ("passing_methods", {LIST: "    def at(self, a):\n        self.c.at(a)\n        return 1\n"}, 0.0, None),
+        ("test_files", {"tests/one.pyi": ""}, 1, None),
         ("longest_chain", {"memoire/words.py": "def later():\n    import memoire.other\n", "memoire/other.py": ""}, 5, "memoire/other.py"),
         ("longest_chain", {"memoire/pool/_draw.pyx": "from memoire.server.server import start\n"}, 4, None),
         ("circles", {LIST: "def later():\n    from memoire.server.state import line\n"}, 1, LIST),
@@ -125,6 +137,8 @@ def test_a_planted_change_raises_its_figure_and_is_named(
         (STATE, 'ask(table, ("lists",))', 1),
         (STATE, 'a = Literal["lists", "heaps"]', 1),
         (STATE, 'a = count == "lists"', 0),
+        (STATE, 'match count:\n    case "lists":\n        pass', 0),
+        (STATE, 'a = {"lists": 1}', 0),
         (STATE, 'a = {"lists": 1, "other": 2}', 0),
         (STATE, 'a = totals["lists"], ("lists", "other")', 0),
         (STATE, "a = isinstance(pool, Other)", 0),
@@ -139,6 +153,7 @@ def test_a_planted_change_raises_its_figure_and_is_named(
         ("dashboard/static/page.js", 'get("lists", {client}); const kind = a === "lists";', 0),
         ("deploy/helm/memoire/templates/one.yaml", 'b: {{ if eq .Values.storage "lists" }}1{{ end }}', 1),
         ("deploy/helm/memoire/templates/one.yaml", '{{- if has\n  $v.storage (list "lists") }}1{{ end }}', 1),
+        ("deploy/helm/memoire/templates/one.yaml", '{{ if eq .Values.other "lists" }}1{{ end }}', 0),
         ("deploy/helm/memoire/templates/one.yaml", '{{ include "lists" . }}: {{ .Values.storage }}', 0),
     ],
 )
