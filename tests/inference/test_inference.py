@@ -1,8 +1,10 @@
 """Inference nodes and their clients over real sockets."""
 
+import gc
 import inspect
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -163,6 +165,27 @@ def test_outputs_that_are_larger_than_their_client_takes_are_refused_by_its_limi
     with pytest.raises(Refused, match=r"too_large.*the outputs of 3 rows have 6\d+ bytes; 4096 are allowed"):
         small.act(obs([1, 2], [3, 4], [5, 6]))
     assert open_policy(node, outputs=outputs).act(obs([1, 2], [3, 4], [5, 6]))["embedding"].shape == (3, 512)
+
+
+def test_a_batch_whose_answers_are_refused_leaves_memory_without_a_collection_of_garbage(open_node, open_policy):
+    made = []
+
+    def function(columns):
+        values = np.zeros((len(columns["obs"]), 100_000), np.float32)
+        made.append(weakref.ref(values))
+        return {"values": values}
+
+    outputs = {"values": (np.float32, (100_000,))}
+    node = open_node(function, outputs=outputs, limits=Limits(request_bytes=1 << 20))
+    policy = open_policy(node, outputs=outputs)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(Refused, match="too_large"):
+                policy.act(obs(*[(1, 2)] * 3))
+        until(lambda: not any(each() is not None for each in made))
+    finally:
+        gc.enable()
 
 
 def test_a_batch_that_fails_outside_of_the_function_is_answered_and_the_node_lives_on(open_node, open_policy):
