@@ -77,6 +77,11 @@ class _Errors:
         return _Errors(self.numbers[rows], self.errors[rows], self.given[rows])
 
 
+def _bytes_of(errors: int, clients: int) -> int:
+    """What so many TD errors of so many clients take at most, when they come."""
+    return ERROR_BYTES * errors + 2 * PIECE_BYTES * clients
+
+
 def _joined(pieces: list[_Errors]) -> _Errors:
     return _Errors(
         np.concatenate([piece.numbers for piece in pieces]),
@@ -240,12 +245,16 @@ class FeedbackHandler:
         """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
         with their next UPDATE. `merges` are due then.
         """
-        made = [self._apply(client, numbers, errors, now) for client, numbers, errors in pieces]
+        pieces = list(pieces)
+        known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
+        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # asked once for all
+        made = [self._apply(client, numbers, errors, now, has_room) for client, numbers, errors in pieces]
         return PriorityUpdate(*map(sum, zip(*made, strict=True)))
 
     def _apply(
-        self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float
+        self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float, has_room: bool
     ) -> PriorityUpdate:
+        """Of one client. `has_room`: there is room for all that come with them and whose clients have some waiting."""
         ledger = self._state.ledger
         for table in self._state.tables:
             if client == table.pool.owner and (counts := table.pool.apply(client, numbers, errors)) is not None:
@@ -259,12 +268,13 @@ class FeedbackHandler:
             at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count, lost=count))
             return PriorityUpdate(lost=count)
         self._touch(self._state.run, account)
-        is_full = not account.report.leaving and not self._has_room(ERROR_BYTES * count + 2 * PIECE_BYTES)
-        if account.report.leaving or is_full:
+        waiting = self._waiting.get(client)
+        has_room = (has_room and waiting is not None) or account.report.leaving or self._has_room(_bytes_of(count, 1))
+        if account.report.leaving or not has_room:
             changes = adding(account, given_feedback=count) + ledger.losing_feedback(account, count)
-            at_once(changes + adding(self, given=count, lost=count, overflowed=count * is_full))
+            at_once(changes + adding(self, given=count, lost=count, overflowed=count * (not has_room)))
             return PriorityUpdate(lost=count)
-        if (waiting := self._waiting.get(client)) is None:
+        if waiting is None:
             waiting = self._waiting[client] = _Waiting()
         given = np.empty(count)
         given.fill(now)
