@@ -246,7 +246,7 @@ def test_as_process_1_it_waits_for_what_others_have_left_behind(tmp_path: Path) 
 KEEPS = """
     import os
     import memoire
-    schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "reward": ("float32", ())})
+    schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"})
     with memoire.Server(os.environ["MEMOIRE_LISTEN"], schema, state_dir=os.environ["MEMOIRE_STATE_DIR"]) as server:
         server.wait_closed()
 """
@@ -261,7 +261,7 @@ STEPS = """
             writer = client.writer()
             while True:
                 for step in range(100):
-                    writer.step(obs[step], 1.0, step == 99, False, obs[step + 1])
+                    writer.step(obs[step], step, 1.0, step == 99, False, obs[step + 1])
                     made += 1
                 if made == 100:
                     client.update(60)
@@ -285,7 +285,9 @@ def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of
     assert process.returncode == 128 + signals[0], said
     assert "Traceback" not in said and "cannot close" not in said and "Error" not in said, said
     with memoire.Server(
-        "tcp://127.0.0.1:*", {"obs": memoire.Column("float32", (2,), "state")}, state_dir=folder / "state"
+        "tcp://127.0.0.1:*",
+        {"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"},
+        state_dir=folder / "state",
     ) as server:
         steps = server.totals().steps
     assert steps >= 100
