@@ -42,6 +42,7 @@ from .starts import starts_of
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000
+"""Newest episodes that pages show."""
 
 
 class Cluster:

@@ -47,7 +47,7 @@ from memoire.dashboard.collect.history import Curves
 from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
-from memoire.errors import MemoireError
+from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
@@ -303,6 +303,8 @@ class Api:
             number = self._gate.log_in(token.token, origin_of(request.scope))
         except TooManyWrongTokens as many:
             return too_many(many)
+        except ProtocolError as busy:
+            raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, busy.detail, {"Retry-After": "60"}) from busy
         if number is None:
             await asyncio.sleep(WRONG_TOKEN_DELAY)
             raise HTTPException(http.HTTPStatus.FORBIDDEN, "this is not the token")

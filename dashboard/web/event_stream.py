@@ -16,7 +16,7 @@ from memoire.dashboard.collect.answers import Overview
 
 MAX_LISTENERS = 200
 MAX_KEPT_OVERVIEWS = 600
-"""Overviews that are sent again to who comes back."""
+"""Newest overviews that are sent again to a listener that comes back; each is whole: older ones are not missed."""
 BEHIND = 16
 """Overviews that wait for a listener."""
 KEEP_ALIVE_INTERVAL = 15.0

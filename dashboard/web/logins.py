@@ -1,8 +1,9 @@
 """Who is let in: by the token in a header, or by a login that a browser remembers. No HTTP but its headers.
 
 A login is a random number in a cookie. It ends when the person logs out, after `LOGIN_LIFETIME`, when the token that it
-was made with is taken out of the file, and with the dashboard's process. Wrong tokens cost time, by address; a wrong
-cookie costs nothing, since nobody guesses 256 bits.
+was made with is taken out of the file, and with the dashboard's process. If there are `MAX_LOGINS`, those that were not
+used for `LOGIN_IDLE_TIMEOUT` end for a further one, which is refused if there is none. Wrong tokens cost time, by
+address; a wrong cookie costs nothing, since nobody guesses 256 bits.
 
 A reverse proxy on this machine is believed when it names an address, and any process on this machine can name one. So
 wrong tokens count for the proxy, too, with a higher bound. An address that has given the token before does not wait for
@@ -24,11 +25,14 @@ from starlette.datastructures import Headers
 
 from memoire.nodes.http import bearer
 from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY, Tokens, WrongTokens, network_of
+from memoire.wire.byte_budget import PeerTable
 
 COOKIE = "memoire_session"
 LOGIN_LIFETIME = 7 * 86_400.0
 MAX_LOGINS = 1000
-"""Logins at a time; the oldest ends when there is one more."""
+"""Logins at a time."""
+LOGIN_IDLE_TIMEOUT = 3600.0
+"""Seconds without a request after which a login may end, if there is no place for another one."""
 
 
 class TooManyWrongTokens(Exception):
@@ -63,7 +67,8 @@ class Logins:
         self._guesses = WrongTokens(clock)
         self._guesses_of_proxies = WrongTokens(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
         self._proven: dict[str, None] = {}  # addresses that have given the token, the one that did so last at the end
-        self._logins: dict[bytes, tuple[str, float]] = {}  # its digest: with which token, and until when
+        # By the digest of its number: with which token it was made, and until when it holds.
+        self._logins: PeerTable[bytes, tuple[str, float]] = PeerTable("logins", MAX_LOGINS, LOGIN_IDLE_TIMEOUT)
         self._lock = threading.Lock()
 
     @property
@@ -89,30 +94,33 @@ class Logins:
 
     def has_login(self, headers: Headers) -> bool:
         """Whether there is the cookie of a login that holds."""
-        number = _cookie(headers)
+        number, now = _digest(_cookie(headers)), self._clock()
         with self._lock:
-            token, until = self._logins.get(_digest(number), ("", 0.0)) if number else ("", 0.0)
-        return self._clock() < until and self._tokens is not None and self._tokens.holds(token)
+            token, until = self._logins.get(number) or ("", 0.0)
+        if now >= until or self._tokens is None or not self._tokens.holds(token):
+            return False
+        with self._lock:
+            self._logins.hear(number, now)
+        return True
 
     def log_in(self, token: str, origin: RequestOrigin) -> str | None:
         """What a browser has to keep; None where this is not the token.
 
         Raises:
             TooManyWrong: its address, or the proxy that it comes by, gave too many wrong ones.
+            ProtocolError: (code "busy") there are too many logins, and all are in use.
         """
         if not self._is_right(token, origin):
             return None
-        number = secrets.token_urlsafe(32)
+        number, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
-            self._logins[_digest(number)] = token, self._clock() + LOGIN_LIFETIME
-            if len(self._logins) > MAX_LOGINS:
-                del self._logins[next(iter(self._logins))]
+            self._logins.put(_digest(number), (token, now + LOGIN_LIFETIME), now)
         return number
 
     def log_out(self, headers: Headers) -> None:
         """End the login of this request, if there is one."""
         with self._lock:
-            self._logins.pop(_digest(_cookie(headers)), None)
+            self._logins.pop(_digest(_cookie(headers)))
 
     def _is_right(self, token: str, origin: RequestOrigin) -> bool:
         if left := self._wait(origin):

@@ -35,7 +35,7 @@ from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, FeedbackCounts
 from .folded_sums import AccountStore, EmptyAccountStore
 
 MAX_GUESTS = 1 << 14
-"""Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
+"""Clients without an account that a ledger remembers; beyond, those leave that are silent for `SILENCE_TIMEOUT`."""
 ACCOUNT_BYTES = 4096
 """What an account or a guest takes at most, with what tables and limiters keep of a client, beside the names in its
 report.
@@ -46,6 +46,7 @@ MAX_CODES = 32
 SILENCE_TIMEOUT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
 RECENT_EPISODES = 1000
+"""Newest closed episodes that are kept. They are numbered, so that a reader sees which ones it has missed."""
 
 
 class Ledger:
@@ -150,16 +151,27 @@ class Ledger:
         return account.client in self._accounts
 
     def greet(self, client: bytes, now: float, table: int = 0) -> Account:
-        """A client says hello: its account where it has one, or else it is a guest from now on."""
+        """A client says hello: its account where it has one, or else it is a guest from now on.
+
+        Raises:
+            ProtocolError: (code "busy") too many guests are here, and none is silent.
+        """
         account = self.find(client)
         if account is None:
+            if len(self._guests) >= MAX_GUESTS:
+                self._make_place(now)
             self._room.check(ACCOUNT_BYTES)
             self._room.add(ACCOUNT_BYTES)
             account = self._guests[client] = Account(client, now, now, self.since, table=table)
             self.present[table] += 1
-            while len(self._guests) > MAX_GUESTS:
-                self.dismiss(next(iter(self._guests)))
         return self._heard(account, now)
+
+    def _make_place(self, now: float) -> None:
+        idlest = next(iter(self._guests.values()))
+        if now < idlest.last_seen + SILENCE_TIMEOUT:
+            text = f"{MAX_GUESTS} clients that have reported nothing yet are here, the most. Ask again: one that is "
+            raise ProtocolError("busy", f"{text}silent for {SILENCE_TIMEOUT:g} s leaves")
+        self.dismiss(idlest.client)
 
     def _heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
@@ -247,8 +259,8 @@ class Ledger:
         above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
 
         Raises:
-            ProtocolError: a scalar or return is not finite, too many accounts are opened at once, or there is no room
-                for what it says; nothing was changed.
+            ProtocolError: a scalar or return is not finite, too many accounts are opened at once, too many guests are
+                here, or there is no room for what it says; nothing was changed.
         """
         _check(update)
         missing = _name_bytes(update) - self._name_bytes.get(client, 0)

@@ -93,7 +93,8 @@ def _bytes_of(entry: LogEntry) -> int:
 
 
 class Logbook:
-    """The lines of one run that were taken, numbered, and the newest of them. Not thread-safe: the owner locks.
+    """The lines of one run that were taken, numbered, and the newest of them. Older ones are in the files, if there are
+    any; their numbers show that they were there. Not thread-safe: the owner locks.
 
     Up to which number a client's lines were taken is in its account (`ledger.Account.lines_through`).
 

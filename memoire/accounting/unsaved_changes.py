@@ -20,7 +20,7 @@ from .account import Account
 from .logbook import LogEntry
 
 MAX_WAITING = 1 << 16
-"""Replies that wait for the disk at most; beyond, the oldest are given up: whoever asked asks again."""
+"""Replies that wait for the disk at most; beyond, the oldest are given up, and counted: their clients ask again."""
 
 
 Ticket = Callable[[], None]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from memoire._core import setting
 from memoire.replay.episode_store import Changes
 
-MAX_HOMES = 32
-"""Accounts that a client remembers of homes it has left, should it come back."""
+MAX_HOMES = 4096
+"""Accounts that a client remembers of homes it has left, should it come back: as many servers as a WELCOME can name."""
 
 
 class PushWindow:

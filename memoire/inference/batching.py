@@ -19,7 +19,7 @@ from memoire.errors import ProtocolError
 from memoire.wire.byte_budget import ByteHolder
 
 KEPT_REPLIES = 4
-"""Newest replies to each client that are kept for resends."""
+"""Newest replies to each client that are kept for resends; an older request that comes again is computed again."""
 KEPT_TIMEOUT = 15.0
 """Seconds after a client's last request for which they are kept: longer than the pause between two resends."""
 KEPT_BYTES = 64 << 20

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
 from memoire.replay.episode_store import Condition
 from memoire.security.envelope import EnvelopedRequest
+from memoire.security.throttle import IdOwners
 from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
@@ -47,8 +47,6 @@ QUICK_TIME, QUICK_BATCHES = 0.001, 20
 """After so many batches in a row that took less than these seconds, the thread of the sockets computes the next ones: a
 thread of their own costs more than such a batch, and saves nothing. One that takes longer ends that.
 """
-MAX_OWNERS = 1 << 16
-"""Client ids of which the key is remembered."""
 
 
 @dataclass(slots=True)
@@ -104,7 +102,7 @@ class InferenceThread:
         self._is_running = False
         self._quick = 0  # batches in a row that took less than `QUICK_TIME`
         self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
-        self._owners: OrderedDict[bytes, str] = OrderedDict()  # whose key a client's id belongs to
+        self._owners = IdOwners()
         self._clients_of: dict[int, set[bytes]] = {}  # by the descriptor of their connection
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
@@ -297,11 +295,7 @@ class InferenceThread:
 
     def _own(self, client: bytes, principal: str) -> None:
         """Bind a client's id to the key that used it first."""
-        if self._owners.setdefault(client, principal) != principal:
-            raise ProtocolError("owner", "this client id belongs to another key")
-        self._owners.move_to_end(client)
-        if len(self._owners) > MAX_OWNERS:
-            self._owners.popitem(last=False)
+        self._owners.check(client, principal, time.monotonic())
 
     def _hung_up(self, descriptor: int) -> None:
         for client in self._clients_of.pop(descriptor, ()):

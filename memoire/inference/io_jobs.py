@@ -25,7 +25,7 @@ from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages
-from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.byte_budget import ByteBudget, PeerTable
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receiver, Receivers
 
@@ -37,7 +37,7 @@ MAX_WORKERS = 4096
 IDLE_TIMEOUT = 60.0
 """Seconds of silence after which a client may be forgotten. Resends come sooner."""
 KEPT_ANSWERS = 4
-"""Newest answers to each client that are kept for resends."""
+"""Newest answers to each client that are kept for resends; a client asks for one job at a time."""
 
 
 _NOBODY: Final = MessageHeader(messages.Type.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
@@ -61,8 +61,6 @@ class _Worker:
     """Of its connection."""
     heard_at: float = -math.inf
     """When it asked for work last."""
-    came_at: float = -math.inf
-    """When its newest request came."""
     waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
     """Whom to give a job, while it waits: the envelope and header of its WORK."""
     until: float = 0.0
@@ -91,8 +89,10 @@ class JobService:
         """The node's thread sets them."""
         self.room = ByteBudget(HELD_BYTES).holder("requests")
         """What a result takes while it is unpacked; the node's thread sets that of the node."""
-        self._workers: OrderedDict[bytes, _Worker] = OrderedDict()  # by the time at which they were heard of
-        self._waiting: dict[bytes, _Worker] = {}  # those of them that are to be told of a job, or that there is none
+        self._waiting: dict[bytes, _Worker] = {}  # those that are to be told of a job, or that there is none
+        self._workers: PeerTable[bytes, _Worker] = PeerTable(
+            "clients that ask for jobs", MAX_WORKERS, IDLE_TIMEOUT, lambda client, _: self._waiting.pop(client, None)
+        )
         self._is_leaving = False
         self.send: Callable[[list[Buffer]], None] = lambda frames: None
         """Sends an answer; the node's thread sets it."""
@@ -131,7 +131,7 @@ class JobService:
     def stats(self) -> JobStats:
         """All figures at this moment."""
         counts, now = self.jobs.counts, time.monotonic()
-        heard = [worker.heard_at for worker in list(self._workers.values())]
+        heard = [worker.heard_at for _, worker in self._workers.items()]
         ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
         workers = sum(now - at < self.jobs.lease for at in heard)
         return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
@@ -220,16 +220,8 @@ class JobService:
 
     def _worker(self, client: bytes) -> _Worker:
         """What is known of a client. Raises ProtocolError (code "busy"): as many others as may be have not gone."""
-        worker, now = self._workers.get(client), time.monotonic()
-        if worker is None and len(self._workers) >= MAX_WORKERS:
-            idlest, idle = next(iter(self._workers.items()))
-            if now < idle.came_at + IDLE_TIMEOUT:
-                raise ProtocolError("busy", f"{MAX_WORKERS} clients ask this agent for jobs, as many as may")
-            del self._workers[idlest]
-            self._waiting.pop(idlest, None)
-        worker = self._workers.setdefault(client, worker or _Worker())
-        self._workers.move_to_end(client)
-        worker.came_at = now
+        worker = self._workers.get(client) or _Worker()
+        self._workers.put(client, worker, time.monotonic())
         return worker
 
     def _give(self) -> None:

@@ -31,7 +31,7 @@ MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""
 
 MAX_EXCHANGES = 256
-"""Numbers of rows of which the frames are kept."""
+"""Numbers of rows of which the frames are kept; others are made again."""
 
 
 @dataclass(eq=False, slots=True)

@@ -35,8 +35,8 @@ QUICK = 0.2
 """Seconds within which a chunk comes where the way has room for more of them at a time."""
 ALONE = 0.05
 """Seconds within which a chunk comes if few clients ask: then each asks for all chunks that it may, without a pause."""
-MAX_HOMES = 256
-"""Servers whose newest epoch is kept for each topic."""
+MAX_HOMES = 4096
+"""Servers whose newest epoch is kept for each topic: as many as a WELCOME can name."""
 LARGE_BODY_BYTES = 16 << 20
 """Bytes of a body from which on the whole of `limits.model_spread` is used."""
 

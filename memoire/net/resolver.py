@@ -21,7 +21,7 @@ Lookup = Callable[[str], list[str]]
 LOOKUP_LIFETIME = 1.0
 """Seconds for which an answer is used again: sockets of one client ask for the same name at the same time."""
 MAX_KNOWN = 1024
-"""Names whose newest answers are kept."""
+"""Names whose newest answers are kept; others are looked up again."""
 
 
 @dataclass(frozen=True, slots=True)

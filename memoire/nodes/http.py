@@ -54,7 +54,7 @@ from .supervision import LINE
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
-"""Connections at a time; one more ends the one that was made first."""
+"""Connections at a time; one more ends the one that was made first, which its peer sees."""
 ACCEPTED_AT_ONCE = 16
 """Connections accepted in one turn of the loop: far below the bound, so that each is read from before it may go."""
 LISTEN_BACKLOG = 1024

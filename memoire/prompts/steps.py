@@ -21,7 +21,9 @@ from .book import PromptBook
 from .rows import NO_STEP, RESTORED, Key, PromptRow, PromptRules, PromptState, StepRow
 
 MAX_SESSIONS: Final = 64
-"""Former sessions that are known by name."""
+"""Former sessions that are known by name, the newest. An older one is refused like a stranger, and may take the table
+over by `rewind` as any new session may.
+"""
 NO_PLACE: Final = -1
 MIN_WEIGHT: Final = 1e-6
 """Of a committed group that is replayed by its score."""

@@ -242,7 +242,7 @@ class PromptWorker:
         """These prompts are at this server."""
         with _core.Held(self._lock):
             if len(self._homes) > 1 << 18:
-                self._homes.clear()
+                self._homes.clear()  # for a prompt whose server is not known, each server is asked
             self._homes.update((key, server) for key in keys)
 
     def at_home(self, key: Key, request: PromptRequest, deadline: float) -> PromptReply:

@@ -25,7 +25,7 @@ from .router import Router
 from .stats import ProxyCounts
 
 MAX_PENDING = 1024
-"""HELLO messages kept until the first server is known."""
+"""HELLO messages kept until the first server is known; beyond, the client of the oldest asks again."""
 
 B = TypeVar("B", bound=Backend)
 

@@ -7,15 +7,20 @@ There is no lifetime total: whoever waits gets in. Not thread-safe: the owner lo
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 
 from memoire.errors import ProtocolError
+from memoire.wire.byte_budget import PeerTable
 
 MAX_BUCKETS = 1 << 16
-"""Keys that are remembered; the one that took nothing for longest starts with a full bucket again."""
+"""Keys that are remembered. The one that took nothing for longest gets a full bucket again: that harms no peer."""
 MAX_CONNECTIONS = 1 << 14
-"""Connections whose clients are remembered, likewise."""
+"""Connections whose clients are remembered. A client of a forgotten one takes a token again, or is refused ("busy")."""
+MAX_OWNERS = 1 << 16
+"""Client ids that are known to belong to a key; one key may have half of them."""
+OWNER_TIMEOUT = 600.0
+"""Seconds without a message after which the owner of an id may be forgotten."""
 
 
 class TokenBuckets:
@@ -84,3 +89,47 @@ class ConnectionClients:
             if len(known) > self._tokens.burst:
                 known.popitem(last=False)
         return True
+
+
+class IdOwners:
+    """Keys that client ids belong to: nobody else may speak for them."""
+
+    def __init__(self) -> None:
+        self._ids: Counter[str] = Counter()  # of each key
+        self._owners: PeerTable[bytes, str] = PeerTable("client ids", MAX_OWNERS, OWNER_TIMEOUT, self._forget)
+
+    def check(self, client: bytes, principal: str, now: float) -> None:
+        """Bind a client id to the key that uses it first.
+
+        Raises:
+            ProtocolError: it belongs to another key (code "owner"), or too many ids are known (code "busy").
+        """
+        owner = self._owners.hear(client, now)
+        if owner is not None:
+            check_owner(client, owner, principal)
+            return
+        if self._ids[principal] >= MAX_OWNERS // 2:
+            self._owners.expire(now)
+            if self._ids[principal] >= MAX_OWNERS // 2:
+                text = f"{MAX_OWNERS // 2} client ids of the key {principal} are known here, the most of one key. Ask "
+                raise ProtocolError("busy", f"{text}again: one that is not heard for {OWNER_TIMEOUT:g} s leaves")
+        self._owners.put(client, principal, now)
+        self._ids[principal] += 1
+
+    def pop(self, client: bytes) -> str:
+        """Forget an id; returns the key that it belongs to, "" if that is not known."""
+        owner = self._owners.pop(client)
+        if owner is not None:
+            self._forget(client, owner)
+        return owner or ""
+
+    def _forget(self, _: bytes, owner: str) -> None:
+        self._ids[owner] -= 1
+        if not self._ids[owner]:
+            del self._ids[owner]
+
+
+def check_owner(client: bytes, owner: str, principal: str) -> None:
+    """Raise ProtocolError (code "owner") if a client id belongs to another key than this one."""
+    if owner != principal:
+        raise ProtocolError("owner", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")

@@ -32,7 +32,7 @@ PENALTY_INTERVAL = 3.0
 MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
 """The same for a reverse proxy that is believed whose requests it passes on: for all addresses that it names."""
 MAX_ADDRESSES = 1024
-"""Addresses of guessers that are remembered; the one that was wrong longest ago is forgotten first."""
+"""Addresses of guessers that are remembered. The one that was wrong longest ago leaves first: it may guess more."""
 
 
 class Tokens:

@@ -311,7 +311,7 @@ class Dispatcher:
     def own(self, client: bytes, principal: str) -> None:
         """Bind a client id to the key that uses it first: see `ClientOwners.check`. Raises ProtocolError."""
         with Held(self._lock):
-            self._owners.check(client, principal)
+            self._owners.check(client, principal, self._clock())
 
     def arrived(self, header: MessageHeader, body: Pushed, payload: Any) -> int:
         """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.

@@ -11,6 +11,9 @@ from memoire.errors import ProtocolError
 from memoire.wire.messages import Hello
 
 MAX_LEARNERS = 64
+"""Learners that are known. Beyond, the one heard least recently is not shown until its next HELLO, and its replies are
+not compressed.
+"""
 SILENCE_TIMEOUT = 60.0
 """Seconds after which a learner is no longer shown; it says HELLO every two."""
 

@@ -14,7 +14,7 @@ from memoire.errors import ProtocolError, escape
 from memoire.wire import messages
 
 MAX_ORDERS: Final = 64
-"""Orders that are remembered, the newest."""
+"""Orders that are remembered, the newest. If an older one is asked for again, its snapshot is written again."""
 MAX_TEXT: Final = 1000
 """Characters that tell why a snapshot could not be taken."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

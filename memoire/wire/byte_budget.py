@@ -1,16 +1,20 @@
 """The bytes that one process holds for its peers, in one budget: each holder asks it before it allocates a size that a
-peer chose.
+peer chose. And tables of what it keeps for each peer, which have a bound.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from memoire import _core
 from memoire.errors import ProtocolError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class ByteBudget:
@@ -182,3 +186,74 @@ class ByteHolder:
             yield
         finally:
             self.take(-size)
+
+
+class PeerTable(Generic[K, V]):
+    """What a process keeps for each peer, as long as the peer is heard. A newcomer takes no place of one that is heard.
+
+        full, some were heard 600 s ago   they leave, the newcomer gets a place
+        full, all were heard since then   the newcomer is refused ("busy"); the others keep what they have
+
+    Not thread-safe: the owner locks.
+
+    Args:
+        what: What a row stands for, in the plural, for refusals.
+        most: Rows at most.
+        idle_timeout: Seconds without a sign of life after which a row may leave.
+        on_leave: Called with key and value of a row that leaves because it is idle.
+    """
+
+    def __init__(
+        self, what: str, most: int, idle_timeout: float, on_leave: Callable[[K, V], object] = lambda key, value: None
+    ) -> None:
+        self._what, self._most, self._idle_timeout, self._on_leave = what, most, idle_timeout, on_leave
+        self._rows: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value, and when it was heard; the idlest first
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def items(self) -> list[tuple[K, V]]:
+        """All rows, the idlest first."""
+        return [(key, value) for key, (value, _) in list(self._rows.items())]
+
+    def get(self, key: K) -> V | None:
+        """The value of this key; None if it has none."""
+        row = self._rows.get(key)
+        return None if row is None else row[0]
+
+    def hear(self, key: K, now: float) -> V | None:
+        """The same, and this is a sign of life of its peer."""
+        row = self._rows.get(key)
+        if row is None:
+            return None
+        self._rows[key] = row[0], now
+        self._rows.move_to_end(key)
+        return row[0]
+
+    def put(self, key: K, value: V, now: float) -> None:
+        """Keep a value from now on, in place of the one that the key has.
+
+        Raises:
+            ProtocolError: (code "busy") the table is full of peers that are heard. Nothing was changed.
+        """
+        if key not in self._rows and len(self._rows) >= self._most:
+            self.expire(now)
+            if len(self._rows) >= self._most:
+                text = f"{self._most} {self._what} are known here, the most. Ask again: one that is not heard for "
+                raise ProtocolError("busy", f"{text}{self._idle_timeout:g} s leaves")
+        self._rows[key] = value, now
+        self._rows.move_to_end(key)
+
+    def expire(self, now: float) -> None:
+        """Let the idle rows leave."""
+        while self._rows:
+            idlest, (value, heard) = next(iter(self._rows.items()))
+            if now < heard + self._idle_timeout:
+                return
+            del self._rows[idlest]
+            self._on_leave(idlest, value)
+
+    def pop(self, key: K) -> V | None:
+        """Take a row out; None if there is none."""
+        row = self._rows.pop(key, None)
+        return None if row is None else row[0]

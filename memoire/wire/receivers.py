@@ -7,8 +7,8 @@ else                       REFUSED too_large, before anything has changed. It is
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,10 +17,13 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 
 from . import frames
+from .byte_budget import PeerTable
 from .messages import Body, Hello, Type
 
 MAX_RECEIVERS: Final = 1 << 16
-"""Peers that are known to take something else than others do; the one that said HELLO least recently is forgotten."""
+"""Peers that are known to take something else than others do."""
+IDLE_TIMEOUT: Final = 600.0
+"""Seconds without a reply after which such a peer may be forgotten."""
 ROW_PART: Final = 0.75
 """Part of a tail that one row may take: the rest is for the tail's other fields."""
 MAX_ROWS: Final = 1 << 16
@@ -80,28 +83,36 @@ class Receiver(NamedTuple):
 
 
 class Receivers:
-    """What the clients of a node take. Those that take the default are not kept."""
+    """What the clients of a node take. Those that take the default are not kept.
 
-    def __init__(self) -> None:
-        self._others: OrderedDict[bytes, Receiver] = OrderedDict()
-        self._default = Receiver()
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._default = clock, Receiver()
+        self._others: PeerTable[bytes, Receiver] = PeerTable(
+            "clients that take other sizes than the default", MAX_RECEIVERS, IDLE_TIMEOUT
+        )
 
     def met(self, client: bytes, said: Hello) -> None:
-        """A client said HELLO."""
+        """A client said HELLO. Raises ProtocolError, as `register`."""
         self.register(client, Receiver.of(said.takes))
 
     def register(self, client: bytes, receiver: Receiver) -> None:
-        """Know from now on what a client takes."""
-        self._others.pop(client, None)
+        """Know from now on what a client takes.
+
+        Raises:
+            ProtocolError: (code "busy") too many others are known.
+        """
         if receiver == self._default:
-            return
-        self._others[client] = receiver
-        while len(self._others) > MAX_RECEIVERS:
-            self._others.popitem(last=False)
+            self._others.pop(client)
+        else:
+            self._others.put(client, receiver, self._clock())
 
     def of(self, client: bytes) -> Receiver:
         """What a client takes."""
-        return self._others.get(client, self._default)
+        return self._others.hear(client, self._clock()) or self._default
 
 
 class Page:

@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dispatchkit import Asker
 from fake_store import Disk, MemoryStore
-from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.merge import merge, totals_of
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -212,13 +211,6 @@ def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, cl
     home.save()
     assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (1, 0, 1)
     assert home.ledger.find(me.client).label == 7 and me.ask(messages.Hello(label=7)).body.since == since
-
-
-def test_of_too_many_guests_the_oldest_is_forgotten():
-    ledger = Ledger()
-    for number in range(1, MAX_GUESTS + 3):
-        ledger.greet(number.to_bytes(16, "big"), 1.0)
-    assert [int.from_bytes(guest.client, "big") for guest in ledger.guests] == list(range(3, MAX_GUESTS + 3))
 
 
 def test_guests_are_forgotten_when_they_are_silent(home, clock):

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire._core import at_once
 from memoire.accounting.account import Account
-from memoire.client.push_window import AccountWindows, PushWindow
+from memoire.client.push_window import MAX_HOMES, AccountWindows, PushWindow
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -126,12 +126,13 @@ def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
 
 def test_homes_left_long_ago_are_kept_as_sums():
     windows = AccountWindows(1000)
-    for home in range(100):
+    for home in range(MAX_HOMES + 10):
         windows.belong(7, home, since=1)
         at_once(windows.now.pushing(10, now=0.0))
         windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
-    assert len(windows._left) <= 32
-    assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (1000, 100)
+    assert len(windows._left) <= MAX_HOMES
+    homes = MAX_HOMES + 10
+    assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (10 * homes, homes)
     windows.check_invariants()
 
 

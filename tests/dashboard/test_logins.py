@@ -2,6 +2,7 @@
 
 import pytest
 
+from memoire.errors import ProtocolError
 from memoire.security.tokens import Tokens
 from poolkit import Clock
 
@@ -65,9 +66,15 @@ def test_a_login_ends_with_the_token_it_was_made_with_and_with_no_other(door, pa
     assert (is_in(door, by_old), is_in(door, by_new)) == (False, True)
 
 
-def test_of_too_many_logins_the_oldest_ends(door):
-    numbers = [door.log_in(OLD, HERE) for _ in range(gate.MAX_LOGINS + 2)]
-    assert [is_in(door, number) for number in numbers] == [False, False] + [True] * gate.MAX_LOGINS
+def test_a_login_too_many_ends_none_that_is_used_and_the_page_says_so(door, path, clock):
+    numbers = [door.log_in(number % 2 and OLD or NEW, HERE) for number in range(gate.MAX_LOGINS)]
+    clock.now += gate.LOGIN_IDLE_TIMEOUT
+    path.write_text(f"{NEW}\n")
+    assert [is_in(door, number) for number in numbers[:4]] == [True, False, True, False]
+    used = [door.log_in(NEW, HERE) for _ in range(gate.MAX_LOGINS - 2)]
+    with pytest.raises(ProtocolError, match="1000 logins are known here, the most"):
+        door.log_in(NEW, HERE)
+    assert [is_in(door, number) for number in (*numbers[:4], *used)] == [True, False] * 2 + [True] * len(used)
 
 
 def test_a_login_ends_with_the_process_that_made_it(door, path, clock):

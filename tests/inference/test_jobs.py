@@ -67,7 +67,7 @@ def test_no_number_of_clients_makes_one_be_forgotten_that_may_still_ask():
     for client in clients[:-1]:
         service.hello(client, "")
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="4096 clients ask this agent for jobs") as caught:
+        with pytest.raises(ProtocolError, match="4096 clients that ask for jobs are known here") as caught:
             service.hello(clients[-1], "")
         assert caught.value.code == "busy"
     service.hello(clients[0], "the first one")

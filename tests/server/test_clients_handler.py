@@ -115,7 +115,7 @@ def test_a_client_that_moves_to_another_table_takes_its_counts_along(durable, di
 
 
 def test_a_client_keeps_the_owner_that_it_had_before_its_account(ends):
-    ends.owners.check(ME, "actor/a")
+    ends.owners.check(ME, "actor/a", NOW)
     ends.hello()
     assert ends.state.ledger.find(ME).owner == "actor/a"
 

@@ -23,7 +23,9 @@ MAX_RUNS = 1024
 MAX_FORMER_RUNS = 1 << 14
 """Runs of other servers that are kept beside those that were counted here."""
 MAX_ACCOUNT_READINGS = 4
-"""Readings of accounts, in pages, that go on at the same time; a further one ends the oldest, which is read anew."""
+"""Readings of accounts, in pages, that go on at the same time. A further one ends the oldest, whose next pages show the
+accounts as they are then: each still once, since pages follow their keys.
+"""
 
 
 class AccountsHandler:

@@ -1,0 +1,221 @@
+"""Bounded tables: a newcomer takes nothing from a peer that is there, or it is written down why that harms no peer."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from house import tree_of
+from memoire.accounting.ledger import MAX_GUESTS, SILENCE_TIMEOUT, Ledger
+from memoire.errors import ProtocolError
+from memoire.security import throttle
+from memoire.server import once
+from memoire.server.reply import Reply
+from memoire.wire import messages, receivers
+from memoire.wire.frames import MessageHeader
+from poolkit import Clock
+
+ROOT = Path(__file__).resolve().parents[2] / "memoire"
+ROOMS = (
+    "server", "inference", "net", "dashboard", "tq", "prompts", "reader", "client", "proxy",
+    "wire", "security", "accounting", "models", "pool", "nodes",
+)  # fmt: skip
+LEAVES = {
+    "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
+    "_make_place",
+}  # fmt: skip
+"""What is called to take something out of a table that is full."""
+HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
+"""What a file has in which that happens."""
+
+REFUSES = {
+    "accounting/ledger:Ledger.greet",
+    "server/once:GivenReplies._new_row",
+    "wire/byte_budget:PeerTable.put",
+}
+"""Places at which a newcomer is refused while all others are heard: tried below."""
+HARMLESS = {
+    "accounting/ledger:Ledger.__init__": "They are numbered, so that a reader sees which ones it has missed.",
+    "accounting/logbook:Logbook.__init__": "their numbers show that they were there",
+    "accounting/unsaved_changes:UnsavedChanges.wait": "and counted: their clients ask again",
+    "client/counts:RunCounts.__init__": "beyond, the return of the oldest is given up",
+    "client/push_window:AccountWindows.belong": "as many servers as a WELCOME can name",
+    "dashboard/collect/actors:ActorList.remember": "WINDOW",
+    "dashboard/collect/actors:NewestModels.replaced": "OUTDATED_AFTER",
+    "dashboard/collect/cluster:Cluster.__init__": "Newest episodes that pages show.",
+    "dashboard/collect/ledgers:RunLedgers.of": "others are read from the history",
+    "dashboard/collect/rates:RateWindow.add": "self._seconds",
+    "dashboard/collect/returns:RecentReturns.add": "Newest episodes of an actor whose mean return says how it plays now.",
+    "dashboard/collect/starts:_row": "Newest ancestors of the best that are shown.",
+    "dashboard/web/event_stream:ListenerHub.__init__": "each is whole: older ones are not missed",
+    "dashboard/web/exports:events_of": "yield bytes(buffer)",
+    "dashboard/web/logins:Logins._prove": "An address that has given the token before does not wait",
+    "inference/batching:Batching.answered": "an older request that comes again is computed again",
+    "inference/io_jobs:JobService._keep": "a client asks for one job at a time",
+    "inference/io_policy:PolicyThread._learned": "others are made again",
+    "models/fetcher:TopicFetcher._advance": "only the newest counts",
+    "models/fetcher:TopicFetcher._enqueue": "the oldest are skipped beyond",
+    "models/fetcher:TopicFetcher.is_anew": "as many as a WELCOME can name",
+    "models/received:Subscription.put": "the oldest are skipped beyond",
+    "net/resolver:NameResolver._find": "others are looked up again",
+    "net/send_queues:SendQueue.put": "beyond the bounds the oldest are dropped",
+    "net/send_queues:SendQueues._keep": "beyond the bounds the oldest are dropped",
+    "nodes/child:Child.__init__": "Lines of each child's output that are kept.",
+    "nodes/http:NodePages._serve": "self._ended.wait()",
+    "nodes/http:NodePages.joined": "ends the one that was made first, which its peer sees",
+    "pool/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
+    "prompts/steps:PromptSteps.rewind": "as any new session may",
+    "prompts/worker:PromptWorker.learn": "each server is asked",
+    "proxy/backend:Backend._keep_epoch": "as many as a WELCOME can name",
+    "proxy/requests:Requests.__init__": "the client of the oldest asks again",
+    "proxy/router:Router._forget": "A client of an older one is told so later",
+    "security/throttle:ConnectionClients._admits": "takes a token again, or is refused",
+    "security/throttle:TokenBuckets.take": "that harms no peer",
+    "security/tokens:WrongTokens.wrong": "it may guess more",
+    "server/handlers/accounts:AccountsHandler._read": "each still once, since pages follow their keys",
+    "server/handlers/models:ModelsHandler._show_when_saved": "passed over, as by a slow client",
+    "server/learners:Learners.met": "its replies are not compressed",
+    "server/once:GivenReplies.keep": "refused if newer replies have replaced that of number 3",
+    "server/orders:SnapshotOrders.receive": "its snapshot is written again",
+    "server/queries:Queries.run": "Runs that an error names",
+    "server/reported:recent": "Episodes that `recent` speaks of.",
+    "server/state:ClientNames.note": '"" if it has none, or it is forgotten',
+}
+"""Places at which the oldest leaves: by what the same file says of it, no peer loses what it was promised."""
+
+
+def is_bound(test: ast.expr) -> bool:
+    """Whether a length, or bytes, are compared with a bound."""
+    compared = [each for each in ast.walk(test) if isinstance(each, ast.Compare)]
+    return any(
+        isinstance(each.ops[0], ast.Gt | ast.GtE) and re.search(r"len\(|bytes", ast.unparse(each)) for each in compared
+    )
+
+
+def takes_out(body: list[ast.stmt]) -> bool:
+    nodes = [node for each in body for node in ast.walk(each)]
+    calls = {node.func.attr for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+    return bool(calls & LEAVES) or any(isinstance(node, ast.Delete) for node in nodes)
+
+
+def evicts(node: ast.AST) -> bool:
+    """Whether this is where something leaves a table that is full."""
+    if isinstance(node, ast.Call):
+        name, given = ast.unparse(node.func).rpartition(".")[2], {each.arg for each in node.keywords}
+        return (name, *given) in (("popitem", "last"), ("deque", "maxlen"))
+    if isinstance(node, ast.While | ast.If):
+        return is_bound(node.test) and takes_out(node.body)
+    if isinstance(node, ast.Slice):
+        return node.upper is None and isinstance(node.lower, ast.UnaryOp) and ast.unparse(node.lower)[1:2].isupper()
+    return False
+
+
+def places(node: ast.AST, name: str) -> Iterator[str]:
+    """Functions in which something leaves."""
+    for child in ast.iter_child_nodes(node):
+        if evicts(child):
+            yield name
+        is_scope = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from places(child, f"{name}.{child.name}" if is_scope else name)
+
+
+def test_each_place_at_which_a_full_table_lets_something_go_is_listed() -> None:
+    found, texts = set(), {}
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        stem = path.relative_to(ROOT).with_suffix("").as_posix()
+        text = path.read_text()
+        texts[stem] = " ".join(text.split())
+        if HINT.search(text):
+            found |= {place.replace(":.", ":") for place in places(tree_of(path), f"{stem}:")}
+    assert found == REFUSES | HARMLESS.keys()
+    assert [place for place, why in HARMLESS.items() if why not in texts[place.partition(":")[0]]] == []
+
+
+Use = Callable[[int], object]
+"""Has the peer of this number be known, or heard."""
+
+
+def id_of(number: int) -> bytes:
+    return (number + 1).to_bytes(16, "little")
+
+
+def owners_of_one_key(clock: Clock) -> tuple[Use, int, float]:
+    owners = throttle.IdOwners()
+    return (
+        lambda peer: owners.check(id_of(peer), "actor/a", clock.now),
+        throttle.MAX_OWNERS // 2,
+        throttle.OWNER_TIMEOUT,
+    )
+
+
+def owners_of_all_keys(clock: Clock) -> tuple[Use, int, float]:
+    owners = throttle.IdOwners()
+    check = lambda peer: owners.check(id_of(peer), f"actor/{peer % 3}", clock.now)  # noqa: E731
+    return check, throttle.MAX_OWNERS, throttle.OWNER_TIMEOUT
+
+
+def sizes_of_replies(clock: Clock) -> tuple[Use, int, float]:
+    table, small = receivers.Receivers(clock), receivers.Receiver(tail_bytes=2000)
+
+    def use(peer: int) -> None:
+        if table.of(id_of(peer)) != small:
+            table.register(id_of(peer), small)
+
+    return use, receivers.MAX_RECEIVERS, receivers.IDLE_TIMEOUT
+
+
+def guests(clock: Clock) -> tuple[Use, int, float]:
+    ledger = Ledger()
+    return lambda peer: ledger.greet(id_of(peer), clock.now), MAX_GUESTS, SILENCE_TIMEOUT
+
+
+def replies(clock: Clock) -> tuple[Use, int, float]:
+    given = once.GivenReplies()
+
+    def use(peer: int) -> None:
+        header = MessageHeader(messages.Type.DRAW, 0, id_of(peer), 0, 0, 1, 0, 0, 0)
+        if given.find(header, 1, clock.now) is None:
+            given.keep(header, Reply(messages.Taken()), 1)
+
+    return use, once.MAX_ROWS, once.IDLE_TIMEOUT
+
+
+def logins(clock: Clock) -> tuple[Use, int, float]:
+    logins = pytest.importorskip("memoire.dashboard.web.logins", reason="starlette is not installed")
+    headers = pytest.importorskip("starlette.datastructures").Headers
+    door = logins.Logins(SimpleNamespace(holds="token".__eq__), clock)
+    browsers: dict[int, str] = {}
+
+    def use(peer: int) -> None:
+        if peer not in browsers:
+            browsers[peer] = door.log_in("token", logins.RequestOrigin("10.0.0.1", "10.0.0.1"))
+        assert door.has_login(headers({"cookie": f"{logins.COOKIE}={browsers[peer]}"}))
+
+    return use, logins.MAX_LOGINS, logins.LOGIN_IDLE_TIMEOUT
+
+
+TABLES = (owners_of_one_key, owners_of_all_keys, sizes_of_replies, guests, replies, logins)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda made: made.__name__)
+def test_a_newcomer_is_refused_while_a_table_is_full_of_peers_that_are_heard(
+    table: Callable[[Clock], tuple[Use, int, float]],
+) -> None:
+    clock = Clock(1000.0)
+    use, most, idle_timeout = table(clock)
+    for peer in range(most):
+        use(peer)
+    clock.now += 0.9 * idle_timeout
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=r"\d s leaves") as refused:
+            use(most)
+        assert refused.value.code == "busy"
+    for peer in (0, 1, most - 1):
+        use(peer)
+    clock.now += 0.2 * idle_timeout
+    use(most)
+    for peer in (0, 1, most - 1):
+        use(peer)
