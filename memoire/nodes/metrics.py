@@ -321,6 +321,9 @@ SERVER = (
     _of_tables("counter", "prompts_dead", "Prompts dropped because their score was 0.", "prompts.dead"),
     _of_tables("counter", "prompts_stale", "Groups that were too old to be drawn.", "prompts.stale"),
     _of_tables("counter", "prompts_full", "Groups dropped for want of room.", "prompts.full"),
+    _of_tables(
+        "counter", "prompts_incomplete", "Prompts of which a start missed answers or payload.", "prompts.incomplete"
+    ),
     _of_tables("gauge", "prompts_replayable", "Committed groups that may be replayed.", "prompts.replayable"),
     _of_tables("counter", "prompts_tokens_drawn", "Tokens of the groups that were drawn.", "prompts.tokens_drawn"),
     _of_tables(

@@ -60,6 +60,10 @@ class PromptStats:
     """Groups that were too old when they were to be drawn."""
     full: int
     """Groups that were dropped for want of room."""
+    incomplete: int
+    """Prompts of which a start did not find all bytes: those that lack answers wait again, unless they are over; those
+    that lack their payload were dropped.
+    """
     replayable: int
     """Committed groups that may be replayed."""
     tokens_drawn: int
@@ -76,7 +80,19 @@ class PromptStats:
 def stats_of(table: PromptTable, now: float) -> PromptStats:
     """A frozen picture."""
     figures, oldest = figures_of(table), table.leases.oldest()
-    names = ("given", "evaluation", "workers", "expired", "late", "failed", "dead", "stale", "full", "replayable")
+    names = (
+        "given",
+        "evaluation",
+        "workers",
+        "expired",
+        "late",
+        "failed",
+        "dead",
+        "stale",
+        "full",
+        "replayable",
+        "incomplete",
+    )
     return PromptStats(
         **counts_of(table.book),
         **{name: figures[name] for name in names},
@@ -125,6 +141,7 @@ def figures_of(table: PromptTable) -> dict[str, int]:
         "stale": table.steps.stale,
         "dead": book.reasons["no signal"],
         "full": table.full,
+        "incomplete": table.incomplete,
         "replayable": len(table.steps.ring),
         "tokens_drawn": table.tokens_drawn,
         "bytes": table.memory_bytes,

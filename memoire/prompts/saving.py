@@ -69,6 +69,7 @@ def restore(table: PromptTable, saved: Iterable[Saved], now: float) -> list[Prom
     table.book.go_on(facts)
     for row in rows:
         table.leases.restore(row, now)
+    table.incomplete += len(incomplete)
     for row in incomplete:
         table.book.touch(row)
     table.steps.restore()

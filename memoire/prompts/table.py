@@ -59,6 +59,8 @@ class PromptTable:
         """Plans that changed since they were saved; None: they are gone."""
         self.full = 0
         """Groups that were dropped for want of room."""
+        self.incomplete = 0
+        """Prompts of which something was missing when they were restored."""
         self.free: Callable[[], int] = lambda: byte_limit
         """Returns the bytes that others leave."""
         self.tokens_drawn = 0

@@ -65,7 +65,7 @@ TABLES = {
 }  # fmt: skip
 PROMPTS = """
 waiting leased answered ready drawn committed dropped forgotten given workers oldest_lease expired late failed dead stale
-full replayable tokens_drawn lag
+full incomplete replayable tokens_drawn lag
 """
 RENAMED = {
     "oldest_lease": "oldest_lease_seconds", "expired": "expired_leases", "late": "late_answers",

@@ -536,6 +536,7 @@ def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_an
         table.store.joined_bytes = 0
         incomplete = {row.key: row for row in restore(table, saved_in(there), 0.0)}
         table.check_invariants()
+        assert table.incomplete == len(incomplete)
         assert incomplete.keys() <= {tuple(msgspec.msgpack.decode(key)[:3]) for _, key in lost}
         for key, row in table.book.rows.items():
             lengths = [table.store.packed(key, i).lengths for i, each in enumerate(row.answers) if each.is_whole]

@@ -2,10 +2,12 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from memoire.accounting.logbook import LineFilter
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
+from memoire.pool.tables import Table
 from memoire.storage.state_folder import Store
 from netkit import QUICK, until
 
@@ -64,6 +66,22 @@ def test_a_server_goes_on_where_it_ended(cluster, on_disk):
     client.update()
     assert server.total_episodes == 6
     assert [entry.line.text for entry in on_disk.store.search(server.run, LineFilter(text="after"))] == ["after"]
+
+
+def test_prompts_whose_answers_are_gone_wait_again_and_are_counted(cluster, on_disk):
+    facts = {"schema": None, "tables": {"p": Table({"x": (np.uint8, (None,))}, storage="prompts", group=1)}}
+    server = on_disk.start(**facts)
+    prompts = server.prompts("p")
+    prompts.add({0: b"a", 1: b"b"})
+    lease = prompts.lease()[0]
+    prompts.answer(lease, 0, {"x": np.zeros(100_000, np.uint8)})
+    server.close()
+    for path in (on_disk.folder / "prompts").iterdir():
+        path.unlink()
+    server = on_disk.start(**facts)
+    stats = server.stats().tables["p"].prompts
+    assert (stats.waiting, stats.incomplete) == (2, 1)
+    assert "answers of 1 prompts are missing" in server.stats().missing[0]
 
 
 def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(cluster, on_disk):
