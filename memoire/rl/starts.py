@@ -208,7 +208,8 @@ class StartStates:
         Settings that differ stay as told, and the log names both.
 
         Raises:
-            DataError: they are damaged, of other columns or another first state.
+            DataError: they are damaged, of other columns or another first state, or have settings that are unknown
+                here.
             ParameterError: they were drawn by another seed.
         """
         try:
@@ -218,6 +219,9 @@ class StartStates:
             drawn.bit_generator.state = json.loads(_bytes(arrays["rng"]))
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
+        if settings.keys() != self.settings.keys():
+            text = f"has the settings {', '.join(settings)}, and here they are {', '.join(self.settings)}"
+            raise DataError(self.topic, text)
         if self.settings["seed"] not in (None, seed):
             raise ParameterError("seed", self.settings["seed"], f"{seed}, as in the checkpoint, or left out")
         added = self._take(arrays)

@@ -163,6 +163,10 @@ def test_states_of_another_rank_leave_the_order_of_draws_as_it_is():
     assert [mine.sample().id for _ in range(30)] == [alone.sample().id for _ in range(30)]
 
 
+def text_of(tree):
+    return np.frombuffer(json.dumps(tree).encode(), np.uint8)
+
+
 def damaged(**changed):
     arrays = made().arrays()
     return arrays | changed
@@ -175,6 +179,12 @@ def damaged(**changed):
         (made(first=(1,)).arrays(), "another first state"),
         (damaged(states=np.zeros(7, np.uint8)), "holds no states"),
         (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
+        (damaged(settings=text_of([7])), "holds no states"),
+        (
+            damaged(settings=text_of(made().settings | {"depth": 3})),
+            "seed, depth, and here they are keep, temperature, action, seed",
+        ),
+        (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed, and here they are"),
     ],
 )
 def test_states_of_something_else_are_refused(arrays, text):
