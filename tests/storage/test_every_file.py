@@ -44,6 +44,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.row_schema import row_schema_from
 from memoire.replay.schema import Schema
 from memoire.rl import weights
+from memoire.rl.demo import learner
 from memoire.rl.sample_journal import SampleJournal
 from memoire.storage import checked_file, restore, snapshot, snapshot_file, stored_models, stored_prompts
 from memoire.storage.checked_file import CheckedFile, FileKind
@@ -184,6 +185,16 @@ def read_snapshot(folder):
     ((run, _, rows),) = found
     assert run == "run"
     return int(rows["steps"][0])
+
+
+def demo_network(folder, number, at):
+    learner.save(folder / "network", np.full(5, number, "<f4").tobytes(), at=at)
+
+
+def read_demo_network(folder):
+    values = np.frombuffer(learner.load(folder / "network"), "<f4")
+    assert (values == values[0]).all() and len(values) == 5
+    return int(values[0])
 
 
 class Rows:
@@ -449,6 +460,7 @@ FILES = {
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
+    "a demo's network": File(demo_network, read_demo_network),
     "a server's snapshot": File(server_snapshot, read_snapshot),
     "a model of a state folder": File(stored_model, read_stored_model, StateDatabase, stride=101),
     "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=19),

@@ -20,11 +20,14 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
-from memoire.replay.replacement import replace_file
+from memoire.replay.replacement import Fault, no_fault
+from memoire.storage import checked_file
+from memoire.storage.checked_file import CheckedFile, FileKind
 
 from .actor import POLICY
 from .qlearning import DoubleQ
 
+KIND = FileKind(b"memodemo", 1, "the network of a demo")
 PUBLISH_BATCHES = 5
 """Batches between two versions of the network: with actors 40 batches behind, the pole is balanced for half as long."""
 SAVE_INTERVAL = 5.0
@@ -99,7 +102,7 @@ def learn(
         inputs = math.prod(reader.schema["obs"].shape)
         learner, meter = DoubleQ(inputs, actions, seed=seed), LearnerMeter()
         if checkpoint is not None and checkpoint.exists():
-            learner.network.load(checkpoint.read_bytes())
+            learner.network.load(load(checkpoint))
         version = reader.publish(POLICY, learner.network.to_bytes())
         report_at = saved_at = time.monotonic()
         tether.ready(reader=reader.stats().reader)
@@ -121,19 +124,25 @@ def learn(
                     tether.report(version=version, **reading)
                     report_at = now + REPORT_INTERVAL
                 if checkpoint is not None and now >= saved_at + SAVE_INTERVAL:
-                    _save(checkpoint, learner.network.to_bytes())
+                    save(checkpoint, learner.network.to_bytes())
                     saved_at = now
                 asked_at = time.monotonic()
         tether.report(version=version, **meter.reading())
         if checkpoint is not None:
-            _save(checkpoint, learner.network.to_bytes())
+            save(checkpoint, learner.network.to_bytes())
     return 0
 
 
-def _save(checkpoint: Path, weights: bytes) -> None:
-    """Write a file that is there as a whole or as it was."""
+def save(checkpoint: Path, weights: bytes, *, at: Fault = no_fault) -> None:
+    """Write a file of weights, which is there as a whole or as it was; see `checked_file.write`."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(checkpoint, weights)
+    checked_file.write(checkpoint, KIND, [(0, weights)], at=at)
+
+
+def load(checkpoint: Path) -> bytes:
+    """The weights in a file. Raises DataError: it is damaged, or no such file."""
+    with CheckedFile(checkpoint, KIND) as file:
+        return b"".join(record.payload for record in file.records())
 
 
 def _end(tether: LauncherLine, reader: Reader) -> None:
