@@ -43,13 +43,6 @@ def as_saved(path: Path) -> Iterator[None]:
         raise
 
 
-def is_full(error: Exception) -> bool:
-    """Whether the disk (or a quota) is full: it heals when somebody makes room."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 255 == sqlite3.SQLITE_FULL
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def is_damage(error: BaseException) -> bool:
     """Whether something was read that nobody can have written: a value of another type, a page that is none."""
     if isinstance(error, sqlite3.Error):
@@ -64,21 +57,36 @@ def is_busy(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def is_full_at(folder: Path, error: Exception) -> bool:
-    """Whether the disk is full, also where SQLite is vague: when the index of its log in shared memory cannot grow it
-    says "disk I/O error". An error of a sync is never forgiven.
+HEALING: Final = {
+    errno.ENOSPC: ("disk is full", "Make room there"),
+    errno.EDQUOT: ("disk quota is used up", "Make room there, or raise the quota"),
+    errno.EROFS: ("file system is read-only", "Mount it writable"),
+}
+"""Errors that end when somebody acts: what is wrong, and what to do."""
+_VAGUE: Final = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("FULL", "IOERR_WRITE", "IOERR_TRUNCATE", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP", "CANTOPEN")
+)
+
+
+def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
+    """What is wrong with the disk and what to do, if saving may go on after that; None for any other error.
+
+    SQLite does not say what the system said. A file is written to find that out. An error of a sync is never forgiven.
     """
-    vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
-    if is_full(error) or getattr(error, "sqlite_errorcode", 0) not in (*vague, sqlite3.SQLITE_CANTOPEN):
-        return is_full(error)
+    if isinstance(error, OSError):
+        return HEALING.get(error.errno or 0)
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code not in _VAGUE and code & 255 != sqlite3.SQLITE_READONLY:
+        return None
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(1 << 16))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as found:
-        return is_full(found)
-    return False
+        return HEALING.get(found.errno or 0)
+    return HEALING[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
 
 
 def words(error: BaseException) -> str:
@@ -90,8 +98,8 @@ def words(error: BaseException) -> str:
 def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
     """The state error of a database that cannot be opened."""
     code = getattr(error, "sqlite_errorcode", 0) & 255
-    if is_full_at(folder, error):
-        return _full(folder)
+    if (trouble := healing(folder, error)) is not None:
+        return _hindered(folder, trouble)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StateUnusable(str(folder), words(error), "Make it writable for this user.")
     if is_busy(error):
@@ -104,16 +112,16 @@ def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
 def unusable(folder: Path, error: OSError) -> StateUnusable:
     """The state error of a folder that cannot be read or written."""
     advice = {
-        errno.EROFS: "It is on a read-only file system: mount it writable.",
         errno.EACCES: f"User {os.getuid()} may not write it: change its owner or mode.",
         errno.EPERM: f"User {os.getuid()} may not write it: change its owner or mode.",
         errno.ENOENT: "Make its parent folder first.",
         errno.ENOTDIR: "Name a folder, not a file.",
     }
-    if is_full(error):
-        return _full(folder)
+    if (trouble := healing(folder, error)) is not None:
+        return _hindered(folder, trouble)
     return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
 
 
-def _full(folder: Path) -> StateUnusable:
-    return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")
+def _hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
+    what, advice = trouble
+    return StateUnusable(str(folder), f"its {what}", f"{advice}, and start again: nothing is lost.")

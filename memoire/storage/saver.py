@@ -1,7 +1,7 @@
 """The thread that saves: one group after the other, and the next one gathers meanwhile.
 
 wake() ──▶ collect() ──▶ save ──▶ done() ──▶ trim        until there is nothing more to collect
-│ the disk is full, or busy: delayed(), and again in 0.5 s
+│ the disk is full, or read-only, or busy: delayed(), and again in 0.5 s
 └ anything else: failed(), for good
 """
 
@@ -19,12 +19,12 @@ from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.errors import StateLost
 from memoire.replay.episode_store import Condition
 
-from .disk_errors import is_busy, is_full_at, words
+from .disk_errors import healing, is_busy, words
 
 _log = logging.getLogger(__name__)
 
 RETRY_INTERVAL: Final = 0.5
-"""Seconds between two tries while the disk is full."""
+"""Seconds between two tries while nothing can be written."""
 SAVE_DELAY: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
 
@@ -33,7 +33,7 @@ class Saver:
     """Saves what `collect` gives it, in a thread of its own.
 
     Args:
-        folder: Named in errors, and asked whether its disk is full.
+        folder: Named in errors, and tried when SQLite does not say what is wrong.
         save: Has a group on disk when it returns. What it raises of SQLite's and OSError is tried again if it may heal.
         trim: Called after each group; the same.
         look_after: Called when all is saved, at least every `SAVE_DELAY` seconds: for what nobody waits for.
@@ -190,6 +190,5 @@ class Saver:
         """What is wrong and what to do about it; None if it does not end by itself."""
         if is_busy(error):
             return "another program holds the database", "Close that program"
-        if is_full_at(self._folder, error):
-            return "the disk is full", "Make room there"
-        return None
+        trouble = healing(self._folder, error)
+        return None if trouble is None else (f"the {trouble[0]}", trouble[1])

@@ -37,7 +37,7 @@ CODES: Final = {
     "parameters": "parameters that do not fit the schema",
     "busy": "too much is waiting already",
     "full": "no room among what stays here until it is cleared, such as keyed rows",
-    "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
+    "disk": "this node's state folder cannot be written, and nothing is acknowledged; the text says why and what to do",
     "closed": "this node is closing",
     "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
     "cancelled": "for a job that is not wanted any more, or that somebody else has",

@@ -1,6 +1,8 @@
 """A disk that is full, read-only or failing under a server's files."""
 
+import errno
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -74,40 +76,180 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
         assert text_of_log(small_disk / "state").count(b"\n") == found["count"]
 
 
+class Users:
+    """A server of prompts and caches in a state folder, and what its users ask for."""
+
+    def __init__(self, cluster, folder):
+        self._cluster, self.folder = cluster, folder
+        self.server = self.start()
+        client = Prompts(self.server.endpoint, table="p", timeout=100.0, context=cluster.context, limits=QUICK)
+        self.prompts = prompts = cluster.keep(client)
+        local, self.reader = self.server.prompts("p"), cluster.reader([self.server], table="default", limits=QUICK)
+        prompts.add({0: b"x"})
+        lease = prompts.lease()[0]
+        self.calls = {
+            "add": lambda t: prompts.add({1: bytes(100_000)}, timeout=t),
+            "answer": lambda t: prompts.answer(lease, 0, {"reward": 1.0}, timeout=t),
+            "draw": lambda t: prompts.draw(0, 1, timeout=t),
+            "commit": lambda t: prompts.commit(0, timeout=t),
+            "counts": lambda t: prompts.counts(timeout=t),
+            "finish": lambda t: prompts.finish(timeout=t),
+            "here": lambda t: local.add({2: b"y"}, timeout=t),
+            "publish": lambda t: self.reader.publish("t", b"model", timeout=t),
+            "configure": lambda t: self.reader.configure(cache_size=7, timeout=t),
+        }
+
+    def start(self):
+        table = Table({"reward": np.float32}, storage="prompts", group=1)
+        tables = {"p": table, "default": Table(SCHEMA)}
+        return self._cluster.server(schema=None, tables=tables, name="home", state_dir=self.folder, limits=QUICK)
+
+    def check_refused(self, trouble):
+        """Everything that would have to be saved is refused, with what is wrong, where, and what to do."""
+        for name, call in self.calls.items():
+            with pytest.raises((Refused, MemoireTimeout, StateLost), match=trouble) as caught:
+                call(0.3)
+            assert str(self.folder) in str(caught.value), name
+        (reason,) = re.findall(trouble, self.server.readiness()[0])
+        assert reason and re.search(trouble, self.server.stats().folder.trouble)
+
+    def check_kept(self):
+        """After a restart the acknowledged prompt is there, and nothing that was refused."""
+        counts = self.start().prompts("p").counts()
+        assert sum(counts[state] for state in ("waiting", "leased", "answered", "ready", "drawn", "committed")) == 1
+
+    def check_going_on(self):
+        until(lambda: not self.server.readiness())
+        assert self.prompts.counts()["waiting"] in (0, 1)
+        assert [self.calls[name](100.0) for name in ("add", "answer", "finish")]
+        assert self.prompts.draw(0, 1).step == 0
+        self.prompts.commit(0)
+        assert self.reader.publish("t", b"model") >= 1
+
+
 @pytest.mark.slow
 def test_users_of_a_server_whose_disk_is_full_hear_that_and_where_and_go_on_when_there_is_room(small_disk, cluster):
-    table = Table({"reward": np.float32}, storage="prompts", group=1)
-    server = cluster.server(
-        schema=None, tables={"p": table, "default": Table(SCHEMA)}, state_dir=small_disk / "state", limits=QUICK
-    )
-    prompts = cluster.keep(Prompts(server.endpoint, table="p", timeout=100.0, context=cluster.context, limits=QUICK))
-    local, reader = server.prompts("p"), cluster.reader([server], table="default", limits=QUICK)
-    prompts.add({0: b"x"})
-    lease = prompts.lease()[0]
-    ballast = small_disk / "ballast"
+    users, ballast = Users(cluster, small_disk / "state"), small_disk / "ballast"
     ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
-    calls = {
-        "add": lambda t: prompts.add({1: bytes(100_000)}, timeout=t),
-        "answer": lambda t: prompts.answer(lease, 0, {"reward": 1.0}, timeout=t),
-        "draw": lambda t: prompts.draw(0, 1, timeout=t),
-        "commit": lambda t: prompts.commit(0, timeout=t),
-        "counts": lambda t: prompts.counts(timeout=t),
-        "finish": lambda t: prompts.finish(timeout=t),
-        "here": lambda t: local.add({2: b"y"}, timeout=t),
-        "publish": lambda t: reader.publish("t", b"model", timeout=t),
-        "configure": lambda t: reader.configure(cache_size=7, timeout=t),
-    }
-    for name, call in calls.items():
-        with pytest.raises((Refused, MemoireTimeout), match=r"the disk is full since .* Make room there") as caught:
-            call(0.3)
-        assert str(small_disk / "state") in str(caught.value), name
-    assert "the disk is full since" in server.readiness()[0] and "disk is full" in server.stats().folder.trouble
+    users.check_refused(r"the disk is full since .* Make room there")
     ballast.write_bytes(b"")
-    until(lambda: not server.readiness())
-    assert prompts.counts()["waiting"] in (0, 1) and [calls[name](100.0) for name in ("add", "answer", "finish")]
-    assert prompts.draw(0, 1).step == 0
-    prompts.commit(0)
-    assert reader.publish("t", b"model") >= 1
+    users.check_going_on()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "trouble"),
+    [
+        (errno.EDQUOT, r"the disk quota is used up since .* Make room there, or raise the quota, and it goes on"),
+        (errno.EROFS, r"the file system is read-only since .* Mount it writable, and it goes on"),
+        (errno.EIO, r"could not be saved: .*Input/output error. Nothing is acknowledged .* start the server again"),
+    ],
+)
+def test_users_of_a_server_whose_disk_fails_hear_why_and_nothing_acknowledged_is_lost(
+    tmp_path, cluster, store_by, number, trouble
+):
+    fault = Faulty("before commit")
+    store_by(fault.open_store)
+    users = Users(cluster, tmp_path / "state")
+    fault.error = OSError(number, os.strerror(number))
+    users.check_refused(trouble)
+    fault.error = None
+    if number != errno.EIO:
+        users.check_going_on()
+        return
+    users.check_refused(trouble)
+    users.server.close()
+    users.check_kept()
+
+
+@pytest.fixture
+def failing_disk(tmp_path):
+    """A file system that the kernel makes read-only at its first error, while files on it are open; and how to have it
+    find one.
+    """
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    image.write_bytes(b"")
+    os.truncate(image, 16 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", str(image)], capture_output=True, check=False) if MKFS else None
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(folder)]
+    if made is None or made.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    device = subprocess.run(["findmnt", "-no", "SOURCE", str(folder)], capture_output=True, text=True, check=True)
+    trigger = Path("/sys/fs/ext4", Path(device.stdout.strip()).name, "trigger_fs_error")
+    yield folder, lambda: trigger.write_text("1"), mount
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+MKFS = shutil.which("mkfs.ext4")
+
+
+@pytest.mark.slow
+def test_a_file_system_that_becomes_read_only_loses_nothing_and_is_gone_on_with_after_its_repair(failing_disk, cluster):
+    folder, fail, mount = failing_disk
+    users = Users(cluster, folder / "state")
+    fail()
+    users.check_refused(r"the file system is read-only since .* Mount it writable, and it goes on by itself")
+    with pytest.raises(StateUnusable, match="its file system is read-only. Mount it writable, and start again"):
+        Store(folder / "other")
+    users.server.close()
+    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["e2fsck", "-p", str(folder.parent / "image")], capture_output=True, check=False)
+    subprocess.run(mount, check=True)
+    users.check_kept()
+
+
+def room_left(disk, size):
+    """Fill a disk up to so many bytes; returns the file that does."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - size))
+    return ballast
+
+
+def in_transaction(keeper, disk):
+    """The log of SQLite cannot grow."""
+    ballast = room_left(disk, 0)
+    ticket = keeper.post(settings={"a": "x" * 200_000})
+    until(lambda: not keeper.store.is_healthy)
+    assert ticket not in keeper.acknowledged and "the disk is full since" in keeper.store.trouble
+    ballast.write_bytes(b"")
+    until(lambda: ticket in keeper.acknowledged)
+
+
+def in_checkpoint(keeper, disk):
+    """The database cannot grow when its log is written into it: it stays in the log."""
+    keeper.save(settings={"a": "x" * 200_000})
+    ballast = room_left(disk, 0)
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        keeper.store._file.checkpoint()
+    assert keeper.store.settings()["a"] == "x" * 200_000
+    ballast.write_bytes(b"")
+
+
+def in_backup(keeper, disk):
+    """A backup cannot be written: the former one stays."""
+    keeper.store.back_up()
+    keeper.save(settings={"a": "x" * 200_000})
+    former = (disk / "state" / "state.db.backup-1").read_bytes()
+    ballast = room_left(disk, 60_000)
+    with pytest.raises((OSError, sqlite3.OperationalError), match=r"disk is full|No space left"):
+        keeper.store.back_up()
+    assert (disk / "state" / "state.db.backup-1").read_bytes() == former
+    ballast.write_bytes(b"")
+    keeper.store.back_up()
+
+
+@pytest.mark.parametrize("fill", [in_transaction, in_checkpoint, in_backup])
+def test_a_real_disk_that_is_full_at_a_write_of_sqlite_loses_nothing(small_disk, fill):
+    keeper = Keeper(small_disk / "state")
+    keeper.save(accounts=[account(CLIENTS[0], 1)], settings={"b": "before"})
+    fill(keeper, small_disk)
+    keeper.save(accounts=[account(CLIENTS[0], 2)])
+    found = contents(keeper.store)
+    assert not keeper.failures and keeper.close()
+    with Store(small_disk / "state") as store:
+        assert contents(store) == found and store.settings() == {"a": "x" * 200_000, "b": "before"}
+        assert [one.report.episodes for one in own_accounts(store)] == [2]
 
 
 def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_disk):
