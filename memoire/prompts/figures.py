@@ -80,23 +80,12 @@ class PromptStats:
 def stats_of(table: PromptTable, now: float) -> PromptStats:
     """A frozen picture."""
     figures, oldest = figures_of(table), table.leases.oldest()
-    names = (
-        "given",
-        "evaluation",
-        "workers",
-        "expired",
-        "late",
-        "failed",
-        "dead",
-        "stale",
-        "full",
-        "replayable",
-        "incomplete",
-    )
+    names = ("given", "evaluation", "workers", "expired", "late", "failed", "dead", "stale", "full", "replayable")
     return PromptStats(
         **counts_of(table.book),
         **{name: figures[name] for name in names},
         tokens_drawn=figures["tokens_drawn"],
+        incomplete=table.incomplete,
         oldest_lease=0.0 if oldest is None else max(0.0, now - oldest.leased_at),
         lag=table.lag,
         reasons=dict(table.book.reasons),
@@ -141,7 +130,6 @@ def figures_of(table: PromptTable) -> dict[str, int]:
         "stale": table.steps.stale,
         "dead": book.reasons["no signal"],
         "full": table.full,
-        "incomplete": table.incomplete,
         "replayable": len(table.steps.ring),
         "tokens_drawn": table.tokens_drawn,
         "bytes": table.memory_bytes,
