@@ -290,7 +290,7 @@ class Channel:
         """Tell the other side what this client takes, before it answers the first request of a connection: it may have
         begun again meanwhile. Returns whether that was sent; nobody waits for the answer.
         """
-        hello = introduced(messages.Hello(role="doctor"), self._limits)
+        hello = introduced(messages.Hello(role="client"), self._limits)
         facts: dict[str, Any] = {"client": self._client, "sequence": next(self._numbers), "home": self.home}
         self._is_unknown = not sockets.send(self._socket, [b"", *encode(hello, **facts)])
         return not self._is_unknown

@@ -78,7 +78,7 @@ class Peer:
         """Raise ProtocolError (code "role") where this peer may not call itself what it does."""
         allowed = _CALLS_ITSELF.get(self.role)
         is_try = hello.table == ROUNDTRIP and self.role == "actor"
-        if allowed is not None and not is_try and hello.role not in {"doctor", "pages", "proxy", *allowed}:
+        if allowed is not None and not is_try and hello.role not in {"client", "doctor", "pages", "proxy", *allowed}:
             raise ProtocolError(
                 "role", f"the key {self.name!r} is {article(self.role)}'s, and was used by {article(hello.role)}"
             )

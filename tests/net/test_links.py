@@ -383,7 +383,7 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
         until(turned)
         return came
 
-    expected = [messages.Hello(role="doctor", takes={"message_bytes": 4096}), messages.Update()]
+    expected = [messages.Hello(role="client", takes={"message_bytes": 4096}), messages.Update()]
     assert requests() == expected
     answering.close()
     until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.is_down)

@@ -229,8 +229,8 @@ def test_a_key_may_not_call_itself_another_role():
         Peer(role, "x").check_hello(messages.Hello(role=named))
 
 
-NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "king", "inference", "")
-ANYBODY = {"doctor", "proxy"}  # whoever tries, and the relay of those behind it
+NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "client", "king", "inference", "")
+ANYBODY = {"doctor", "client", "proxy"}  # whoever tries, and the relay of those behind it
 CALLED = {
     "actor": {"actor"} | ANYBODY,
     "reader": {"reader"} | ANYBODY,
