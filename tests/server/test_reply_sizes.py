@@ -158,7 +158,7 @@ def test_one_answer_that_is_longer_than_a_message_comes_in_parts():
     assert all((step["tokens"][place] == place % 3).all() for place in range(6))
 
 
-def test_an_answer_that_is_amended_between_its_parts_comes_as_it_is_then(monkeypatch):
+def test_an_answer_that_is_amended_between_its_parts_comes_as_it_is_then():
     (small, usual), end = prompts_of(required=("reward",))
     usual.add({0: b""}, "d")
     (lease,) = usual.lease(1)
@@ -173,7 +173,7 @@ def test_an_answer_that_is_amended_between_its_parts_comes_as_it_is_then(monkeyp
                 assert usual.amend(("d", 0, 0), index, {"tokens": np.full(4000, len(amended), np.int32)})
         return ask(requests, deadline)
 
-    monkeypatch.setattr(end, "ask", ask_and_amend)
+    end.ask = ask_and_amend
     answers = small.fetch([("d", 0, 0)], ["tokens"])["d", 0, 0]
     assert len(amended) == 2 and len(end.replies) > amended[1] + 20
     assert [set(each.tolist()) for each in answers["tokens"]] == [{2}] * 3
@@ -348,8 +348,9 @@ def counted(pool):
     facts = [pool.stats(), pool.entries()]
     if isinstance(pool, EpisodePool):
         return [*facts, pool.memory.draws_left, pool.memory.sums()]
-    clients = [(client.id, client.unused, client.held, client.reserved, client.caches) for client in pool._queues.held]
-    caches = [(cache.drawn, cache.left_over()) for client in pool._queues.held for cache in client.queued()]
+    held = pool._queues.held
+    clients = [(client.id, client.unused, client.held, client.reserved, client.caches) for client in held]
+    caches = [(cache.drawn, cache.left_over()) for client in held for cache in client.queued()]
     return [*facts, pool.state(), clients, caches]
 
 
