@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire._core import newest_of_each as newest_of_each
 from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import no_field
 

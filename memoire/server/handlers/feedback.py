@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire import _core
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
 from memoire.errors import ProtocolError
 from memoire.pool.tables import OpenTable
-from memoire.replay.batch import PriorityUpdate, grouped_by_client, td_errors_for
+from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
 from memoire.replay.episode_store import Changes, adding, at_once, setting
 from memoire.server.reply import Reply
 from memoire.server.state import ServerState
@@ -159,7 +158,7 @@ class Merge:
     def work(self) -> None:
         """Find what stays."""
         joined = _joined(self.pieces)
-        rows = _core.newest_of_each(joined.numbers)
+        rows = newest_of_each(joined.numbers)
         self.result = joined if len(rows) == len(joined) else joined.part(rows)
 
 
