@@ -19,7 +19,7 @@ from memoire.replay.batch import ID, td_errors_for
 from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
 from memoire.wire import messages
 from netkit import FakeSystem
-from poolkit import PLAIN, SCHEMA, Clock, made, name
+from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name
 from snapshotkit import STATES, episodes_of, memory_of
 from topickit import LIMITS, following
 
@@ -108,7 +108,7 @@ def test_a_reader_that_was_forgotten_begins_anew_with_what_it_drew_elsewhere():
     pool.add(name(0), 2, made(50))
     pool.reserve(learner, 10, 9000)  # all of it of the time before it came here again
     pool.add(name(0), 3, made(50))
-    (client,) = pool._queues.held
+    (client,) = held_of(pool)
     assert client.between == 0.0
 
 

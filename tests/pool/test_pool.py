@@ -19,7 +19,7 @@ from memoire.wire.layout import layout_of
 from memoire.wire.pack import ContainerHead
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
-from poolkit import PLAIN, SCHEMA, Clock, made, name, pool_of
+from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name, pool_of
 
 STACKED = Parameters(frame_stack=3, multi_step=2)
 LAYOUT = layout_of(SCHEMA, PLAIN)
@@ -308,7 +308,7 @@ def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
     for turn in range(4):
         gone = pool.add(name(1), turn, made(5, first=5 * turn))
         assert gone == (turn == 3)
-    assert {client.id: client.caches for client in pool._queues.held} == {name(0): 2, name(1): 3}
+    assert {client.id: client.caches for client in held_of(pool)} == {name(0): 2, name(1): 3}
     stats = pool.stats()
     assert (stats.overwritten, stats.overwritten_samples, stats.bytes, stats.caches) == (1, 5, 5 * size, 5)
     gathered = pool.get(25).gathered
@@ -709,7 +709,7 @@ def test_what_a_reader_draws_elsewhere_counts_between_two_caches() -> None:
     pool.reserve(reader, 10, 5300)
     pool.reserve(reader, 10, 5100)  # an old request that comes again
     pool.add(name(0), 2, made(50))
-    (client,) = pool._queues.held
+    (client,) = held_of(pool)
     assert client.between == 320.0
 
 

@@ -23,6 +23,7 @@ from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import ContainerKind, Part
 from memories import filled
 from netkit import pool_in, until
+from poolkit import held_of
 
 SCHEMA = Schema(
     {
@@ -92,7 +93,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
     layouts = [layout_of(SCHEMA, parameters, kind) for kind in (ContainerKind.CACHE, ContainerKind.DRAWN)]
-    client = next(iter(pool._queues.held))
+    client = held_of(pool)[0]
     picks = pool._queues.held.take(layouts[0].core, b"reader", [(client, 25)], True)
     drawn = unpack.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)

@@ -35,6 +35,7 @@ from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from memoire.wire.receivers import Page, Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
+from poolkit import held_of
 from rolloutkit import TakesServer, fragment
 from serverkit import NOW
 
@@ -348,7 +349,7 @@ def counted(pool):
     facts = [pool.stats(), pool.entries()]
     if isinstance(pool, EpisodePool):
         return [*facts, pool.memory.draws_left, pool.memory.sums()]
-    held = pool._queues.held
+    held = held_of(pool)
     clients = [(client.id, client.unused, client.held, client.reserved, client.caches) for client in held]
     caches = [(cache.drawn, cache.left_over()) for client in held for cache in client.queued()]
     return [*facts, pool.state(), clients, caches]

@@ -87,3 +87,8 @@ def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weig
     }
     facts = ContainerHead(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
     return containers.make(layout, count, head=facts, replace=replace).held()
+
+
+def held_of(pool: Pool) -> list[Any]:
+    """What a pool of caches holds of each client."""
+    return list(pool._queues.held)
