@@ -12,6 +12,7 @@ import http
 import random
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -88,7 +89,7 @@ WRONG_TOKEN_DELAY = 0.5
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
-    "limits": Limits(held_bytes=HELD_BYTES),
+    "limits": replace(Limits(), held_bytes=HELD_BYTES, model_bytes=int(Limits.model_bytes)),
     "dashboard": Settings.defaults(),
 }
 

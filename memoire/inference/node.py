@@ -79,7 +79,7 @@ class Inference(Node):
     """
 
     CALLED = "this inference node"
-    container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[Container] = CONTAINER
     """That in which its memory is reserved."""
     CLOSED_AT_EXIT = 1
 
@@ -111,7 +111,7 @@ class Inference(Node):
             row_schema_from("outputs", outputs),
             _checked_sizes(sizes, whole("max_batch", max_batch, 1)),
         )
-        self._reserved = Reservation(self.container)
+        self._reserved = Reservation(self._container)
         limits = self._reserved.models(limits or Limits(), is_last=False)
         held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
         self._reserved.reserve("held_bytes", held, held)

@@ -96,7 +96,7 @@ class Proxy(Node):
     """
 
     CALLED = "this proxy"
-    container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[Container] = CONTAINER
     """That in which its memory is reserved."""
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
@@ -119,7 +119,7 @@ class Proxy(Node):
         servers = _checked(servers)
         if tune_process:
             process.tune()
-        self._reserved = Reservation(self.container)
+        self._reserved = Reservation(self._container)
         limits = self._reserved.models(limits or Limits(), is_last=False)
         queues = self._queues = self._share_out(limits, len(servers), queue_bytes)
         self._limits = self._reserved.models(limits, is_last=True)

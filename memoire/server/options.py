@@ -69,7 +69,7 @@ class ServerOptions:
     """Bytes that each table may hold at first."""
     reserved: Reservation = field(init=False)
     """The memory of them all, and of models."""
-    container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[Container] = CONTAINER
     """That in which it is reserved."""
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class ServerOptions:
     def _share_out(self) -> None:
         """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
-        reserved = Reservation(self.container)
+        reserved = Reservation(self._container)
         limits = reserved.models(self.limits, MODEL_COPIES, is_last=False)
         if self.byte_limit is None:
             name, held = "held_bytes", self.limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)

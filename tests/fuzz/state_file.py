@@ -70,7 +70,7 @@ def _rewrite(place: int, body: bytes) -> None:
         (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (records.SEAL,)).fetchone()
         seal = RowsChecksum.unpack(packed)
         total = sum(records.add_up(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
-        accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
+        accounts = connection.execute("SELECT sum(sum + part) FROM accounts").fetchone()[0]
         database.write_seal(connection, seal._replace(facts_sum=total, accounts_sum=accounts))
     finally:
         connection.close()

@@ -12,6 +12,7 @@ from memoire.errors import ParameterError
 from memoire.nodes.http import NodePages
 from memoire.server.state import ClientNames
 from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
 from netkit import Cluster, record, until
 
 
@@ -91,7 +92,7 @@ def test_names_reach_servers_pages_and_lines(cluster):
 
 
 def test_a_server_remembers_the_newest_names_of_many_clients():
-    names = ClientNames()
+    names = ClientNames(ByteBudget(1 << 30).holder("names"))
     for number in range(1 << 14):
         names.note(number.to_bytes(16, "big"), f"actor-{number}")
     first, second, new = (number.to_bytes(16, "big") for number in (0, 1, 1 << 14))

@@ -188,7 +188,7 @@ def served(place: Container, **changes: object) -> ServerOptions:
     """Options of a server in this container."""
 
     class Contained(ServerOptions):
-        container = place
+        _container = place
 
     return server_options(Contained, **changes)
 
@@ -197,7 +197,7 @@ def proxy(place: Container, **changes: object) -> Proxy:
     """A proxy in this container."""
 
     class Contained(Proxy):
-        container = place
+        _container = place
 
     return Contained("inproc://a-proxy-in-a-container", ["tcp://127.0.0.1:1"], **changes)
 
@@ -206,7 +206,7 @@ def inference(place: Container, **changes: object) -> Inference:
     """An inference node in this container."""
 
     class Contained(Inference):
-        container = place
+        _container = place
 
     rows = {"x": np.float32}
     return Contained("inproc://an-inference-node-in-a-container", rows, rows, lambda columns: columns, **changes)

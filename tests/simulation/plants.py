@@ -164,7 +164,7 @@ def feedback_dropped_when_sent() -> None:
     def dropped(self: Any, table: Any, account: Any, *given: Any) -> Any:
         waiting = self._waiting.get(account.client)
         if waiting is not None and waiting.sent is not None and waiting.pieces:
-            self._lose(self._state.run, account, len(waiting.sent))
+            self._lose(self._state.run, account, len(waiting.sent), [])
         return fetch(self, table, account, *given)
 
     fetch = replace(FeedbackHandler, "fetch", dropped)
