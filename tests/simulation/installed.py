@@ -22,6 +22,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -122,6 +123,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(np.random, "default_rng", default_rng)
         put(socket, "gethostname", lambda: world.process.name)
         put(os, "getpid", lambda: 1)
+        put(Path, "absolute", lambda path: path)  # errors name the folders of a trial, which no program leaves
         put(process, "tune", lambda: None)
         put(progress, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {

@@ -208,12 +208,9 @@ def ends_of_those_that_are_there() -> None:
 
     def finish(self: Any, timeout: float) -> None:
         def bodies() -> dict[str, Any]:
-            return dict.fromkeys(self._directory.servers, messages.Control(finish=True))
+            return {server.name: messages.Control(finish=True) for server in self._directory.there}
 
-        def awaited() -> list[str]:
-            return [server.name for server in self._directory.there]
-
-        self._gather(bodies, awaited, lambda answer: None, self._monitor.now() + timeout, None)
+        self._gather(bodies, lambda answer: None, self._monitor.now() + timeout, None)
 
     replace(ClusterAdmin, "finish", finish)
 
