@@ -34,9 +34,9 @@ export MEMOIRE_TORCH ?= $(CURDIR)/build/torch
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-house lint-chart lint-pictures
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-chart lint-pictures
 
-.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image house lock soak curves contest mutants lint $(LINTS) format bench bench-peers bench-offpolicy instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants lint $(LINTS) format bench bench-peers bench-offpolicy instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -175,13 +175,10 @@ lint-english:
 	$(BIN)/python tools/english.py --check
 
 lint-imports:
-	$(BIN)/pytest tests/house/test_imports.py
+	$(BIN)/pytest tests/structure/test_imports.py
 
 lint-structure:
 	$(BIN)/python tools/structure.py --check
-
-lint-house:
-	$(BIN)/python tools/house.py --check docs/house.svg
 
 lint-chart:
 	$(BIN)/python tools/chart.py --check
@@ -205,8 +202,8 @@ release: setup-dev
 image:
 	$(PYTHON) tools/image.py --engine $(ENGINE)
 
-house: setup-dev
-	$(BIN)/python tools/house.py --draw docs/house.svg
+structure: setup-dev
+	$(BIN)/python tools/structure.py --draw docs/structure.svg
 
 chart: setup-dev
 	$(BIN)/python tools/chart.py

@@ -1,9 +1,11 @@
 """Figures of the package's structure, held below ceilings.
 
     python tools/structure.py                   print the figures
-    python tools/structure.py --check           fail if a figure is above its ceiling, and name the files that raised it
+    python tools/structure.py --check           fail if a figure is above a ceiling, and name the files that raised it;
+                                                and if docs/structure.svg is out of date
     python tools/structure.py --record          lower the ceilings to the figures
     python tools/structure.py --beside COMMIT   print the figures of a commit and of this tree side by side
+    python tools/structure.py --draw FILE       draw the packages and their imports
 
 `structure.toml` holds the order of packages, the files of each kind of table, and the ceilings. `MEASURES` says what
 each figure counts. A figure that rises for a good reason has its ceiling raised by hand, so that a review sees it.
@@ -45,9 +47,11 @@ from structure_imports import (
     tree_of,
 )
 from structure_kinds import Kinds, comparisons
+from structure_picture import drawing
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "tools/structure.toml"
+PICTURE = "docs/structure.svg"
 OTHER_PRODUCT = (".pyx", ".pxd", ".h", ".js", ".css", ".html")
 """Product code that is not Python. Stubs repeat a signature and are not counted."""
 SMALL, LONG = 150, 600
@@ -408,13 +412,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="fail if a figure is above its ceiling")
     parser.add_argument("--record", action="store_true", help="lower the ceilings to the figures")
     parser.add_argument("--beside", metavar="COMMIT", help="print a commit's figures, too")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the packages, each above those that it imports")
     parser.add_argument("--parts", metavar="MEASURE", choices=MEASURES, help="print what a figure is made of")
     args: Any = parser.parse_args(arguments)
     root: Path = args.root.resolve()
     rules = Rules.read(root / RULES if (root / RULES).exists() else ROOT / RULES)
+    if args.draw:
+        args.draw.write_text(drawing(root), encoding="utf-8")
+        return 0
     figures = measure(root, rules, runs=not args.no_run)
     if args.check:
         report = check(root, rules, figures)
+        if (root / PICTURE).exists() and (root / PICTURE).read_text(encoding="utf-8") != drawing(root):
+            report.append(f"{PICTURE} is out of date: make structure")
         print("\n".join(report), file=sys.stderr)
         return 1 if report else 0
     if args.record:

@@ -25,7 +25,7 @@ LEFT_OUT = (
 """Test files about this tool, and about builds and archives of the whole checkout."""
 SOUND = "tests/samples/test_server_client.py"
 """What has to pass in a copy without any mistake."""
-LOOKING = "tests/house/test_signatures.py"
+LOOKING = "tests/structure/test_signatures.py"
 """A test file that looks at functions and does not call them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"

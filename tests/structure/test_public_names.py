@@ -41,8 +41,8 @@ def test_what_nobody_uses_is_not_imported() -> None:
 
 def test_an_actor_does_not_import_the_server() -> None:
     loaded = "import memoire, sys, json; memoire.connect; memoire.errors.Closed; print(json.dumps(sorted(sys.modules)))"
-    rooms = {name.split(".")[1] for name in run(loaded) if name.startswith("memoire.")}  # type: ignore[attr-defined]
-    assert "client" in rooms and not rooms & {"server", "proxy", "reader"}
+    packages = {name.split(".")[1] for name in run(loaded) if name.startswith("memoire.")}  # type: ignore[attr-defined]
+    assert "client" in packages and not packages & {"server", "proxy", "reader"}
 
 
 def test_a_name_that_there_is_none_of_is_an_attribute_error() -> None:

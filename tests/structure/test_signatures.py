@@ -1,6 +1,6 @@
 """What a caller gets who says nothing: all defaults of public calls, of settings and of commands, as they were agreed.
 
-A change that is meant is written by `python tests/house/test_signatures.py`; the difference shows what users will notice.
+A change that is meant is written by `python tests/structure/test_signatures.py`; the difference shows what users will notice.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def test_who_says_nothing_gets_what_was_agreed():
     there = tuple(f"{module.__name__}." for module in modules())  # others need a package that is not installed
     missing = [line for line in agreed if line not in found and line.startswith(("memoire ", *there))]
     assert (missing, [line for line in found if line not in agreed]) == ([], []), (
-        "python tests/house/test_signatures.py"
+        "python tests/structure/test_signatures.py"
     )
     assert len(found) > 500
 

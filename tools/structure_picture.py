@@ -1,19 +1,11 @@
-"""Draw memoire's packages, each above the packages that it imports.
+"""A drawing of memoire's packages, each above the packages that it imports, as an SVG."""
 
-python tools/house.py --draw docs/house.svg   write the drawing
-python tools/house.py --check docs/house.svg  fail if the drawing is out of date
-"""
-
-import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from structure_imports import Package, layers_of, packages_of
-
-ROOT = Path(__file__).resolve().parent.parent
 
 WIDTH, MARGIN, GAP, HEIGHT, STOREY = 1200, 24, 10, 40, 92
 STYLE = """
@@ -106,20 +98,3 @@ def drawn(package: Package, box: Box) -> list[str]:
         f'<text x="{box.middle:.0f}" y="{box.top + 17:.0f}">{escape(package.name + "/" * bool(package.files))}</text>',
         f'<text class="small" x="{box.middle:.0f}" y="{box.top + 32:.0f}">{words}</text>',
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="write the drawing there")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="fail unless this is the drawing")
-    chosen = parser.parse_args()
-    if chosen.draw:
-        chosen.draw.write_text(drawing(ROOT), encoding="utf-8")
-    if chosen.check and chosen.check.read_text(encoding="utf-8") != drawing(ROOT):
-        print(f"{chosen.check} is out of date: python tools/house.py --draw {chosen.check}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -274,6 +274,19 @@ def test_a_commits_figures_stand_beside_those_of_the_tree(repository: Path, caps
     assert "| Python modules | 8 | 9 |" in capsys.readouterr().out.splitlines()
 
 
+def test_a_drawing_that_is_out_of_date_is_refused_and_drawn_again(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, root = repository / structure.PICTURE, ["--root", str(repository), "--no-run"]
+    picture.parent.mkdir()
+    picture.write_text("<svg/>")
+    assert structure.main([*root, "--check"]) == 1
+    assert capsys.readouterr().err == "docs/structure.svg is out of date: make structure\n"
+    assert structure.main([*root, "--draw", str(picture)]) == 0
+    assert structure.main([*root, "--check"]) == 0
+    assert all(f">{name}/</text>" in picture.read_text() for name in ("pool", "server"))
+
+
 @pytest.mark.slow
 def test_an_actor_and_a_proxy_of_this_package_run_until_both_have_loaded_what_they_need() -> None:
     loaded = structure.loaded_modules(structure.ROOT)

@@ -70,7 +70,7 @@ def sources() -> list[Path]:
     return structure_imports.sources(ROOT)
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
     return place(path, ROOT)[0]
 
@@ -96,21 +96,21 @@ def everywhere() -> Iterator[tuple[str, str, str]]:
     """Room, where, and name of each import in the package."""
     for path in sources():
         for line, name in imports_of(path):
-            yield room_of(path), f"{path.relative_to(ROOT)}:{line}", name
+            yield package_of(path), f"{path.relative_to(ROOT)}:{line}", name
 
 
 def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
-    files = {room_of(path) for path in sources() if len(place(path, ROOT)) == 1} - ENTRY_FILES
-    folders = {room_of(path) for path in sources() if len(place(path, ROOT)) > 1}
+    files = {package_of(path) for path in sources() if len(place(path, ROOT)) == 1} - ENTRY_FILES
+    folders = {package_of(path) for path in sources() if len(place(path, ROOT)) > 1}
     assert files == {*WORDS, *FOR_USERS}
     assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"say in {structure.RULES} where a folder stands"
 
 
 def test_imports_point_one_way() -> None:
     wrong = [
-        f"{where}: {room} imports {target}, which stands below it in the list"
-        for room, where, name in everywhere()
-        if room in ORDER and (target := ours(name)) in ORDER and ORDER[target] > ORDER[room]
+        f"{where}: {package} imports {target}, which stands below it in the list"
+        for package, where, name in everywhere()
+        if package in ORDER and (target := ours(name)) in ORDER and ORDER[target] > ORDER[package]
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -120,13 +120,13 @@ def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
     assert not structure_imports.circles_of(modules.all_imports)
 
 
-def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
+def test_modules_import_from_modules_and_not_from_memoire_itself() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
     top = HEAVY | {"classic", *FOR_USERS} | ENTRY_FILES
     wrong = [
         f"{where}: {name}"
-        for room, where, name in everywhere()
-        if room not in top and name.split(".")[0] == "memoire" and ours(name) not in ORDER
+        for package, where, name in everywhere()
+        if package not in top and name.split(".")[0] == "memoire" and ours(name) not in ORDER
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -142,9 +142,11 @@ def test_imports_within_a_folder_are_relative() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_few_rooms_know_zeromq() -> None:
+def test_few_packages_know_zeromq() -> None:
     wrong = [
-        f"{where}: {name}" for room, where, name in everywhere() if name.split(".")[0] == "zmq" and room not in KNOW_ZMQ
+        f"{where}: {name}"
+        for package, where, name in everywhere()
+        if name.split(".")[0] == "zmq" and package not in KNOW_ZMQ
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -152,19 +154,19 @@ def test_few_rooms_know_zeromq() -> None:
 def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
     found: dict[str, set[str]] = {}
     for path in sources():
-        room, *rest = place(path, ROOT)
-        if room in ENDS and rest and rest[0] != room and not rest[0].startswith("io"):
+        package, *rest = place(path, ROOT)
+        if package in ENDS and rest and rest[0] != package and not rest[0].startswith("io"):
             used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
             if used:
-                found["/".join((room, *rest))] = used
+                found["/".join((package, *rest))] = used
     assert found == FACES
 
 
 def test_what_decides_does_no_io() -> None:
     wrong = [
         f"{where}: {name}"
-        for room, where, name in everywhere()
-        if room in WITHOUT_IO and is_within(name, IO - {"time"})
+        for package, where, name in everywhere()
+        if package in WITHOUT_IO and is_within(name, IO - {"time"})
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -219,7 +221,7 @@ def test_the_client_library_imports_only_what_it_declares() -> None:
     allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
     optional = {"lz4", "gymnasium"}  # imported where they are used, inside functions
     for path in sources():
-        if room_of(path) in HEAVY:
+        if package_of(path) in HEAVY:
             continue
         tree = structure_imports.tree_of(path) if path.suffix == ".py" else ast.Module([], [])
         at_import = {id(node) for node in top_level(tree)}
