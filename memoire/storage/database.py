@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -129,13 +129,22 @@ def set_aside(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- rows
 
 
+@contextmanager
+def _read(rows: sqlite3.Cursor) -> Iterator[sqlite3.Cursor]:
+    """Rows that are closed also after damage: what is still being read holds up the emptying of the write-ahead log."""
+    try:
+        yield rows
+    finally:
+        with suppress(sqlite3.ProgrammingError):  # the whole database was closed
+            rows.close()
+
+
 def read_facts(
     connection: sqlite3.Connection, path: Path, kind: int, prefix: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
     """Keys and bodies of a kind whose key begins so, checked."""
     query = "SELECT kind, key, body, sum FROM facts WHERE kind = ? AND key >= ? AND key < ?"
-    # Closed also after damage: what is still being read would hold up whoever empties the write-ahead log.
-    with closing(connection.execute(query, (kind, prefix, prefix + b"\xff" * 260))) as rows:
+    with _read(connection.execute(query, (kind, prefix, prefix + b"\xff" * 260))) as rows:
         for row in rows:
             _, key, body, _ = checked_fact(row, path)
             yield key, body
@@ -155,13 +164,13 @@ def read_parts(
     bodies: those whose key is `begin` or above it, and below `before`.
     """
     query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
-    with closing(connection.execute(query, (part, begin, before, most))) as rows:
+    with _read(connection.execute(query, (part, begin, before, most))) as rows:
         for _, key, body, _ in checked_parts(rows, path, table):
             yield key, body
 
 
 def _all_parts(connection: sqlite3.Connection, path: Path, table: str) -> Iterator[PartRow]:
-    with closing(connection.execute(f"SELECT {PART_COLUMNS} FROM {table}")) as rows:  # noqa: S608
+    with _read(connection.execute(f"SELECT {PART_COLUMNS} FROM {table}")) as rows:  # noqa: S608
         yield from checked_parts(rows, path, table)
 
 

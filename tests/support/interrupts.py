@@ -100,16 +100,18 @@ def check_whole(
     *,
     opcodes: bool,
     waits: tuple[str, ...] = (),
+    every: int = 1,
 ) -> None:
     """Interrupt a call everywhere, and compare what is there at the end with what is there if it was made, or not.
 
     Args:
         ways: Calls that come then; a place gets one of them in turn.
         waits: Of the outcome, what tells of waiting, which an interrupt may end: each may be of either.
+        every: See `everywhere`.
     """
     known = [(then, make().go_on(then).outcome(), make().go_on((call, *then)).outcome()) for then in ways]
     left: dict[str, Interrupted] = {}
-    for number, interrupted in enumerate(everywhere(opcodes)):
+    for number, interrupted in enumerate(everywhere(opcodes, every)):
         tried = make()
         place = interrupted(lambda tried=tried: call(tried.writer))
         left[place] = tried
