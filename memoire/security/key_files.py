@@ -28,7 +28,7 @@ def mark(path: Path) -> object:
 
 
 def authorized_files(folder: Path) -> list[tuple[str, Path]]:
-    """Files with keys of who may come in, with the role that they come in as."""
+    """Files with keys of who may come in, with the role that they come in as. Raises KeyFileError for too many."""
     found: list[tuple[str, Path]] = []
     for role in ROLES:
         found += [(role, path) for path in _listed(folder / "authorized" / role) if path.suffix == ".pub"]
@@ -36,7 +36,10 @@ def authorized_files(folder: Path) -> list[tuple[str, Path]]:
         flat = _FLAT.fullmatch(path.name)
         if flat is not None and flat[1] in ROLES:
             found.append((flat[1], path))
-    return found[:MAX_FILES]
+    if len(found) > MAX_FILES:
+        advice = "Put the keys of a role into fewer files: a file may hold many."
+        raise KeyFileError(str(folder), f"has {len(found)} files of authorized keys, more than {MAX_FILES}", advice)
+    return found
 
 
 def _listed(folder: Path) -> list[Path]:

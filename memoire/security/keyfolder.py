@@ -103,7 +103,15 @@ class Keys:
 
     def _read(self, *, is_first: bool) -> bool:
         paths = {"own.key": self.folder / "own.key", "server.pub": self.folder / "server.pub"}
-        listed = authorized_files(self.folder)
+        try:
+            listed = authorized_files(self.folder)
+        except KeyFileError as error:
+            if is_first:
+                raise
+            if self._faults.get(str(self.folder)) != error.problem:
+                _log.error("%s", error)
+            self._faults, self._seen = {str(self.folder): error.problem}, ()
+            return False
         seen = tuple(mark(path) for path in (*paths.values(), *(path for _, path in listed)))
         if seen == self._seen:
             return False

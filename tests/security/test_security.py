@@ -142,6 +142,23 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
     assert keys.changes == 3
 
 
+def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node_keeps_those_that_it_has(cluster):
+    keys = Keys(cluster / "server")
+    one = keypairs.make("actor", "team-b")
+    key_writer.authorize(cluster / "server", one)
+    assert read_again(keys)
+    folder, held = cluster / "server" / "authorized" / "actor", dict(keys.authorized)
+    for number in range(key_files.MAX_FILES + 1):
+        (folder / f"{number}.pub").touch()
+    assert not read_again(keys) and "files of authorized keys, more than 4096" in keys.trouble
+    assert keys.authorized == held
+    with pytest.raises(KeyFileError, match="Put the keys of a role into fewer files"):
+        Keys(cluster / "server")
+    for number in range(key_files.MAX_FILES + 1):
+        (folder / f"{number}.pub").unlink()
+    assert not read_again(keys) and not keys.trouble and keys.authorized == held
+
+
 def test_links_that_a_kubelet_swaps_are_followed(cluster, tmp_path):
     first, second, mounted = keypairs.make("actor", "a"), keypairs.make("actor", "a"), tmp_path / "mounted"
     for number, key in enumerate((first, second)):
