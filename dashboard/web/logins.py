@@ -3,7 +3,7 @@
 A login is a random number in a cookie. It ends when the person logs out, after `LOGIN_LIFETIME`, when the token that it
 was made with is taken out of the file, and with the dashboard's process. If there are `MAX_LOGINS`, those that were not
 used for `LOGIN_IDLE_TIMEOUT` end for a further one, which is refused if there is none. Wrong tokens cost time, by
-address; a wrong cookie costs nothing, since nobody guesses 256 bits.
+address; a wrong cookie costs nothing, since 256 bits cannot be guessed.
 
 A reverse proxy on this machine is believed when it names an address, and any process on this machine can name one. So
 wrong tokens count for the proxy, too, with a higher bound. An address that has given the token before does not wait for

@@ -498,12 +498,13 @@ class Pool:
         with self._waiter.lock:
             self._waiter.check_open()
             now_here = self._clock()
-            picks = self._readers.take(reader, counts, now_here, page)
+            picks, parts = self._readers.take(reader, counts, now_here, page)
             self._demand.drew(picks.size, now_here, reader)
             layout, drawn = self.layout, self._queues.drawn_layout
         if not picks.size:
             return None
-        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression, page=page)
+        facts: dict[str, Any] = {"compression": compression, "page": page, "parts": parts}
+        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), **facts)
 
     # Inspection
 

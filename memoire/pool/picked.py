@@ -39,12 +39,7 @@ def most_bytes(drawn: ContainerLayout, samples: int) -> float:
     return container_bytes(drawn.core, samples, samples * frames, samples, samples * max(1, drawn.length), {})
 
 
-def drawn_bytes(picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> int:
-    """Bytes of the container that `pack_drawn` makes of these, without compression."""
-    return _Distinct(picks, layout, drawn).nbytes
-
-
-class _Distinct:
+class DistinctRows:
     """Picked samples as they share frames and entries: each of these once, and where each sample has its own."""
 
     def __init__(self, picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> None:
@@ -68,7 +63,12 @@ class _Distinct:
             i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
         }
         self.rows = samples, max(1, self.frames.size), len(self.owners) // 16, max(1, self.entries.size)
-        self.nbytes = container_bytes(drawn.core, *self.rows, self.elements)
+        self._drawn = drawn
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the container that `pack_drawn` makes of them, without compression."""
+        return container_bytes(self._drawn.core, *self.rows, self.elements)
 
 
 def pack_drawn(
@@ -80,6 +80,7 @@ def pack_drawn(
     clock: float | None = None,
     compression: str = "none",
     page: Page | None = None,
+    parts: DistinctRows | None = None,
 ) -> Payload:
     """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
 
@@ -89,8 +90,9 @@ def pack_drawn(
         clock: The pool's now, so that ages are those of now; None: as they came.
         compression: As of `build`, which the reader must have.
         page: Of the reply, on which they have room without compression.
+        parts: What `DistinctRows` makes of the picks, if it was made already.
     """
-    parts = _Distinct(picks, layout, drawn)
+    parts = parts or DistinctRows(picks, layout, drawn)
     frames, entries = parts.frames, parts.entries
     head = ContainerHead(picks.multi_step, made_at=now)
     packed = _pack_picked(frames, layout, drawn, parts.elements, codec_of(compression))

@@ -18,7 +18,7 @@ from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
 
 from ._draw import Picks
-from .picked import drawn_bytes, most_bytes
+from .picked import DistinctRows, most_bytes
 from .presence import Presence
 from .queues import CacheQueues
 
@@ -87,9 +87,12 @@ class Readers:
         queues.held.reserve(reader, samples, *part)
         return np.frombuffer(queues.held.sums(reader, queues.parameters.reuse_cache, *part), CLIENT_SUMS)
 
-    def take(self, reader: bytes, counts: NDArray[np.void], now: float, page: Page | None = None) -> Picks:
+    def take(
+        self, reader: bytes, counts: NDArray[np.void], now: float, page: Page | None = None
+    ) -> tuple[Picks, DistinctRows | None]:
         """Take samples of named clients, by rows [C] of `rows.CLIENT_COUNTS`: a client that is not here, or has
-        fewer, gives what there is. They are in the order of the rows, and not copied.
+        fewer, gives what there is. They are in the order of the rows, and not copied. Returns also what they share, if
+        their exact size had to be found.
 
         Args:
             page: Of the reply that is to have them.
@@ -107,12 +110,13 @@ class Readers:
         queues.pass_over(now)
         held, layout, drawn, reuse = queues.held, queues.layout, queues.drawn_layout, queues.parameters.reuse_cache
         if page is None or most_bytes(drawn, sum(count for _, count in wanted)) <= page.payload_room:
-            return held.take(layout.core, reader, wanted, reuse)
+            return held.take(layout.core, reader, wanted, reuse), None
         saved = held.save(wanted, reuse)
         picks = held.take(layout.core, reader, wanted, reuse)
+        parts = DistinctRows(picks, layout, drawn)
         try:
-            page.takes(f"{picks.size} samples", payload=drawn_bytes(picks, layout, drawn))
+            page.takes(f"{picks.size} samples", payload=parts.nbytes)
         except ProtocolError:
             held.restore(saved)
             raise
-        return picks
+        return picks, parts

@@ -73,14 +73,14 @@ class ServerState:
         epoch: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
+        held = limits.held_bytes or HELD_BYTES
+        budget = budget or ByteBudget(held)
         self.requests = budget.holder("requests", own=limits.message_bytes)
         """What a request takes while it is answered."""
         self.pushes = budget.holder("pushes", own=limits.message_bytes)
         """What a cache or episode takes while it is checked and unpacked."""
         self.replies = budget.holder("replies on their way", own=limits.message_bytes)
         """What waits for room in the connections of those who asked."""
-        held = limits.held_bytes or HELD_BYTES
         accounts = max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
         self.reports = budget.holder("clients", own=accounts)
         """Accounts, and what clients say of themselves."""

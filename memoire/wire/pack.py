@@ -203,7 +203,7 @@ def _pack_cut(
     lengths = {block: memory.lengths(name, rows[block]) for block, _, name in layout.columns if block in layout.ragged}
     elements = {block: int(each.sum(dtype=np.int64)) for block, each in lengths.items()}
     samples, frames, entries = len(cut.drawn.numbers), len(cut.frames), len(cut.rows.get(Part.ENTRIES, ()))
-    size = _container.container_bytes(layout.core, samples, frames, 1, entries, elements)
+    size = 0 if page is None else _container.container_bytes(layout.core, samples, frames, 1, entries, elements)
     if page is not None:
         page.takes(f"{samples} samples", payload=size)
     packed = _pack_frames(memory, layout, cut.frames, codec, elements) if codec else {}

@@ -58,16 +58,16 @@ def test_samples_below_zero_are_refused() -> None:
 
 def test_a_reader_takes_what_there_is_of_the_clients_that_it_names() -> None:
     queues, each = made(5, 6)
-    picks = each.take(ONE, counts_of((1, 4), (7, 9), (0, 50)), 100.0)
+    picks, _ = each.take(ONE, counts_of((1, 4), (7, 9), (0, 50)), 100.0)
     assert picks.size == 9 and queues.held.unused == 2, "client 7 is not here, and client 0 has 5"
-    assert each.take(ONE, counts_of(), 100.0).size == 0
+    assert each.take(ONE, counts_of(), 100.0)[0].size == 0
 
 
 def test_a_reader_does_not_take_what_is_kept_for_another() -> None:
     _, each = made(10)
     each.reserve(ONE, 10, 0, WHOLE, 100.0)
-    assert each.take(OTHER, counts_of((0, 10)), 100.0).size == 0
-    assert each.take(ONE, counts_of((0, 10)), 100.0).size == 10
+    assert each.take(OTHER, counts_of((0, 10)), 100.0)[0].size == 0
+    assert each.take(ONE, counts_of((0, 10)), 100.0)[0].size == 10
 
 
 def test_what_is_kept_for_a_silent_reader_is_free_again() -> None:
@@ -100,15 +100,15 @@ def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> Non
     for ask in (lambda: each.reserve(OTHER, 1, 0, WHOLE, 100.0), lambda: each.take(OTHER, counts_of((0, 1)), 100.0)):
         with pytest.raises(ProtocolError, match="1024 readers draw from this server already"):
             ask()
-    assert each.take(ONE, counts_of((0, 1)), 109.0).size == 1
+    assert each.take(ONE, counts_of((0, 1)), 109.0)[0].size == 1
     each.expire(119.5)
-    assert each.take(OTHER, counts_of((0, 1)), 120.0).size == 1
+    assert each.take(OTHER, counts_of((0, 1)), 120.0)[0].size == 1
 
 
 def test_samples_that_have_become_too_old_are_neither_kept_nor_taken() -> None:
     queues, each = made(10, parameters=PLAIN.replace(max_age=50.0))
     assert reserved(each.reserve(ONE, 10, 0, WHOLE, 120.0)) == [10]
-    assert each.take(ONE, counts_of((0, 10)), 1000.0).size == 0
+    assert each.take(ONE, counts_of((0, 10)), 1000.0)[0].size == 0
     assert reserved(each.reserve(ONE, 10, 0, WHOLE, 1000.0)) == [0] and queues.counts.passed_over == 10
 
 
