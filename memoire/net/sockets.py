@@ -91,19 +91,31 @@ def request_client(context: Context, message_bytes: int) -> Socket:
     return made
 
 
-def data_mark(usual: int) -> int:
-    """How many caches of about so many bytes may queue on each side of a connection; 0 bytes: it is not known."""
-    messages = min(MAX_DATA_MESSAGES, DATA_BYTES // usual) if usual else 0
+def data_mark(usual: int, message_bytes: int = 2 * DATA_BYTES) -> int:
+    """How many caches of about so many bytes may queue on each side of a connection; 0 bytes: it is not known.
+
+    Args:
+        message_bytes: That a push may have at most.
+    """
+    messages = min(MAX_DATA_MESSAGES, min(DATA_BYTES, message_bytes // 2) // usual) if usual else 0
     return max(DATA_MESSAGES, messages)
 
 
-def data_receiver(context: Context, message_bytes: int, usual: int = 0) -> Socket:
-    """PULL for caches and episodes of `usual` bytes; `receive(wait=True)` gives up after `RECEIVE_TIMEOUT` seconds.
+def largest_push(usual: int, message_bytes: int) -> int:
+    """Bytes of the largest push if a usual one has `usual`, at least four times as many: all that may queue for a
+    connection, which ZeroMQ counts in messages, takes at most `DATA_MESSAGES` of `message_bytes`.
+    """
+    return DATA_MESSAGES * message_bytes // data_mark(usual, message_bytes)
+
+
+def data_receiver(context: Context, message_bytes: int, queued: int = DATA_MESSAGES) -> Socket:
+    """PULL for caches and episodes, so many for each connection; `receive(wait=True)` gives up after `RECEIVE_TIMEOUT`
+    seconds.
 
     The mark stays as it is: where it is raised while a connection is full, ZeroMQ 4.3.5 may never tell the sender that
     there is room again.
     """
-    made = _make(context, zmq.PULL, message_bytes, receive=data_mark(usual))
+    made = _make(context, zmq.PULL, message_bytes, receive=queued)
     made.setsockopt(zmq.RCVTIMEO, int(RECEIVE_TIMEOUT * 1000))
     return made
 

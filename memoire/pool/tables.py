@@ -190,7 +190,11 @@ class OpenTable:
     """
 
     def __init__(self, name: str, settings: Table, pool: AnyPool, message_bytes: int = DEFAULTS.message_bytes) -> None:
-        self.name, self.settings, self.pool, self._message_bytes = name, settings, pool, message_bytes
+        self.name, self.settings, self.pool = name, settings, pool
+        self.push_bytes = self._message_bytes = message_bytes
+        """Of the largest push. A server sets fewer for all of its tables if their caches are small, since more of these
+        may queue (docs/sockets.md).
+        """
         check_size(settings.parameters, pool.capacity)
         self._check_messages(settings.parameters, pool.byte_limit)
         self.number = table_number(name)
@@ -256,7 +260,7 @@ class OpenTable:
         schema, storage = self.settings.schema, self.settings.storage
         if storage == "prompts":
             return
-        most = {"message_bytes": self._message_bytes}
+        most = {"message_bytes": self.push_bytes}
         if storage == "caches":
             name, count, what, one = "cache_size", parameters.cache_size, "samples that share no frame", "sample"
             size_of = partial(layout.cache_bytes, schema, parameters, self.settings.client_capacity)
@@ -273,7 +277,11 @@ class OpenTable:
             raise ParameterError(limit, allowed, f"at least {size_of(1)}, which one {one} takes")
         taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
         where = f"{name}={fitting} is an argument of every server, of Table and of configure"
-        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {limit} larger; {where}")
+        larger = f"{limit} larger; {where}"
+        if limit == "message_bytes" and allowed < self._message_bytes:
+            taken = f"{count} {what} take {size_of(count)} bytes, and a push to this server at most {allowed}"
+            larger = f"a server that begins with {name}={count}"
+        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {larger}")
 
     def check_fingerprint(self, fingerprint: int) -> None:
         """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
@@ -331,6 +339,8 @@ class Tables:
         self.first = next(iter(self._tables.values()))
         """The table of whoever names none."""
         self._numbers.setdefault(0, self.first)
+        self.usual_bytes = self._usual_bytes()
+        """Size of the largest caches that usually come, as the server begins; 0 where it cannot be known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -372,8 +382,7 @@ class Tables:
         except KeyError:
             raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
 
-    def usual_bytes(self) -> int:
-        """Size of the largest caches that usually come, by `container.usual_bytes`; 0 where it cannot be known."""
+    def _usual_bytes(self) -> int:
         sizes = [
             layout.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
             for table in self._numbers.values()

@@ -12,6 +12,7 @@ from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import StateStore
 from memoire.errors import StateCorrupt
 from memoire.limits import Limits
+from memoire.net import sockets
 from memoire.pool.caches import Pool
 from memoire.pool.episode_memory import seed_of
 from memoire.pool.episodes import EpisodePool
@@ -44,6 +45,8 @@ def make_tables(options: ServerOptions) -> Tables:
             check_requests(table.name, table.schema, options.limits.request_bytes)
         if isinstance(table.pool, RolloutPool):
             table.pool.on_room = table.limiter.drew
+    for table in tables:
+        table.push_bytes = sockets.largest_push(tables.usual_bytes, options.limits.message_bytes)
     return tables
 
 

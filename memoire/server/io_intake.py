@@ -50,8 +50,9 @@ class IntakeThreads:
         Args:
             bind: False connects to a plain proxy's back instead.
         """
-        most = self._limits.message_bytes + HEADER_BYTES
-        made = sockets.data_receiver(self._context, most, self._dispatcher.tables.usual_bytes())
+        usual, most = self._dispatcher.tables.usual_bytes, self._limits.message_bytes
+        largest = sockets.largest_push(usual, most) + HEADER_BYTES
+        made = sockets.data_receiver(self._context, largest, sockets.data_mark(usual, most))
         bound, way = self._addresses.bind(made, endpoint) if bind else (endpoint, None)
         worker = Worker(f"memoire-pull-{len(self.workers)}", functools.partial(self._pull, made))
         worker.doors.add(made, way=way)

@@ -54,8 +54,9 @@ def test_every_socket_is_bounded_and_notices_a_peer_that_vanished(context):
     ("size", "messages"), [(0, 2), (1, 64), (20_000, 64), (140_000, 14), (1 << 20, 2), (1 << 21, 2), (1 << 28, 2)]
 )
 def test_as_many_small_caches_may_queue_as_fit_into_what_a_few_large_ones_take(context, size, messages):
-    made = sockets.data_receiver(context, 1 << 28, size), sockets.data_sender(context, size)
+    made = sockets.data_receiver(context, 1 << 28, sockets.data_mark(size)), sockets.data_sender(context, size)
     assert made[0].getsockopt(zmq.RCVHWM) == made[1].getsockopt(zmq.SNDHWM) == messages
+    assert 4 * size <= sockets.largest_push(size, 1 << 30) and messages * sockets.largest_push(size, 1 << 30) <= 2 << 30
     assert messages == sockets.DATA_MESSAGES or messages * size <= sockets.DATA_BYTES
 
 

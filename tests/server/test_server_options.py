@@ -1,6 +1,7 @@
 """What a server may be asked for, and what is made of it: no socket, no folder."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -208,6 +209,19 @@ def test_sizes_that_only_an_actor_would_find_too_large_for_a_message_are_refused
     if "byte_limit" not in given:
         with pytest.raises(ParameterError, match=f"^{name} must be at most {most}"):
             tables.first.check_parameters(parameters.replace(**{name: most + 1}))
+
+
+def test_a_server_that_began_with_small_caches_refuses_a_cache_size_whose_pushes_it_would_not_take():
+    """Of pushes with 1 kB, 64 may queue for a connection: ZeroMQ counts them, and not their bytes."""
+    made = options(schema={"obs": (np.uint8, (100,)), "reward": np.float32}, parameters=Parameters(cache_size=4))
+    table = build.make_tables(made).first
+    assert table.push_bytes == 2 * made.limits.message_bytes // 64
+    with pytest.raises(ParameterError, match="^cache_size .* a push to this server .* that begins with ") as caught:
+        table.check_parameters(table.parameters.replace(cache_size=1 << 20))
+    fitting = int(re.search(r"at most (\d+)", str(caught.value))[1])
+    table.check_parameters(table.parameters.replace(cache_size=fitting))
+    larger = Parameters(cache_size=fitting + 1)
+    build.make_tables(options(schema=table.schema, parameters=larger, byte_limit=1 << 30))
 
 
 @pytest.mark.parametrize("storage", ["caches", "episodes", "rollouts"])

@@ -9,6 +9,7 @@ import itertools
 
 import numpy as np
 
+from memoire.net import sockets
 from memoire.pool.tables import Table
 from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
@@ -19,6 +20,7 @@ from memoire.wire import keyed, messages, pack
 from memoire.wire._bytes import checksum
 from memoire.wire.frames import encode
 from memoire.wire.identity import table_number
+from memoire.wire.layout import usual_bytes
 from memoire.wire.row_container import pack_rows
 
 ANSWERS = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
@@ -28,6 +30,7 @@ TABLES = {
     "prompts": Table(ANSWERS, storage="prompts", group=8),
     "caches": Table(FRAMES, cache_size=8),
     "small caches": Table(SMALL, cache_size=8),
+    "few frames": Table(FRAMES, cache_size=8),
     "episodes": Table(FRAMES, storage="episodes"),
     "rollouts": Table(FRAMES, storage="rollouts", full="oldest"),
     "small rollouts": Table(SMALL, storage="rollouts", full="oldest"),
@@ -208,6 +211,12 @@ def smallest_caches(client, size):
     return _pushes(messages.Cache, client, size, samples=1, compression="none", table="small caches")
 
 
+def larger_caches(client, size):
+    """Caches much larger than the usual ones of their table, as large as the server takes them."""
+    most = sockets.largest_push(usual_bytes(FRAMES, TABLES["few frames"].parameters), size)
+    return _pushes(messages.Cache, client, most, compression="none", table="few frames")
+
+
 def packed_episodes(client, size):
     """Episodes that take a hundred times as much when they are unpacked."""
     return _pushes(messages.Episode, client, size, table="episodes")
@@ -314,7 +323,7 @@ KINDS = {
     for kind in (
         stage_and_name_it_often, upload_and_leave, names_of_fields, rows_without_anything, keys_of_rows, partitions,
         tags_of_one_row, unread_rows, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers, columns_asked_often,
-        packed_caches, plain_caches, smallest_caches, packed_episodes, packed_rollouts, smallest_rollouts, reports,
+        packed_caches, plain_caches, smallest_caches, larger_caches, packed_episodes, packed_rollouts, smallest_rollouts, reports,
         newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
     )
 }  # fmt: skip

@@ -141,8 +141,9 @@ class ClientsHandler:
         }
 
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
-        entries = {"episode_entries": table.pool.capacity} if table.storage != "caches" else {}
-        return {name: int(getattr(self._state.limits, name)) for name in LIMITS_OF_CLIENTS} | entries
+        stated = {name: int(getattr(self._state.limits, name)) for name in LIMITS_OF_CLIENTS}
+        stated["message_bytes"] = table.push_bytes
+        return stated | ({"episode_entries": table.pool.capacity} if table.storage != "caches" else {})
 
     # UPDATE
 
