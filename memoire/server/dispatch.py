@@ -28,6 +28,7 @@ from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
+from memoire.pool.desk import Handler, Reply
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
@@ -57,7 +58,6 @@ from .handlers.prompts import PromptsHandler
 from .handlers.takes import TakesHandler
 from .once import GivenReplies
 from .owners import ClientOwners
-from .reply import Handler, Reply
 from .state import ServerState
 
 _log = logging.getLogger(__name__)

@@ -22,12 +22,11 @@ from memoire.accounting.runs import Runs, StateStore
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
+from memoire.pool.desk import Reply
 from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
-
-from .reply import Reply
 
 CHANGING: Final = frozenset(
     {

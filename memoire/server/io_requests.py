@@ -23,6 +23,7 @@ from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Socket
 from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
+from memoire.pool.desk import Reply
 from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Message, MessageHeader
@@ -32,7 +33,6 @@ from .durability import is_saved_first
 from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_saving import ReplySaver
-from .reply import Reply
 
 _log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from memoire.accounting.runs import StateStore
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
+from memoire.pool.desk import Reply
 from memoire.replay.episode_store import Held
 from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.wire import messages
@@ -26,7 +27,6 @@ from memoire.wire.frames import MessageHeader
 
 from .dispatch import Dispatcher
 from .orders import SnapshotOrders, failed
-from .reply import Reply
 
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from memoire.errors import ProtocolError
+from memoire.pool.desk import Reply
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
-
-from .reply import Reply
 
 KEPT_ROWS = 64
 """Rows of requests (of a client, a type and a table) whose replies are kept, however long they are idle."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from memoire.errors import Closed, MemoireTimeout, ParameterError, Refused
+from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
 from memoire.prompts.calls import PromptCalls
 from memoire.prompts.servers import PromptRequest
@@ -19,7 +20,6 @@ from memoire.wire.frames import Answer, Message, MessageHeader
 from memoire.wire.receivers import Receiver
 
 from .dispatch import Dispatcher
-from .reply import Reply
 
 DEFAULT_TIMEOUT = 30.0
 UNBOUNDED = Receiver(*[1 << 53] * 3)

@@ -13,14 +13,19 @@ from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import ModelStore
-from memoire.pool.tables import Tables
+from memoire.pool.tables import OpenTable, Tables
 from memoire.security.throttle import TokenBuckets
+from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
+from memoire.wire.frames import MessageHeader
 from memoire.wire.identity import name_hash
-from memoire.wire.receivers import Receivers
+from memoire.wire.receivers import Page, Receivers
 
 from .durability import Committer
 from .learners import Learners
+
+REPLY_PART = 4
+"""A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
 
 
 class ClientNames:
@@ -47,8 +52,8 @@ class ClientNames:
 
 
 class ServerState:
-    """Everything that the handlers of a server's messages read and change. The dispatcher's lock guards it, except for
-    pools and limiters, which have their own locks.
+    """Everything that the handlers of a server's messages read and change; those of one kind of table see it as a
+    `Desk`. The dispatcher's lock guards it, except for pools and limiters, which have their own locks.
 
     Args:
         tables: The server's tables. Each has its own schema, parameters and pool.
@@ -112,6 +117,23 @@ class ServerState:
         newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
         self.probes = Ledger(store=SumsOnlyStore(), may_open=newcomers.take, **facts)
         """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run that is counted now is over."""
+        return self.run.finished
+
+    def table(self, header: MessageHeader) -> OpenTable:
+        """The table that a header names. Raises ProtocolError if there is none, or it has another schema."""
+        table = self.tables.numbered(header.table)
+        if header.fingerprint:
+            table.check_fingerprint(header.fingerprint)
+        return table
+
+    def page(self, client: bytes, kind: messages.Type) -> Page:
+        """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
+        most = self.limits.message_bytes // REPLY_PART
+        return Page(self.receivers.of(client), kind, client, payload_bytes=most)
 
     @property
     def run(self) -> Run:

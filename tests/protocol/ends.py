@@ -31,13 +31,13 @@ from memoire.limits import Limits
 from memoire.net.channel import Channel
 from memoire.net.pending_requests import PendingRequests
 from memoire.pool.caches import Pool
+from memoire.pool.desk import Reply
 from memoire.pool.tables import Table, Tables
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.server.reply import Reply
 from memoire.wire import messages, pack
 from memoire.wire.frames import Message, MessageHeader, encode, parse, reply
 from memoire.wire.identity import name_hash

@@ -9,9 +9,9 @@ import pytest
 from fake_store import Disk
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
+from memoire.pool.desk import Reply
 from memoire.replay.batch import ID
 from memoire.server.dispatch import ONCE, Dispatcher
-from memoire.server.reply import Reply
 from memoire.wire import messages
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.rows import ACCOUNT

@@ -1,5 +1,6 @@
 """Keyed rows by messages: replies come in parts, a resend changes nothing, and what is malformed is refused."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from memoire.pool.keyed_store import KeyedStore
 from memoire.server.handlers.keyed import KeyedHandler
 from memoire.wire import keyed, messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.receivers import Receivers
+from memoire.wire.receivers import Page, Receiver
 
 
 @pytest.fixture
@@ -37,10 +38,15 @@ class Rows:
 
     def __init__(self):
         budget = ByteBudget(1 << 20)
-        facts = {"receivers": Receivers(), "requests": budget.holder("requests")}
-        state = SimpleNamespace(limits=Limits(message_bytes=680), epoch=1, **facts)
+        page = functools.partial(Page, Receiver(), payload_bytes=170)
+        desk = SimpleNamespace(
+            limits=Limits(message_bytes=680),
+            epoch=1,
+            requests=budget.holder("requests"),
+            page=lambda client, kind: page(kind, client),
+        )
         self.handler, self.header = (
-            KeyedHandler(state, KeyedStore(budget.holder("keyed rows")), facts_per_reply=2),
+            KeyedHandler(desk, KeyedStore(budget.holder("keyed rows")), facts_per_reply=2),
             SimpleNamespace(client=ME),
         )
 

@@ -10,12 +10,12 @@ from fake_store import Disk, MemoryStore
 from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
+from memoire.pool.desk import Reply
 from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import is_saved_first
 from memoire.server.io_saving import ReplySaver
-from memoire.server.reply import Reply
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number

@@ -10,9 +10,9 @@ import pytest
 
 from memoire.accounting.ledger import MAX_GUESTS, SILENCE_TIMEOUT, Ledger
 from memoire.errors import ProtocolError
+from memoire.pool.desk import Reply
 from memoire.security import throttle
 from memoire.server import once
-from memoire.server.reply import Reply
 from memoire.wire import messages, receivers
 from memoire.wire.frames import MessageHeader
 from poolkit import Clock

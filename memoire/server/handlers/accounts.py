@@ -11,8 +11,8 @@ from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
+from memoire.pool.desk import Reply
 from memoire.pool.prompts import PromptPool
-from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader, encoded_bytes

@@ -7,10 +7,10 @@ from typing import Any
 
 from memoire import arguments
 from memoire.errors import MemoireError, ProtocolError
+from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
 from memoire.replay.parameters import Parameters
 from memoire.server.recovery import save_parameters
-from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader

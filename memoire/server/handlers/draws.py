@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
 from memoire.replay.limiter import ClusterSurplus
-from memoire.server.reply import Reply
 from memoire.server.state import ServerState
 from memoire.wire import compression, messages, pack
 from memoire.wire.frames import MessageHeader
@@ -34,7 +34,7 @@ class DrawsHandler:
 
     def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
         """Reserve samples for a reader, and tell it what there is of each client."""
-        table = self._table_of(header)
+        table = self._state.table(header)
         rows, is_whole = self._page(_reserve(table, header.client, body), header.client, body.after)
         return Reply(
             messages.Summed(
@@ -49,7 +49,7 @@ class DrawsHandler:
 
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
-        table, reader = self._table_of(header), header.client
+        table, reader = self._state.table(header), header.client
         parameters = table.parameters
         counts = counts_of(body.counts)
         self._check_rows(table, reader, body)
@@ -105,12 +105,6 @@ class DrawsHandler:
         if not (wanted == "lz4" or (wanted == "auto" and is_chosen)) or "lz4" not in compression.codecs():
             return "none"
         return "lz4" if self._can_undo(reader, "lz4") else "none"
-
-    def _table_of(self, header: MessageHeader) -> OpenTable:
-        table = self._state.tables.numbered(header.table)
-        if header.fingerprint:
-            table.check_fingerprint(header.fingerprint)
-        return table
 
 
 def _reserve(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:

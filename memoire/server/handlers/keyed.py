@@ -8,15 +8,12 @@ from typing import Any
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.pool.desk import Desk, Reply
 from memoire.pool.keyed_store import KeyedRow, KeyedStore, RowChange
-from memoire.server.reply import Reply
-from memoire.server.state import ServerState
 from memoire.wire import keyed, messages
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page
 
-REPLY_PART = 4
-"""A reply takes about this part of the bytes that a message may have."""
 FACTS_PER_REPLY = 8192
 MAX_PARTITIONS = 65536
 """Names of one reply."""
@@ -35,22 +32,21 @@ class KeyedHandler:
         facts_per_reply: Rows without values in one reply.
     """
 
-    def __init__(self, state: ServerState, rows: KeyedStore, facts_per_reply: int = FACTS_PER_REPLY) -> None:
-        self._state, self._rows, self._facts_per_reply = state, rows, facts_per_reply
+    def __init__(self, desk: Desk, rows: KeyedStore, facts_per_reply: int = FACTS_PER_REPLY) -> None:
+        self._desk, self._rows, self._facts_per_reply = desk, rows, facts_per_reply
 
     def find(self, _: float, header: MessageHeader, body: messages.FindRows, payload: Any) -> Reply:
         """Say what rows there are, or what some of them hold."""
         page = self._page(header.client)
         if body.call == "tags":
             return self._list(body, page)
-        with self._state.requests.taken(keyed.unpacked_size(payload)):
+        with self._desk.requests.taken(keyed.unpacked_size(payload)):
             keys = keyed.unpack_keys(payload)
             found, answer = self._rows.find(body.partition, keys), self._find if body.call == "facts" else self._values
             return answer(body, keys, found, page)
 
     def _page(self, client: bytes) -> Page:
-        most = self._state.limits.message_bytes // REPLY_PART
-        return Page(self._state.receivers.of(client), messages.Type.KEYED_ROWS, client, payload_bytes=most)
+        return self._desk.page(client, messages.Type.KEYED_ROWS)
 
     def _list(self, body: messages.FindRows, page: Page) -> Reply:
         of = None if body.is_everywhere else body.partition
@@ -108,7 +104,7 @@ class KeyedHandler:
         if body.call == "reset":
             self._rows.reset()
             return self._reply([])
-        with self._state.requests.taken(keyed.unpacked_size(payload)):
+        with self._desk.requests.taken(keyed.unpacked_size(payload)):
             if body.call == "clear":
                 self._rows.clear(body.partition, keyed.unpack_keys(payload))
                 return self._reply([])
@@ -134,7 +130,7 @@ class KeyedHandler:
             ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
                 value is larger than a message, or the reply to this request would be.
         """
-        page, most = self._page(client), min(self._state.limits.message_bytes, DEFAULTS.message_bytes)
+        page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
         for change, row in zip(changes, self._rows.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
             fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
@@ -158,7 +154,7 @@ class KeyedHandler:
     def _reply(self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int) -> Reply:
         held, size = self._rows.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
-        said = messages.KeyedRows(epoch=self._state.epoch, is_whole=is_whole, **facts)
+        said = messages.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
         return Reply(said, keyed.pack(rows) if rows else None)
 
 

@@ -10,7 +10,7 @@ from memoire.accounting.unsaved_changes import Ticket
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, known_checksum, make, stretch_of
-from memoire.server.reply import Reply
+from memoire.pool.desk import Reply
 from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader

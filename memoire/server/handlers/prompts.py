@@ -17,20 +17,17 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
+from memoire.pool.desk import Desk, Reply, pool_of
 from memoire.pool.prompts import PromptPool
 from memoire.prompts.bytes import PIECE_BYTES
 from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
 from memoire.prompts.table import PromptTable
-from memoire.server.reply import Reply
-from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page, too_large
 
-REPLY_PART = 4
-"""A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
 UNKNOWN: Final = 1 << 40
 """Stands for the number of a lease that is yet to begin."""
 MAX_LISTED = 2000
@@ -42,8 +39,8 @@ OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
 class PromptsHandler:
     """Answers those who use tables of prompts."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
         """Tell how prompts stand, and what they hold."""
@@ -302,23 +299,17 @@ class PromptsHandler:
 
     def _page(self, client: bytes) -> Page:
         """An empty reply to a client."""
-        most = self._state.limits.message_bytes // REPLY_PART
-        return Page(self._state.receivers.of(client), messages.Type.PROMPTED, client, payload_bytes=most)
+        return self._desk.page(client, messages.Type.PROMPTED)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
         committed = table.book.facts.committed
-        facts: dict[str, Any] = {"epoch": self._state.epoch, "committed": None if committed < 0 else committed}
+        facts: dict[str, Any] = {"epoch": self._desk.epoch, "committed": None if committed < 0 else committed}
         is_empty = not table.book.rows and not table.book.forgotten
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
-        table = self._state.tables.numbered(header.table)
-        if header.fingerprint:
-            table.check_fingerprint(header.fingerprint)
-        if not isinstance(table.pool, PromptPool):
-            raise ProtocolError("table", f"{table.name!r} stores {table.storage}; {header.type.name} is for prompts")
-        return table.pool
+        return pool_of(self._desk.table(header), PromptPool, header, "prompts")
 
 
 def _key_of(key: messages.PromptKey) -> Key:

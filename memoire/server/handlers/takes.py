@@ -8,50 +8,36 @@ from __future__ import annotations
 from typing import Any, cast
 
 from memoire.errors import ParameterError, ProtocolError
+from memoire.pool.desk import Desk, Reply, pool_of
 from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.pool.rollouts import RolloutPool
-from memoire.server.reply import Reply
-from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
-from memoire.wire.receivers import Page
-
-REPLY_PART = 4
-"""A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
 
 
 class TakesHandler:
     """Answers readers of tables of rollouts."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     def take(self, now: float, header: MessageHeader, body: messages.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and say what is held then."""
-        table = self._state.tables.numbered(header.table)
-        if header.fingerprint:
-            table.check_fingerprint(header.fingerprint)
-        pool = table.pool
-        if not isinstance(pool, RolloutPool):
-            raise ProtocolError("table", f"{table.name!r} stores {table.storage}; TAKE is for rollouts")
-        rows, payload = (
-            pool.give(_request_of(body), body.least, self._page(header.client), wall=now) if body.steps else ([], None)
-        )
+        table = self._desk.table(header)
+        pool = pool_of(table, RolloutPool, header, "rollouts")
+        page = self._desk.page(header.client, messages.Type.ROLLOUTS)
+        rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
         said = messages.Rollouts(
-            epoch=self._state.epoch,
+            epoch=self._desk.epoch,
             fragments=rows,
             held=entries,
             clients=clients,
             capacity=pool.capacity,
-            finished=self._state.run.finished,
+            finished=self._desk.finished,
         )
         return Reply(said, payload)
-
-    def _page(self, client: bytes) -> Page:
-        most = self._state.limits.message_bytes // REPLY_PART
-        return Page(self._state.receivers.of(client), messages.Type.ROLLOUTS, client, payload_bytes=most)
 
 
 def _request_of(body: messages.Take) -> TakeRequest:
