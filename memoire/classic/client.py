@@ -105,14 +105,15 @@ class ReplayMemoryClient(StrictAttributes):
         return self._client
 
     def sync_sizes(self, max_step: int, *, timeout: float | None = None) -> None:
-        """Fetch sizes and every parameter again, and start a new local memory of `max_step` entries.
+        """Fetch sizes and every parameter again, and start a new local memory of `max_step` entries, whatever the
+        server's `max_step` is.
 
         What the old one held is gone; totals go on. Returns when the server has answered.
 
         Raises:
             MemoireTimeout: nobody answered; the memory stays as it was.
         """
-        self._client.sync(whole("max_step", max_step, 1), timeout=timeout)
+        self._client.sync(whole("max_step", max_step, 1), timeout, overrides=True)
 
     def update_counter(self, *, timeout: float | None = None) -> None:
         """Bring the server's totals up to date: to be called after each episode. Returns when the server has them.

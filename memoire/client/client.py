@@ -312,17 +312,23 @@ class Client(Node):
         with self._waiting.changed:
             return self._session.inserts.left
 
-    def sync(self, capacity: int | None = None, timeout: float | None = None) -> None:
+    def sync(self, capacity: int | None = None, timeout: float | None = None, *, overrides: bool = False) -> None:
         """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Writers
         that were made before are closed: they would fill a memory that nobody draws from.
 
         Args:
-            capacity: Entries that the new memory has room for.
+            capacity: Entries that the new memory has room for; None: as before, or as the table says.
+            overrides: Whether `capacity` may be another than the table's `client_capacity`.
+
+        Raises:
+            ParameterError: `capacity`, or that of before, is not what the table says; the memory stays.
         """
         before, patience = self._session.told, self._waiting.seconds(timeout)
         deadline = time.monotonic() + patience
         self._io.worker.post(self._io.hello)
         self._await(lambda: self._session.told is not before, patience, "welcome")
+        if not overrides:
+            self._local.check_told(capacity)
         self._local.begin_again(capacity)
         self._end_writers("the writer", deadline)
 

@@ -75,12 +75,11 @@ class LocalMemory:
                     self._memory = self._make(self._capacity)
         return self._memory
 
-    def check_told(self) -> None:
-        """Refuse another capacity than the table says. Raises ParameterError."""
-        said = self._session.told.max_step
-        if said and self._capacity and self._capacity != said:
-            expected = f"{said}, the client_capacity of the table, or left out"
-            raise ParameterError("capacity", self._capacity, expected)
+    def check_told(self, capacity: int | None = None) -> None:
+        """Refuse another capacity, this one or that of before, than the table says. Raises ParameterError."""
+        said, capacity = self._session.told.max_step, capacity or self._capacity
+        if said and capacity and capacity != said:
+            raise ParameterError("capacity", capacity, f"{said}, the client_capacity of the table, or left out")
 
     def begin_again(self, capacity: int | None) -> None:
         """Replace it by an empty one. Its writers go on until `end_writers`."""

@@ -73,7 +73,7 @@ OF_EACH_PROCESS = {"seed", "name", "context", "limits", "clock", "keys", "state_
 """What client and server each have for themselves under the same name."""
 CLIENT_ALONE = {
     "url", "request", "push", "subscribe", "table", "timeout", "input_uuid", "when_full", "live",
-    "envs", "num_envs", "autoreset", "check",
+    "envs", "num_envs", "autoreset", "check", "overrides",
 }  # fmt: skip
 """Of `when_full`, a table of rollouts has `full`: the one is about bytes on their way, the other about entries held.
 Number and mode of environments are compared with what the environments say."""
@@ -81,7 +81,7 @@ INSIDE = {"self", "options", "observer", "stamp", "cuts_at_once", "resume"}
 
 
 def test_every_setting_of_client_and_table_is_listed():
-    calls = (memoire.connect, memoire.Client, memoire.Client.writer, WriterRegistry.make)
+    calls = (memoire.connect, memoire.Client, memoire.Client.sync, memoire.Client.writer, WriterRegistry.make)
     client = set().union(*(inspect.signature(call).parameters for call in calls)) - INSIDE
     server = {*inspect.signature(memoire.Server).parameters, *inspect.signature(memoire.Table).parameters, *TABLE_NAMES}
     assert client == CLIENT_AND_TABLE.keys() | OF_EACH_PROCESS | CLIENT_ALONE, "list what both have"
@@ -91,6 +91,12 @@ def test_every_setting_of_client_and_table_is_listed():
 
 def with_capacity(server, value):
     with memoire.connect(server.endpoint, capacity=value) as client:
+        return client.memory.capacity
+
+
+def with_capacity_of_sync(server, value):
+    with memoire.connect(server.endpoint) as client:
+        client.sync(value, timeout=100.0)
         return client.memory.capacity
 
 
@@ -106,6 +112,11 @@ def with_longest(server, value):
         (
             with_capacity,
             {"storage": "episodes", "client_capacity": 50},
+            "^capacity must be 50, the client_capacity of the table, .* got 7",
+        ),
+        (
+            with_capacity_of_sync,
+            {"client_capacity": 50},
             "^capacity must be 50, the client_capacity of the table, .* got 7",
         ),
         (

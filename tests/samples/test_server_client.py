@@ -389,7 +389,10 @@ def test_sync_begins_with_an_empty_memory_and_totals_go_on(serve, join):
     assert client.memory.capacity == 500
     record(client)
     server.configure(multi_step=2)
-    client.sync(77, timeout=100.0)
+    with pytest.raises(ParameterError, match="^capacity must be 500, the client_capacity of the table"):
+        client.sync(77, timeout=100.0)
+    assert (client.memory.capacity, client.memory.num_entries) == (500, 20)  # nothing was changed
+    client.sync(77, timeout=100.0, overrides=True)
     assert (client.memory.capacity, client.memory.num_entries, client.memory.parameters.multi_step) == (77, 0, 2)
     record(client)
     client.update(100.0)
