@@ -199,6 +199,14 @@ class Collector:
             self._loads.load(newest.body, newest.version)
         return True
 
+    def _compare_actions(self) -> None:
+        """Refuse what nodes have computed for other actions than the environments': models say for which."""
+        first = time.monotonic() + WAIT_INTERVAL  # nobody has to publish what nodes compute with
+        newest = self._model.newest() or (None if self.version else self._awaited(0, first))
+        if newest is not None:
+            for group in self._groups:
+                check_actions(newest.body, group.envs.single_action_space)
+
     def _awaited(self, after: int, deadline: float) -> Any:
         """A model above a version; None if the run is over or the deadline came first."""
         patience = time.monotonic() + self._patience
@@ -231,6 +239,8 @@ class Collector:
             return
         version = int(columns["version"])
         if version != self.version:
+            if self._asks is not None:
+                self._compare_actions()
             self._begin_version(version)
         action, envs = columns["action"], group.envs
         next_obs, reward, terminated, truncated, info = envs.step(for_space(envs.single_action_space, action))

@@ -390,9 +390,10 @@ def vector(env: Any) -> Any:
     return gymnasium.vector.SyncVectorEnv([env])
 
 
-def test_a_collector_of_other_actions_than_its_learners_is_refused() -> None:
+@pytest.mark.parametrize("acting", ["local", "remote"])
+def test_a_collector_of_other_actions_than_its_learners_is_refused(acting: Any) -> None:
     net = ActorCritic.mlp(SPACES, (8,))
-    with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16) as learner:
+    with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, policy=acting) as learner:
         with (
             Collector(learner.server.endpoint, vector(Wide)) as collector,
             pytest.raises(ParameterError, match=OTHER_ACTIONS),
