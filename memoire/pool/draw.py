@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
+from memoire.replay import mixing
 from memoire.replay.batch import Batch, GatheredSamples
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -54,16 +55,32 @@ class PooledBatch:
                 largest one in each batch.
         """
         for begin in range(0, len(self.importance) - batch_size + 1, batch_size):
-            rows = slice(begin, begin + batch_size)
-            importance, most = self.importance[rows], 1.0
-            if not is_global:
-                most = float(importance.max())
-                importance = importance / np.float32(most)
-            yield PooledBatch(self.gathered.rows(rows), importance, self.divisor * most, self.left_out)
+            yield self.rows(slice(begin, begin + batch_size), is_global)
+
+    def rows(self, rows: slice, is_global: bool) -> "PooledBatch":
+        """Some of the samples, in the same arrays; `is_global` as in `parted`."""
+        importance, divisor = _divided(self.importance[rows], self.divisor, is_global)
+        return PooledBatch(self.gathered.rows(rows), importance, divisor, self.left_out)
+
+    def joined(self, newer: "PooledBatch", is_global: bool) -> "PooledBatch":
+        """These samples and newer ones of the same table behind them, in new arrays; `is_global` as in `parted`."""
+        divisor = max(self.divisor, newer.divisor)
+        parts = [each.importance * np.float32(each.divisor / divisor) for each in (self, newer)]
+        importance, divisor = _divided(np.concatenate(parts), divisor, is_global)
+        gathered = mixing.joined([self.gathered, newer.gathered])
+        return PooledBatch(gathered, importance, divisor, newer.left_out)
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
         """What a learner gets; `update` is its `update_priorities`, given ids (`batch.ID`) and TD errors, both [B]."""
         return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
+
+
+def _divided(importance: NDArray[np.float32], divisor: float, is_global: bool) -> tuple[NDArray[np.float32], float]:
+    """Importance by the largest one in the batch, unless it is global, and what it is divided by."""
+    if is_global:
+        return importance, divisor
+    most = float(importance.max())
+    return importance / np.float32(most), divisor * most
 
 
 def gathered_from(
@@ -102,6 +119,17 @@ class Plan:
     rarest: float
     """Smallest N P(i) that an entry of the serving clients can have; inf where no minimum is known."""
 
+    def checked(self, drawn: HeldCache) -> HeldCache:
+        """What a server sent. Raises ProtocolError (code "client"): a sample is of a client that was not asked for."""
+        if not self.asked.keys() >= set(_owners_of(drawn)):
+            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
+        return drawn
+
+
+def _owners_of(drawn: HeldCache) -> list[bytes]:
+    ids = drawn.part(Part.OWNERS)
+    return [ids[i : i + 16] for i in range(0, len(ids), 16)]
+
 
 def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> Plan | None:
     """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
@@ -128,21 +156,14 @@ def finish(
     seed: int,
     beta: float,
 ) -> PooledBatch:
-    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`,
-    its importance made with exponent `beta`.
+    """The batch out of what the servers sent: DRAWN containers of `layout` (kind DRAWN), checked by `Plan.checked`,
+    shuffled by `seed`, its importance made with exponent `beta`.
 
     A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
-
-    Raises:
-        ProtocolError: a sample of a client that was not asked for.
     """
     shares, newest = [], []
     for held in drawn:
-        ids = held.part(Part.OWNERS)
-        owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
-        if not made.asked.keys() >= set(owners):
-            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
-        known = np.array([made.asked[owner] for owner in owners])
+        known = np.array([made.asked[owner] for owner in _owners_of(held)])
         shares.append(np.ascontiguousarray(known[:, 0]))
         newest.append(np.ascontiguousarray(known[:, 1]))
     picks = assemble(

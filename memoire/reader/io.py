@@ -177,6 +177,7 @@ class ReaderThread:
         down = self.channels.down()
         for server in (*self.rounds.late(now, down), *self.takes.late(now, down)):
             self._leave_out(server)
+        self._deliver()  # batches of a former size make others
         self._begin(now)
         self.taker.turn()
 

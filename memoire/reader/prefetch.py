@@ -51,6 +51,8 @@ class BatchQueue:
         self._is_starved = False  # a call found none ready since the newest round began
         self._batch_bytes = 0  # of a batch of this size; 0 before there was one
         self._ready: deque[PooledBatch] = deque()
+        self.former: deque[PooledBatch] = deque()
+        """Batches of a former size: the thread takes them, and makes others of their samples."""
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -96,20 +98,24 @@ class BatchQueue:
         return max(1, min(self.round, available // self.batch_size))
 
     def resize(self, batch_size: int) -> bool:
-        """From now on batches have this size; whether they had another one, so that those that are ready are gone."""
+        """From now on batches have this size; whether they had another one, so that those that are ready are former."""
         if batch_size == self.batch_size:
             return False
         self.batch_size, self.depth, self.failed = batch_size, self._ahead, None
         self._calm, self._batch_bytes, self._is_starved = 0, 0, False
+        self.samples -= sum(len(each.importance) for each in self._ready)
+        self.former += self._ready
         self._ready.clear()
         return True
 
     def put(self, drawn: PooledBatch) -> None:
-        """Keep a batch; one of a former size is dropped."""
-        if len(drawn.importance) == self.batch_size:
-            self._ready.append(drawn)
-            self.samples += self.batch_size
-            self._batch_bytes = self._batch_bytes or drawn.nbytes
+        """Keep a batch."""
+        if len(drawn.importance) != self.batch_size:
+            self.former.append(drawn)
+            return
+        self._ready.append(drawn)
+        self.samples += self.batch_size
+        self._batch_bytes = self._batch_bytes or drawn.nbytes
 
     def first(self) -> PooledBatch:
         """The next batch, which there has to be; it stays the next one until `take`."""
@@ -123,9 +129,11 @@ class BatchQueue:
             self._calm, self.depth = 0, max(self._ahead, self.depth // 2)
 
     def clear(self) -> None:
-        """Drop what is ready: it was drawn by parameters that no longer hold."""
+        """Drop what is there: it was drawn by parameters that no longer hold."""
         self._ready.clear()
+        self.former.clear()
 
     def close(self) -> None:
         """Nothing is drawn ahead any more."""
         self.resize(0)
+        self.former.clear()

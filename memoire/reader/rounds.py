@@ -5,7 +5,8 @@ lock, no socket, no clock.
     answered  5 of a, then 3 of b                                                          the round is whole
     finished  weighed together and shuffled ──▶ a batch of 8, or two of 4                  in the order of their plans
 
-A server that is left out takes its part of each open round along: such a round is short, and its samples are lost.
+A server that refuses its part, or is left out, makes a round short. What came of it, and what comes late, is kept: as
+many samples fewer are asked for in the next round, and all of them together make its batches.
 """
 
 from __future__ import annotations
@@ -65,13 +66,16 @@ class DrawRequest:
         return self.stock.server
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _DrawRound:
     """Batches on their way: what was planned for all of them together, and what came of it."""
 
     plan: draw.Plan
     batches: int
-    batch_size: int
+    samples: int
+    """That the servers are asked for."""
+    kept: int
+    """Of short rounds, which make its batches whole."""
     layout: ContainerLayout
     parameters: Parameters
     open: set[int] = field(default_factory=set)
@@ -140,6 +144,9 @@ class Rounds:
         self._annealing, self._choice = Annealing(), CompressionChoice()
         self._stocks: dict[RemoteServer, ServerStock] = {}
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
+        self._late: dict[int, _DrawRound] = {}  # number of each open draw of a server that was left out -> its round
+        self._kept: draw.PooledBatch | None = None  # samples that came and are in no batch yet: of short rounds
+        self._spoken_for = 0  # those of them that an open round has counted on
         self._drawn = 0  # samples that all servers were asked for
         self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
         self._pause = MIN_RETRY_INTERVAL
@@ -188,16 +195,20 @@ class Rounds:
         stock.table = None
         stock.give_up_pages()
         for made in self._rounds:
+            self._late.update(dict.fromkeys(made.open & stock.open, made))
             made.open -= stock.open
 
     def forget(self, server: RemoteServer) -> None:
         """No address lists this server any more: leave it out of batches, and drop all that is known of it."""
         self.leave_out(server)
-        del self._stocks[server]
+        for number in self._stocks.pop(server).open:
+            self._late.pop(number, None)
 
     def give_up(self) -> None:
         """Other parameters hold: batches on their way were drawn by the former ones."""
         self._rounds.clear()
+        self._late.clear()
+        self._kept, self._spoken_for = None, 0
         for stock in self._stocks.values():
             stock.table, stock.server.fingerprint = None, 0
         self._prefetch.drawing = 0
@@ -238,7 +249,9 @@ class Rounds:
             self._wait_for_agreement(differing, now)
             return None
         batches = self._batches_of(terms, tables)
-        size, names = batches * self._prefetch.batch_size, [stock.server.name for stock in there]
+        size = batches * self._prefetch.batch_size
+        kept = 0 if self._kept is None else min(size - 1, max(0, len(self._kept.importance) - self._spoken_for))
+        size, names = size - kept, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
         plan = None if self.waits_for else draw.plan(tables, size, self._rng.random())
@@ -246,7 +259,8 @@ class Rounds:
         if plan is None:
             self._wait_for_more(there, tables, now)
             return None
-        return self._draw(plan, batches, there, terms, now)
+        layout = layout_of(terms.schema, terms.parameters, ContainerKind.DRAWN)
+        return self._draw(_DrawRound(plan, batches, size, kept, layout, terms.parameters), there, now)
 
     def _batches_of(self, terms: TableTerms, tables: list[NDArray[np.void]]) -> int:
         """How many batches the next round is to draw: several are one draw, whose samples are dealt out at random."""
@@ -273,17 +287,14 @@ class Rounds:
             stock.table, stock.again_at = None, now + self._pause
         self._pause = min(2.0 * self._pause, RETRY_INTERVAL)
 
-    def _draw(
-        self, plan: draw.Plan, batches: int, there: list[ServerStock], terms: TableTerms, now: float
-    ) -> list[DrawRequest]:
+    def _draw(self, made: _DrawRound, there: list[ServerStock], now: float) -> list[DrawRequest]:
         """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
-        layout = layout_of(terms.schema, terms.parameters, ContainerKind.DRAWN)
-        made = _DrawRound(plan, batches, self._prefetch.batch_size, layout, terms.parameters)
         self._rounds.append(made)
-        self._prefetch.drawing += batches
+        self._prefetch.drawing += made.batches
+        self._spoken_for += made.kept
         self._pause = MIN_RETRY_INTERVAL
         asks = []
-        for stock, counts in zip(there, plan.counts, strict=True):
+        for stock, counts in zip(there, made.plan.counts, strict=True):
             stock.again_at = 0.0
             stock.take(counts)
             if len(counts):
@@ -353,15 +364,20 @@ class Rounds:
             # It does not know this reader's run or home (any more): HELLO says what is true now.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()
+        made = self._late.pop(ask.number, None) or next(
+            (each for each in self._rounds if ask.number in each.open), None
+        )
+        if made is None:
+            return
+        made.open.discard(ask.number)
         payload = answer.payload if isinstance(answer, Message) else None
-        for made in self._rounds:
-            if ask.number in made.open:
-                made.open.discard(ask.number)
-                if isinstance(said, messages.Drawn) and payload is not None:
-                    if said.parameters in (0, made.parameters.fingerprint):
-                        made.parts.append(payload)
-                    else:
-                        self.refused["parameters"] += 1
+        if isinstance(said, messages.Drawn) and payload is not None:
+            if said.parameters in (0, made.parameters.fingerprint):
+                made.parts.append(payload)
+            else:
+                self.refused["parameters"] += 1
+        if made not in self._rounds:  # it came late
+            self.short -= self._keep(made)
 
     def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, after: bytes, now: float) -> None:
         table = stock.collect(sums_of(said.clients), after, is_whole=said.is_whole)
@@ -378,25 +394,44 @@ class Rounds:
         while self._rounds and not self._rounds[0].open:
             made = self._rounds.pop(0)
             self._prefetch.drawing -= made.batches
-            found += self._finish(made)
-        return found
+            self._spoken_for -= made.kept
+            self.short += made.samples - self._keep(made)
+            found += self._whole()
+        while self._prefetch.former:
+            self._add(self._prefetch.former.popleft())
+        return found + self._whole()
 
-    def _finish(self, made: _DrawRound) -> list[draw.PooledBatch]:
-        """Weigh and shuffle what came; nothing if that is less than a batch."""
-        try:
-            held = [unpack.check(payload, made.layout, self._limits) for payload in made.parts]
-            came = sum(part.samples for part in held)
-            self.short += max(0, made.batches * made.batch_size - came)
-            if came < made.batch_size:
-                return []  # a server had less than it said, or went away: these are lost, the next round is whole
+    def _keep(self, made: _DrawRound) -> int:
+        """Weigh and shuffle what came, and keep it; returns its samples."""
+        held = []
+        for payload in made.parts:
+            try:
+                held.append(made.plan.checked(unpack.check(payload, made.layout, self._limits)))
+            except ProtocolError as error:  # what the others gave is none the worse for it
+                self.refused[error.code] += 1
+                self._directory.ask_soon()  # perhaps parameters changed
+        made.parts.clear()
+        if came := sum(part.samples for part in held):
             # The exponent is that of the first batch for all of a round.
             beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
-            self._annealing.batches += came // made.batch_size - 1
-            drawn = draw.finish(made.plan, held, made.layout, made.parameters, seed, beta)
-            if made.batches == 1:
-                return [drawn]
-            return list(drawn.parted(made.batch_size, made.parameters.normalize == "global"))
-        except ProtocolError as error:
-            self.refused[error.code] += 1
-            self._directory.ask_soon()  # perhaps parameters changed
+            self._annealing.batches -= 1
+            self._add(draw.finish(made.plan, held, made.layout, made.parameters, seed, beta))
+        return came
+
+    def _add(self, drawn: draw.PooledBatch) -> None:
+        self._kept = drawn if self._kept is None else self._kept.joined(drawn, self._is_global)
+
+    def _whole(self) -> list[draw.PooledBatch]:
+        """Batches of what is kept, as many as it makes; what is left over stays for the next ones."""
+        kept, size = self._kept, self._prefetch.batch_size
+        if kept is None or not 0 < size <= (count := len(kept.importance)):
             return []
+        left = count % size
+        self._annealing.batches += count // size
+        self._kept = kept.rows(slice(count - left, count), self._is_global) if left else None
+        return [kept] if count == size else list(kept.parted(size, self._is_global))
+
+    @property
+    def _is_global(self) -> bool:
+        terms = self._directory.terms
+        return terms is not None and terms.parameters.normalize == "global"

@@ -89,7 +89,21 @@ class GatheredSamples:
                 return {name: array[rows] for name, array in value.items()}
             return value[rows] if isinstance(value, np.ndarray) else value
 
-        return GatheredSamples(**{name: part(value) for name, value in vars(self).items()})
+        found = GatheredSamples(**{name: part(value) for name, value in vars(self).items()})
+        for name in found.prev_lengths.keys() | found.next_lengths.keys():
+            found._crop(name)
+        return found
+
+    def _crop(self, name: str) -> None:
+        """Make a ragged column as wide as its longest value here."""
+        sides = [
+            (side, lengths[name])
+            for side, lengths in ((self.prev, self.prev_lengths), (self.next, self.next_lengths))
+            if name in lengths
+        ]
+        longest = max(1, *(int(lengths.max(initial=0)) for _, lengths in sides))
+        for side, lengths in sides:
+            side[name] = np.ascontiguousarray(side[name][(*[slice(None)] * lengths.ndim, slice(longest))])
 
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
         """A state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without its axis K where that is 1."""

@@ -110,7 +110,7 @@ class _JoinedParts(Batch):
         parts = list(mixed.values())
         divisor = max(part.divisor for part in parts)
         importance = [part["importance"] * np.float32(part.divisor / divisor) for part in parts]
-        gathered = _joined([part.gathered for part in parts])
+        gathered = joined([part.gathered for part in parts])
         schema = _common([part.schema for part in parts], gathered)
         weights = [len(part.ids) for part in parts]
         left_out = float(np.average([part.left_out for part in parts], weights=weights))
@@ -129,8 +129,12 @@ class _JoinedParts(Batch):
         return self._mixed.update_priorities(td_errors)
 
 
-def _joined(parts: list[GatheredSamples]) -> GatheredSamples:
-    """Rows of all parts, with the columns that all have in the same form."""
+def joined(parts: list[GatheredSamples]) -> GatheredSamples:
+    """Rows of all parts in new arrays, with the columns that all have in the same form.
+
+    Raises:
+        ParameterError: transitions and sequences, or rewards of different shapes, make no batch.
+    """
     if len({part.mask is None for part in parts}) > 1:
         raise ParameterError("batch.joined", "transitions and sequences", "tables with the same sequence_length")
     shapes = {part.reward.shape[1:] for part in parts}
@@ -145,6 +149,7 @@ def _joined(parts: list[GatheredSamples]) -> GatheredSamples:
         prev=_columns([_padded(part.prev, part.prev_lengths, longest) for part in parts]),
         next=_columns([_padded(part.next, part.next_lengths, longest) for part in parts]),
         mask=None if parts[0].mask is None else np.concatenate([part.mask for part in parts if part.mask is not None]),
+        max_share=parts[0].max_share,
         prev_lengths=prev_lengths,
         next_lengths=next_lengths,
         **rows,

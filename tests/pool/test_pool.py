@@ -755,7 +755,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
-        finish(chosen, [held], layout, PLAIN, 0, 0.4)
+        chosen.checked(held)
 
 
 def test_samples_of_a_client_without_a_share_are_refused() -> None:
@@ -769,7 +769,7 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
     layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
     with pytest.raises(ProtocolError, match="not asked for"):
-        finish(chosen, [unpack.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0, 0.4)
+        chosen.checked(unpack.check(pool.draw_counts(b"r" * 16, counts), layout))
 
 
 @pytest.mark.parametrize("reuse", [False, True])

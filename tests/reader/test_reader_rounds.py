@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memoire.errors import MemoireTimeout, ParameterError
+from memoire.errors import MemoireTimeout, ParameterError, Refused
 from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
 from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
@@ -199,16 +199,79 @@ def test_what_a_server_said_long_ago_is_not_believed():
     assert kinds(world.begin()) == [("a", Sums), ("b", Sums)]
 
 
-def test_a_round_that_a_server_gives_too_little_to_is_lost_and_the_next_one_is_whole():
+def wanted_of(ask):
+    return int(unpack_counts(ask.body.counts)["count"].sum())
+
+
+def given_by(world):
+    """Samples that the servers have given for good."""
+    return sum(server.given for server in world.servers.values())
+
+
+def nothing_of(world, name):
+    return message(messages.Drawn(clients=world.servers[name].pool.reserve(b"r" * 16, 0).tobytes()))
+
+
+def damaged_of(world, name):
+    clients = world.servers[name].pool.reserve(b"r" * 16, 0).tobytes()
+    return message(messages.Drawn(clients=clients), payload=np.zeros(8, np.uint8))
+
+
+PARTS = {
+    "refused": lambda world, name: refused("too_large"),
+    "away": lambda world, name: MemoireTimeout("reply", "tcp://b", 1.0, ""),
+    "nothing": nothing_of,
+    "damaged": damaged_of,
+}
+"""What one of two servers does with its part of a round."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("batch_size", [32, 8])
+def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_next_batches(part, batch_size):
+    """No sample that a server gave for good is lost, also if the caller asks for smaller batches then."""
     world = two()
     world.begin()
     world.answer()
     ours, theirs = world.begin()
     world.answer(ours)
-    nothing = message(messages.Drawn(clients=world.servers["b"].pool.reserve(b"r" * 16, 0).tobytes()))
-    assert world.answer(theirs, by=nothing) == []
-    wanted = int(unpack_counts(theirs.body.counts)["count"].sum())
-    assert world.rounds.short == wanted > 0 and len(world.run(1)) == 1
+    assert world.answer(theirs, by=PARTS[part](world, "b")) == []
+    assert given_by(world) == wanted_of(ours) > 0 and world.rounds.short == wanted_of(theirs) > 0
+    if part == "refused":
+        with pytest.raises(Refused):
+            world.prefetch.check()
+    world.prefetch.resize(batch_size)
+    world.now += REFUSED_INTERVAL
+    world.answer()  # what is there already makes smaller batches
+    found = world.run(4)
+    assert {len(drawn.importance) for drawn in found} == {batch_size}
+    assert {float(drawn.importance.max()) for drawn in found} == {1.0}
+    assert given_by(world) == world.prefetch.samples, "each is in a batch"
+
+
+def test_samples_that_come_after_their_server_was_left_out_are_given_too():
+    world = two()
+    world.begin()
+    world.answer()
+    ours, theirs = world.begin()
+    world.answer(ours)
+    world.rounds.leave_out(theirs.server)
+    assert world.answer(theirs) and world.rounds.short == 0
+    assert given_by(world) == world.prefetch.samples == 32
+
+
+def test_batches_of_a_former_size_and_those_on_their_way_make_others():
+    world = two(ahead=2)
+    world.begin()
+    world.answer()
+    draws = world.begin()
+    world.answer(*draws[:2])
+    assert len(world.prefetch) == 1 and world.prefetch.resize(12) and not world.prefetch.resize(12)
+    world.answer()
+    assert [len(world.prefetch), world.prefetch.samples, given_by(world)] == [5, 60, 64]
+    world.prefetch.clear()
+    world.run(1)
+    assert given_by(world) - world.prefetch.samples == 0, "4 fewer were asked for"
 
 
 def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
@@ -285,17 +348,6 @@ def test_a_server_whose_connection_has_ended_is_late_at_once_if_something_is_ask
     assert [server.name for server in world.rounds.late(world.now, down)] == ["a", "b"]
 
 
-def test_a_round_that_waits_for_a_server_alone_is_over_when_that_is_left_out():
-    world = two()
-    world.begin()
-    world.answer()
-    ours, theirs = world.begin()
-    world.answer(ours)
-    world.rounds.leave_out(theirs.server)
-    assert world.answer() == [] and world.rounds.short > 0  # b's answer comes late, and its samples are lost
-    assert len(world.run(1)) == 1
-
-
 def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
     world = two()
     _, theirs = world.begin()
@@ -352,19 +404,6 @@ def test_batches_on_their_way_are_given_up_when_parameters_change():
     draws = world.begin()
     world.rounds.give_up()
     assert world.answer(*draws) == [] and world.rounds.short == 0
-
-
-def test_a_batch_of_a_former_size_is_dropped():
-    world = two()
-    world.begin()
-    world.answer()
-    world.begin()
-    assert world.prefetch.resize(16) and not world.prefetch.resize(16)
-    world.answer()
-    assert len(world.prefetch) == 0
-    world.begin()
-    world.answer()
-    assert len(world.prefetch) == 1
 
 
 def test_a_run_is_over_when_all_servers_say_so_in_their_answers():
@@ -525,3 +564,27 @@ def test_a_round_is_parted_into_batches_whose_undivided_importance_stays(is_glob
     assert largest == ([float(each) for each in importance[9:30:10]] if is_global else [1.0] * 3)
     ids = np.concatenate([part.gathered.ids["number"] for part in parts])
     assert ids.tolist() == drawn.gathered.ids["number"][:30].tolist()
+
+
+def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
+    (drawn,) = two(batch_size=8).run(1)
+    lengths = np.array([1, 2, 0, 1, 5, 4, 3, 5], np.int32)
+    gathered = copy(drawn.gathered)
+    gathered.prev, gathered.next = {"x": np.ones((8, 5), np.int8)}, {"x": np.ones((8, 5), np.int8)}
+    gathered.prev_lengths, gathered.next_lengths = {"x": lengths}, {"x": lengths[::-1]}
+    parts = list(replace(drawn, gathered=gathered).parted(4, is_global=False))
+    assert [(part.gathered.prev["x"].shape, part.gathered.next["x"].shape) for part in parts] == [((4, 5), (4, 5))] * 2
+    gathered.next_lengths = {}
+    first, second = replace(drawn, gathered=gathered).parted(4, is_global=False)
+    assert (first.gathered.prev["x"].shape, second.gathered.prev["x"].shape) == ((4, 2), (4, 5))
+    again = second.joined(first, is_global=False)
+    assert again.gathered.prev["x"].shape == (8, 5) and again.gathered.prev_lengths["x"].tolist() == [
+        5,
+        4,
+        3,
+        5,
+        1,
+        2,
+        0,
+        1,
+    ]

@@ -65,7 +65,7 @@ class PoolServer:
         for client in clients:
             self.push(client, caches)
         self.epoch, self.finished, self.standing = 1, False, None
-        self.asked = []
+        self.asked, self.given = [], 0
 
     def push(self, client, caches=1):
         """A client's caches of 50 entries, each of which holds the client's number."""
@@ -84,6 +84,7 @@ class PoolServer:
         payload = None
         if isinstance(body, messages.Draw):
             payload = self.pool.draw_counts(READER, unpack_counts(body.counts))
+            self.given += 0 if payload is None else pack.samples_of(payload)
         table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
         facts["parameters"] = self.parameters.fingerprint
