@@ -384,9 +384,9 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "take_whole": (wire.Take(steps=800, exact=False), b""),
         "rollouts_finished": (wire.Rollouts(epoch=5, finished=True), b""),
-        "find_rows_part": (wire.FindRows(call="values", partition="train", after=1, known=3), keyed.pack(["p7", "p8"])),
+        "find_rows_part": (wire.FindRows(call="values", partition="train", after=1, known=3, version=9), keyed.pack(["p7", "p8"])),
         "keyed_rows_part": (
-            wire.KeyedRows(epoch=5, after=1, known=4, is_whole=False, rows=1, bytes=600),
+            wire.KeyedRows(epoch=5, after=1, known=4, version=9, is_whole=False, rows=1, bytes=600),
             keyed.pack([keyed.RowValues(True, ["score", "text"], {"score": b"\x01"})]),
         ),
         "change_rows_further": (wire.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),

@@ -43,10 +43,14 @@ class _Upload:
 
 @dataclass(slots=True)
 class KeyedRow:
-    """A row: its number, when it was made by its writer's clock, and bytes by name."""
+    """A row as one change has left it: its number, when it was made by its writer's clock, and bytes by name. The next
+    change makes another object of it.
+    """
 
     number: int
     made: int = 0
+    version: int = 0
+    """Number of that change, over all rows."""
     tags: dict[str, bytes] = field(default_factory=dict)
     fields: dict[str, bytes] = field(default_factory=dict)
 
@@ -89,7 +93,7 @@ class KeyedStore:
         self._room = room
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
         self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # by their newest piece
-        self._newest = 0
+        self._newest = self._changes = 0
         self._rows = 0
 
     @property
@@ -154,7 +158,7 @@ class KeyedStore:
             self._forget(client, upload)
 
     def put(self, partition: str, changes: Sequence[RowChange], upload: tuple[bytes, int] = (b"", 0)) -> list[KeyedRow]:
-        """Write rows, all or none; returns them as they are then, without a copy.
+        """Write rows, all or none; returns them as they are then.
 
         Args:
             upload: Client and number of the upload that staged values are bytes of.
@@ -174,13 +178,16 @@ class KeyedStore:
 
     def _write(self, rows: dict[str, KeyedRow], change: RowChange, staged: memoryview) -> KeyedRow:
         """Write a change for which its whole size was taken; what it did not need is given back."""
-        row = rows.get(change.key)
-        if row is None:
+        former = rows.get(change.key)
+        self._changes += 1
+        if former is None:
             self._newest += 1
-            row = rows[change.key] = KeyedRow(self._newest, change.made)
+            row = KeyedRow(self._newest, change.made, self._changes)
             self._rows += 1
         else:
+            row = KeyedRow(former.number, former.made, self._changes, dict(former.tags), dict(former.fields))
             self._room.take(-ROW_BYTES - getsizeof(change.key))
+        rows[change.key] = row
         fields = {name: bytes(staged[start : start + size]) for name, (start, size) in change.staged.items()}
         for held, brought in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
             for name, value in brought.items():
@@ -211,7 +218,7 @@ class KeyedStore:
             self._partitions.clear()
 
     def find(self, partition: str, keys: Sequence[str]) -> list[KeyedRow | None]:
-        """Rows by key, without a copy: they may change. None for a key that is not here."""
+        """Rows by key, as they are now; None for a key that is not here."""
         with _core.Held(self._lock):
             rows = self._partitions.get(partition, {})
             return [rows.get(key) for key in keys]
@@ -223,7 +230,7 @@ class KeyedStore:
 
     def walk(self, partition: str | None, after: int) -> Iterator[tuple[str, str, KeyedRow]]:
         """Partition, key and row of each row above a number, in the order in which they were made; None: of all
-        partitions. Those that are here now; others may change while they are read.
+        partitions. Those that are here now, as they are now.
         """
         with _core.Held(self._lock):
             names = self._partitions if partition is None else [partition]

@@ -362,23 +362,11 @@ class KeyedClient(Node):
     ) -> list[Values | None]:
         found: list[Values | None] = []
         for some in _some(names, KEYS_PER_REQUEST):
-            after, known, is_whole, content = 0, 0, False, keyed.pack(some)
-            part = keyed.RowValues(False, [], {})  # of the first key that is missing
-            while not is_whole:
-                facts: dict[str, Any] = {"fields": list(fields), "after": after, "known": known}
-                said, payload = await self._ask(
-                    url, messages.FindRows(call="values", partition=partition, **facts), content
-                )
-                rows = keyed.unpack_values(payload)
-                if known and rows and rows[0].names != part.names:  # it is another row by now
-                    known = 0
-                    continue
-                if known and rows:
-                    rows[0] = keyed.RowValues(True, rows[0].names, part.fields | rows[0].fields)
-                if said.known:
-                    part = rows.pop()
+            reading, content = keyed.ValuesReading(partition, fields), keyed.pack(some)
+            while not reading.is_whole:
+                said, payload = await self._ask(url, reading.request, content)
+                rows = reading.take(said, payload)
                 found += [Values(_decoded(row.fields), tuple(row.names)) if row.is_there else None for row in rows]
-                after, known, is_whole = said.after, said.known, said.is_whole
         return found
 
     async def _list(self, url: str, partition: str | None) -> tuple[list[str], list[Stored]]:

@@ -15,7 +15,7 @@ from memoire.errors import ProtocolError
 
 from . import _bytes
 from .frames import Buffer
-from .messages import Count, Name, TailRow, Word
+from .messages import Count, FindRows, KeyedRows, Name, TailRow, Word
 
 Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
 MAX_FIELDS: Final = 1024
@@ -107,6 +107,38 @@ def unpack_values(payload: Buffer | None) -> list[RowValues]:
     """Rows' values. Raises ProtocolError, and nothing else."""
     rows: list[RowValues] = _unpacked(_VALUES, payload)
     return rows
+
+
+class ValuesReading:
+    """Reads the values of some keys, which come in several replies; all parts of a row are of one version.
+
+    field 1 of version 7 ──▶ the row is written ──▶ field 1 of version 8, field 2 of version 8    begun again
+
+    Args:
+        fields: Those that are asked for; none: all.
+    """
+
+    def __init__(self, partition: str, fields: Sequence[str] = ()) -> None:
+        self.is_whole = False
+        """Whether all have come."""
+        self._asks = FindRows(call="values", partition=partition, fields=list(fields), known=0)
+        self._part: dict[str, bytes] = {}  # of the row that has come in part
+
+    @property
+    def request(self) -> FindRows:
+        """What to ask for next; its payload is the keys."""
+        return self._asks
+
+    def take(self, said: KeyedRows, payload: Buffer | None) -> list[RowValues]:
+        """The rows that are whole by this reply. Raises ProtocolError, and nothing else."""
+        rows = unpack_values(payload)
+        if rows and self._part and said.version == self._asks.version:
+            rows[0] = RowValues(rows[0].is_there, rows[0].names, self._part | rows[0].fields)
+        self._part = rows.pop().fields if said.known and rows else {}
+        version = said.version if said.known else 0
+        self._asks = msgspec.structs.replace(self._asks, after=said.after, known=said.known, version=version)
+        self.is_whole = said.is_whole
+        return rows
 
 
 def _unpacked(decoder: Any, payload: Buffer | None) -> Any:

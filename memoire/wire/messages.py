@@ -695,6 +695,7 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     after: Word = 0  # tags: number of the last row that is known; else how many of the keys are known
     known: Small | None = None  # tags: partitions that came; null: no reply to tags or facts leaves any out.
     # values: fields of the first key that came; null: no row comes in parts
+    version: Word = 0  # values: of the row whose fields came; another one is begun again
     fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
 
 
@@ -717,6 +718,7 @@ class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0  # of the server: its rows are new if it is
     after: Word = 0  # what to ask with next
     known: Small = 0  # values: likewise; fields of the next key that came
+    version: Word = 0  # values: of the first row in the payload, which each change makes another one; 0: it is not here
     is_whole: bool = True  # whether nothing is left to ask for
     partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # that exist, also those without rows
     rows: Count = 0  # that this server holds now

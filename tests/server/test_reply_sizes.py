@@ -485,22 +485,45 @@ def test_a_row_that_is_longer_than_a_message_comes_in_parts():
     for name, value in fields.items():
         put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
     put(end, "p", keyed.PutRow("short", {}, {"x": b"1"}, []))
-    keys, found, after, known, is_whole = ["short", "long", "none", "short"], [], 0, 0, False
-    part = keyed.RowValues(False, [], {})
-    while not is_whole:
-        asked = messages.FindRows(call="values", partition="p", after=after, known=known)
-        reply = end.one(asked, keyed.pack(keys))
-        rows = keyed.unpack_values(reply.payload)
-        if known:
-            rows[0] = keyed.RowValues(True, rows[0].names, part.fields | rows[0].fields)
-        if reply.body.known:
-            part = rows.pop()
-            assert 1 <= len(part.fields) < 20 and part.names == list(fields)
-        found += rows
-        after, known, is_whole = reply.body.after, reply.body.known, reply.body.is_whole
+    keys, found, reading = ["short", "long", "none", "short"], [], keyed.ValuesReading("p")
+    while not reading.is_whole:
+        reply = end.one(reading.request, keyed.pack(keys))
+        found += reading.take(reply.body, reply.payload)
+    assert len(end.replies) > 25
     assert [row.fields for row in found] == [{"x": b"1"}, fields, {}, {"x": b"1"}] and not found[2].is_there
     asked = messages.FindRows(call="values", partition="p")
     assert end.one(asked, keyed.pack(["long"])).code == "too_large"
+
+
+CHANGES = {
+    "written": keyed.PutRow("long", {}, {f"field {number}": bytes([100 + number]) * 700 for number in range(20)}, []),
+    "longer": keyed.PutRow("long", {}, {"another": b"1"}, []),
+    "tagged": keyed.PutRow("long", {"status": b"1"}, {}, []),
+    "made anew": keyed.PutRow("long", {}, {f"field {number}": bytes([200 + number]) * 700 for number in range(20)}, []),
+    "gone": None,
+}
+"""What happens to a row between two of its parts."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("part", [1, 5])
+def test_all_parts_of_a_row_that_is_changed_between_two_of_them_are_of_one_version(change, part):
+    end, row = keyed_end(), CHANGES[change]
+    former = {f"field {number}": bytes([number]) * 700 for number in range(20)}
+    for name, value in former.items():
+        put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
+    found, reading, replies = [], keyed.ValuesReading("p"), itertools.count(1)
+    while not reading.is_whole:
+        reply = end.one(reading.request, keyed.pack(["long", "none"]))
+        found += reading.take(reply.body, reply.payload)
+        if next(replies) == part:
+            if change in ("gone", "made anew"):
+                end.one(messages.ChangeRows(call="clear", partition="p"), keyed.pack(["long"]))
+            for field in {} if row is None else row.fields or {"": b""}:
+                put(end, "p", keyed.PutRow("long", row.tags, {field: row.fields[field]} if field else {}, []))
+    expected = {} if row is None else row.fields if change == "made anew" else former | row.fields
+    assert [(each.fields, each.is_there) for each in found] == [(expected, row is not None), ({}, False)]
+    assert list(found[0].fields) == found[0].names
 
 
 def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():

@@ -150,7 +150,7 @@ FIELDS = {
     "schema": "WELCOME.schema WELCOME.outputs WELCOME.starts WELCOME.entries",
     "parameters": "WELCOME.parameters CONTROL.parameters JOB.options",
     "parameters or nothing": "UPDATED.parameters",
-    "word": "PROMPTS.since PROMPTS.changed PROMPTED.changed PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
+    "word": "PROMPTS.since PROMPTS.changed PROMPTED.changed PROMPTS.columns PROMPTED.epoch PROMPTED.cursor FIND_ROWS.after CHANGE_ROWS.upload KEYED_ROWS.epoch KEYED_ROWS.after FIND_ROWS.version KEYED_ROWS.version WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
     "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch ROLLOUTS.epoch",
     "hash": "NOTICE.checksum CHUNK.home CHUNK.checksum PUBLISH.checksum SUMMED.parameters DRAWN.parameters",
     "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet WELCOME.pages",

@@ -80,19 +80,22 @@ class KeyedHandler:
         return self._reply(rows)
 
     def _values(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
-        rows, known = list[keyed.RowValues](), body.known or 0
+        rows, first = list[keyed.RowValues](), found[body.after] if body.after < len(found) else None
+        version = 0 if first is None else first.version
+        known = body.known or 0 if version == body.version else 0
         for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
             fields = dict(itertools.islice(_chosen(row, body.fields).items(), known, None))
             values = keyed.RowValues(row is not None, list(row.fields) if row else [], fields)
             size = _size_of(values)
             if body.known is not None and page.is_empty and size > page.most_payload:
                 part = _part_of(key, values, page)
-                return self._reply([part], after=body.after, known=known + len(part.fields), is_whole=False)
+                known += len(part.fields)
+                return self._reply([part], after=body.after, known=known, version=version, is_whole=False)
             if not page.takes(f"row {key!r}", payload=size):
-                return self._reply(rows, after=body.after + len(rows), is_whole=False)
+                return self._reply(rows, after=body.after + len(rows), version=version, is_whole=False)
             rows.append(values)
             known = 0
-        return self._reply(rows)
+        return self._reply(rows, version=version)
 
     def change(self, now: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
         """Write rows, or take them away."""
