@@ -147,9 +147,13 @@ class Channel:
         """
         return self._link.explain(probe=probe)
 
-    def join(self, made: Socket) -> Socket:
-        """Connect a socket of the same owner to wherever this channel leads, until it renews itself."""
-        return self._link.join(made)
+    def join(self, made: Socket, *, watch: bool = False) -> Socket:
+        """Connect a socket of the same owner to wherever this channel leads, until it renews itself: `Link.join`."""
+        return self._link.join(made, watch=watch)
+
+    def endings(self, made: Socket) -> int:
+        """How many connections of such a socket have ended: see `Link.endings`."""
+        return self._link.endings(made)
 
     @property
     def resends(self) -> int:
@@ -209,6 +213,7 @@ class Channel:
         if not len(self._calls):
             self._asked_at = now
         call = self._calls.start(number, [b"", *frames], deadline, finish, now, patience)
+        self._notice_endings()
         if now >= deadline or self._is_blocked or self._is_unknown or not sockets.send(self._socket, call.frames):
             self.pump()
         else:
@@ -218,6 +223,7 @@ class Channel:
     @property
     def is_free(self) -> bool:
         """Whether `ask_at_once` may be called: it is connected, as far as is known, and nothing waits here."""
+        self._notice_endings()
         return not (self._is_unknown or self._is_blocked or len(self._calls) or self._link.is_down)
 
     def ask_at_once(
@@ -267,6 +273,7 @@ class Channel:
         now = time.monotonic()
         for call in self._calls.expired(now):
             call.finish(self._timeout(call, now))
+        self._notice_endings()
         self._look_after_link(now)
         if not len(self._calls) and not self._is_blocked and not self._link.is_outdated:
             return  # nearly always, of the many channels of a proxy
@@ -285,6 +292,12 @@ class Channel:
         if blocked != self._is_blocked:
             self._is_blocked = blocked
             self._doors.watch(self._socket, reading=True, writing=blocked)
+
+    def _notice_endings(self) -> None:
+        """Whatever is sent after this comes to the connection that was there last, or after a HELLO to a newer one."""
+        if self._introduces and self._link.monitor is not None:
+            self._link.heard()
+            self._is_unknown = self._is_unknown or self._link.is_down or self._link.connections != self._seen
 
     def _introduce(self) -> bool:
         """Tell the other side what this client takes, before it answers the first request of a connection: it may have

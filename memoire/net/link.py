@@ -97,16 +97,29 @@ class Link:
         """Whether there is surely no connection now. False where that cannot be known."""
         return self.monitor is not None and not self.is_connected
 
-    def join(self, made: Socket) -> Socket:
-        """Connect another socket to wherever this link leads, from now on."""
-        follower = self._followers[made] = (
-            None if self._shown is None else _FollowingSocket(self._shown.keys, made, self)
-        )
+    def join(self, made: Socket, *, watch: bool = False) -> Socket:
+        """Connect another socket to wherever this link leads, from now on.
+
+        Args:
+            watch: Whether somebody wants to know of its `endings`.
+        """
+        is_watched = self._shown is not None or (watch and not self.endpoint.startswith("inproc://"))
+        follower = self._followers[made] = _FollowingSocket(self._shown, made, self) if is_watched else None
         if follower is not None:
             self._doors.follow(made, follower)
         if self.address:
             self._attach(made, self.address)
         return made
+
+    def endings(self, made: Socket) -> int:
+        """How many connections of a socket that was joined, and is watched, have ended until now. Whatever it sends
+        after that comes to a connection that ends later.
+        """
+        follower = self._followers.get(made)
+        if follower is None:
+            return 0
+        follower.heard()
+        return follower.endings
 
     @property
     def look_at(self) -> float:
@@ -304,21 +317,27 @@ def _refusal(event: int, value: int) -> str:
 
 
 class _FollowingSocket:
-    """A socket beside a link's own, which may be denied by itself."""
+    """A socket beside a link's own, which may be denied by itself.
 
-    def __init__(self, keys: Keys, made: Socket, link: Link) -> None:
-        self.shown = Shown(keys, made, link.endpoint)
+    Args:
+        shown: The keys that the link's own socket shows; None: none.
+    """
+
+    def __init__(self, shown: Shown | None, made: Socket, link: Link) -> None:
+        self.shown = None if shown is None else Shown(shown.keys, made, link.endpoint)
+        self.endings = 0
+        """Connections that have ended, as far as was `heard`."""
         self.monitor: Socket | None = monitor.monitor(made, _WANTED)
         self._made, self._link = made, link
 
     @property
     def look_at(self) -> float:
         """When `turn` has something to do."""
-        return self.shown.look_at
+        return float("inf") if self.shown is None else self.shown.look_at
 
     def turn(self, now: float) -> None:
         """Dial anew, should it be time."""
-        if self.shown.is_due(now):
+        if self.shown is not None and self.shown.is_due(now):
             self._link.attach_follower(self._made)
 
     def heard(self) -> None:
@@ -329,6 +348,9 @@ class _FollowingSocket:
                 event, value = monitor.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 return
+            self.endings += event == zmq.EVENT_DISCONNECTED
+            if self.shown is None:
+                continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.shown.succeeded()
             elif event in _REFUSED:

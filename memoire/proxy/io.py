@@ -195,7 +195,9 @@ class ProxyThread:
         if isinstance(step, AnswerRequest):
             self.front.reply(step.frames)
         elif step is not None:
-            step.back.forward_request([*self._gate.passport(step.request.peer), *step.request.frames])
+            passport, introduction = self._gate.passport(step.request.peer), step.introduction
+            before = [*passport, *introduction] if introduction else ()
+            step.back.forward_request([*passport, *step.request.frames], before, step.client)
 
     def _take_cache(self, header: MessageHeader, peer: Peer, frames: Sequence[Buffer]) -> None:
         back = self.router.homes.get(header.home)

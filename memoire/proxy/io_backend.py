@@ -24,7 +24,7 @@ from memoire.models.topics import Topics
 from memoire.net import link, sockets
 from memoire.net.addresses import page_seen_from, seen_from
 from memoire.net.channel import Channel
-from memoire.net.context import Context
+from memoire.net.context import Context, Socket
 from memoire.net.feed import Feed
 from memoire.net.send_queues import SendQueue
 from memoire.net.sender import Sender
@@ -33,6 +33,7 @@ from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.hello import welcome_of
+from memoire.wire.receivers import MAX_RECEIVERS
 
 from .backend import Backend, BackendChange
 from .io_front import MESSAGES_PER_TURN, QueueSizes
@@ -84,6 +85,14 @@ class BackendSettings:
     queues: QueueSizes
 
 
+class _Introduced(list[Buffer]):
+    """A request of a client that takes less than others do, and the HELLO that says so."""
+
+    def __init__(self, frames: Sequence[Buffer], introduction: Sequence[Buffer], client: bytes) -> None:
+        super().__init__(frames)
+        self.introduction, self.client = introduction, client
+
+
 class BackendLink(Backend):
     """One address behind a proxy, with its sockets."""
 
@@ -97,6 +106,8 @@ class BackendLink(Backend):
             doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys
         )
         self._renewals = 0  # of the channel, that the other sockets have followed
+        self._told: set[bytes] = set()  # clients of which this connection has told what they take
+        self._endings = 0  # of the dealer's connections, before this one
         self._dealer = Sender(doors, is_reading=True)
         self._open_dealer()
         self._push = Sender(doors, is_reading=False)
@@ -106,7 +117,9 @@ class BackendLink(Backend):
 
     def _open_dealer(self) -> None:
         made = sockets.request_client(self._common.context, self._common.limits.reply_bytes)
-        self._dealer.use(self.channel.join(made))
+        self._dealer.use(self.channel.join(made, watch=True))
+        self._endings = 0
+        self._told.clear()
 
     @property
     def is_away(self) -> bool:
@@ -146,7 +159,7 @@ class BackendLink(Backend):
         self._take_replies(ready)
         self._feed.turn(ready, self._take_notice, self._owner.refused)
         self.topics.turn()
-        self._dealer.turn(self.requests.send)
+        self._dealer.turn(self._send_requests)
         self._push.turn(self.caches.send)
 
     def _renew(self) -> None:
@@ -173,9 +186,31 @@ class BackendLink(Backend):
 
     # Messages of clients
 
-    def forward_request(self, frames: Sequence[Buffer]) -> None:
-        """Send a request there, as soon as there is room for it."""
-        self.requests.put(frames, sum(len(frame) for frame in frames))
+    def forward_request(
+        self, frames: Sequence[Buffer], introduction: Sequence[Buffer] = (), client: bytes = b""
+    ) -> None:
+        """Send a request there, as soon as there is room for it.
+
+        Args:
+            introduction: What comes before it if this connection has told nothing of the client yet: the server may
+                have begun again since it was told what the client takes, and sends what is too large. Empty: nothing.
+        """
+        size = sum(len(frame) for frame in (*introduction, *frames))
+        self.requests.put(_Introduced(frames, introduction, client) if introduction else frames, size)
+
+    def _send_requests(self, made: Socket) -> bool:
+        return self.requests.send(made, self._send_request)
+
+    def _send_request(self, made: Socket, frames: Sequence[Buffer]) -> bool:
+        if isinstance(frames, _Introduced):
+            if (endings := self.channel.endings(made)) != self._endings or len(self._told) >= MAX_RECEIVERS:
+                self._endings = endings
+                self._told.clear()
+            if frames.client not in self._told:
+                if not sockets.send(made, frames.introduction):
+                    return False
+                self._told.add(frames.client)
+        return sockets.send(made, frames)
 
     def forward_cache(self, frames: Sequence[Buffer], size: int) -> None:
         """Queue a cache or an episode for this server; it leaves when there is room. `size` is its payload in bytes."""

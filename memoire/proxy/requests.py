@@ -8,8 +8,10 @@ anything else    ──▶ the server that it names
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -36,6 +38,9 @@ class ForwardRequest(NamedTuple, Generic[B]):
     back: B
     """The way to it."""
     request: EnvelopedRequest
+    introduction: Sequence[Buffer] = ()
+    """What a server that does not know the client has to hear before: what it takes. Empty: as much as most."""
+    client: bytes = b""
 
 
 class AnswerRequest(NamedTuple):
@@ -115,7 +120,20 @@ class Requests(Generic[B]):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return None  # its server may answer soon, and the request comes again
         self._counts.requests += 1
-        return ForwardRequest(back, self._introduced(request) if header.type is messages.Type.HELLO else request)
+        if header.type is messages.Type.HELLO:
+            request = self._introduced(request)
+        introduction = self._introduction(request, header)
+        return ForwardRequest(back, request, introduction, header.client if introduction else b"")
+
+    def _introduction(self, request: EnvelopedRequest, header: MessageHeader) -> Sequence[Buffer]:
+        """The HELLO, with its envelope, of a client that takes less than most, or has its replies through this proxy,
+        which does. Nobody waits for the answer: no request has its number.
+        """
+        takes = self.receivers.of(header.client).within(self._limits).takes
+        if not takes:
+            return ()
+        hello = messages.Hello(role="client", takes=takes)
+        return [*request.envelope, *reply(msgspec.structs.replace(header, sequence=0), hello)]
 
     def _introduced(self, request: EnvelopedRequest) -> EnvelopedRequest:
         """A HELLO that says what this proxy takes of replies, too, if that is less than what its client takes."""

@@ -51,7 +51,7 @@ class Receiver(NamedTuple):
     @classmethod
     def with_limits(cls, limits: Limits) -> Receiver:
         """A peer that was made with these limits."""
-        return cls(limits.message_bytes, limits.request_bytes, limits.tail_bytes)
+        return cls(int(limits.message_bytes), limits.request_bytes, limits.tail_bytes)
 
     def within(self, limits: Limits) -> Receiver:
         """A peer that is reached through a proxy with these limits: the lower ones of both."""

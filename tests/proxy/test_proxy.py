@@ -1,6 +1,7 @@
 """Proxies and relays: every client has a home, nobody waits for a server, and what is lost is counted."""
 
 import gc
+import itertools
 import multiprocessing
 import os
 import weakref
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
+from memoire.net import sockets
 from memoire.net.send_queues import SendQueue
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
-from memoire.wire import messages
+from memoire.wire import keyed, messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
@@ -464,3 +466,38 @@ def test_limits_apply_at_the_proxy(cluster):
     record(client)
     client.update(100.0)
     assert server.total_episodes == 2 and server.total_caches == 0
+
+
+def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_before_its_requests(cluster):
+    """At once: its first answer is no larger, though the client has not yet heard that the server began again."""
+    server = cluster.server(name="a")
+    proxy = cluster.proxy([server])
+    settled(proxy, servers=1)
+    client, numbers = b"c" * 16, itertools.count(1)
+
+    def ask(made, body, payload=None):
+        number = next(numbers)
+        frames = [b"", *encode(body, client=client, sequence=number, home=name_hash("a"), payload=payload)]
+        until(lambda: sockets.send(made, frames) and made.poll(200))
+        while (said := parse(sockets.receive(made)[1:])).header.sequence != number:
+            until(lambda: made.poll(200))  # that was the answer to the proxy's HELLO
+        return said.body
+
+    far, near = (sockets.request_client(cluster.context, 1 << 20) for _ in range(2))
+    sockets.connect(far, proxy.endpoint)
+    for life in range(3):
+        sockets.connect(near, server.endpoint)
+        ask(
+            near,
+            messages.ChangeRows(call="put", partition="p"),
+            keyed.pack([keyed.PutRow("k", {"t": bytes(3000)}, {}, [])]),
+        )
+        near.disconnect(server.endpoint)
+        if life == 0:
+            hello = messages.Hello(role="client", takes={"message_bytes": 1000, "request_bytes": 1000})
+            assert isinstance(ask(far, hello), messages.Welcome)
+        said = ask(far, messages.FindRows(call="tags", partition="p", known=1))
+        assert isinstance(said, messages.Refused) and said.code == "too_large", life
+        server = cluster.restart(server)
+    far.close(0)
+    near.close(0)
