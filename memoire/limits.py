@@ -82,8 +82,11 @@ class Limits:
     for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their oldest; the others are
     refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves.
     """
-    message_bytes: int = 256 * MiB
-    """Largest cache or episode payload."""
+    message_bytes: int = UsualSize(256 * MiB)
+    """Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their way and for
+    kept replies, beside `held_bytes`; in a container, the default is so small that all four take at most a
+    fourth of what its memory limit leaves beside `held_bytes`.
+    """
     request_bytes: int = 1 * MiB
     """Largest request or reply without a draw in it."""
     tail_bytes: int = 512 * KiB
@@ -91,7 +94,7 @@ class Limits:
     model_bytes: int = UsualSize(1 * GiB)
     """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
     which the newest ones of other topics leave no room. In a container, the default is at most a fourth of what its
-    memory limit leaves beside `held_bytes` or a proxy's queues, and half of that for a server, which has as many for
+    memory limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for
     models on their way.
     """
     model_chunk: int = 1 * MiB
@@ -243,7 +246,7 @@ class Reservation:
 
     def models(self, limits: Limits, copies: int = 1, *, is_last: bool) -> Limits:
         """Reserve what a node may keep of models; returns its limits with `model_bytes` as they are. Call it first of
-        all, for a size that was asked for, and last, for one that takes what is left.
+        all, for a size that was asked for, and last, for one that takes what is left: all copies take a fourth of it.
 
         Args:
             copies: How often a node may fill `model_bytes`.
@@ -251,13 +254,20 @@ class Reservation:
         Raises:
             ParameterError: as `reserve` and `default`.
         """
-        size = limits.model_bytes
+        return self._usual("model_bytes", limits, copies, is_last)
+
+    def messages(self, limits: Limits, copies: int, *, is_last: bool) -> Limits:
+        """The same for `message_bytes`, of messages that are under way."""
+        return self._usual("message_bytes", limits, copies, is_last)
+
+    def _usual(self, name: str, limits: Limits, copies: int, is_last: bool) -> Limits:
+        size = getattr(limits, name)
         if isinstance(size, UsualSize):
             if not is_last:
                 return limits
-            size = self.default("model_bytes", size, "models", 4 * copies)
-        self.reserve("model_bytes", size, copies * size, "models")
-        return replace(limits, model_bytes=int(size))
+            size = self.default(name, size, name, 4 * copies)
+        self.reserve(name, size, copies * size, name)
+        return replace(limits, **{name: int(size)})
 
     def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:
         limit = container.limit

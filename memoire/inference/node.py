@@ -41,6 +41,9 @@ from .stats import InferenceStats, JobStats
 
 _log = logging.getLogger(__name__)
 
+OWN_COPIES = 2
+"""How often a node has `request_bytes` beside `held_bytes`: for requests, and for replies on their way."""
+
 
 class Inference(Node):
     """Answers clients' rows with what a function makes of them, many at a time; see the module.
@@ -114,7 +117,8 @@ class Inference(Node):
         self._reserved = Reservation(self._container)
         limits = self._reserved.models(limits or Limits(), is_last=False)
         held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
-        self._reserved.reserve("held_bytes", held, held)
+        kept = min(KEPT_BYTES, held // 8)
+        self._reserved.reserve("held_bytes", held, held + kept + OWN_COPIES * limits.request_bytes)
         self._limits = self._reserved.models(replace(limits, held_bytes=held), is_last=True)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
             if (size := rows_bytes(schema, 1)) > (most := self._limits.request_bytes):
@@ -123,7 +127,7 @@ class Inference(Node):
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
         self.topic = check_topic(topic)
         budget = ByteBudget(held)
-        rows, kept = whole("queue_rows", queue_rows, 1), min(KEPT_BYTES, held // 8)
+        rows = whole("queue_rows", queue_rows, 1)
         batching = Batching(max_batch, wait, life, rows, kept, room=budget.holder("requests that wait"))
         budget.holder("kept replies", own=kept, measure=lambda: batching.kept_bytes)
         context = context or shared_context()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from memoire import arguments
+from memoire.accounting.ledger import ACCOUNT_BYTES
+from memoire.accounting.logbook import RECENT_LINE_BYTES
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
@@ -21,6 +23,8 @@ from memoire.wire.messages import MAX_INFERENCE
 
 MODEL_COPIES = 2
 """How often a server may fill `model_bytes`: with models, and with those on their way to it."""
+MESSAGE_COPIES = 4
+"""How often it has `message_bytes` beside `held_bytes`: see `ServerState` and `Dispatcher`."""
 MIN_SEED, MAX_SEED = -(2**63), 2**64
 
 
@@ -87,15 +91,19 @@ class ServerOptions:
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         reserved = Reservation(self._container)
         limits = reserved.models(self.limits, MODEL_COPIES, is_last=False)
+        limits = reserved.messages(limits, MESSAGE_COPIES, is_last=False)
         if self.byte_limit is None:
             name, held = "held_bytes", self.limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
         else:
             name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
         budgets = shared_out(own, held)
         reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
+        limits = replace(limits, held_bytes=held)
+        reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
         object.__setattr__(self, "reserved", reserved)
         object.__setattr__(self, "budgets", budgets)
-        limits = reserved.models(replace(limits, held_bytes=held), MODEL_COPIES, is_last=True)
+        limits = reserved.messages(limits, MESSAGE_COPIES, is_last=True)
+        limits = reserved.models(limits, MODEL_COPIES, is_last=True)
         object.__setattr__(self, "limits", limits)
 
     @property
@@ -138,6 +146,17 @@ class ServerOptions:
             raise ParameterError(name, value, "left out without a state_dir to keep them in")
         if every is not None and not 0.0 < every <= FOR_EVER:
             raise ParameterError("snapshot_every", every, "seconds above 0, or None")
+
+
+def account_bytes(limits: Limits) -> int:
+    """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
+    held = limits.held_bytes or HELD_BYTES
+    return max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
+
+
+def line_bytes(limits: Limits) -> int:
+    """Bytes that the newest log lines may take beside `held_bytes`."""
+    return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)
 
 
 def check_bytes(name: str, value: object) -> None:

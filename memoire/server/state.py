@@ -7,8 +7,7 @@ from sys import getsizeof
 from typing import Any
 
 from memoire.accounting.folded_sums import SumsOnlyStore
-from memoire.accounting.ledger import ACCOUNT_BYTES, MAX_GUESTS, Ledger
-from memoire.accounting.logbook import RECENT_LINE_BYTES
+from memoire.accounting.ledger import MAX_GUESTS, Ledger
 from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
@@ -23,6 +22,7 @@ from memoire.wire.receivers import Page, Receivers
 
 from .durability import Committer
 from .learners import Learners
+from .options import account_bytes, line_bytes
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
@@ -78,18 +78,16 @@ class ServerState:
         epoch: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        held = limits.held_bytes or HELD_BYTES
-        budget = budget or ByteBudget(held)
+        budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
         self.requests = budget.holder("requests", own=limits.message_bytes)
         """What a request takes while it is answered."""
         self.pushes = budget.holder("pushes", own=limits.message_bytes)
         """What a cache or episode takes while it is checked and unpacked."""
         self.replies = budget.holder("replies on their way", own=limits.message_bytes)
         """What waits for room in the connections of those who asked."""
-        accounts = max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
-        self.reports = budget.holder("clients", own=accounts)
+        self.reports = budget.holder("clients", own=account_bytes(limits))
         """Accounts, and what clients say of themselves."""
-        lines = budget.holder("log lines", own=min(RECENT_LINE_BYTES, held // 16))
+        lines = budget.holder("log lines", own=line_bytes(limits))
         self.name, self.home, self.epoch = name, name_hash(name), epoch
         self.tables, self.limits, self.committer = tables, limits, committer
         self.models = ModelStore(limits.model_bytes)

@@ -111,25 +111,31 @@ def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_
 def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed(tmp_path):
     place = of(tmp_path, 10)
     tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
-    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):  # models: 1.5 MiB
+    others = sum(place.sizes.values()) - 4 * MiB
+    assert others > 1.5 * MiB  # models, and messages under way
+    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
         with pytest.raises(ParameterError, match="makes 11.0 MiB"):
             change()
     with pytest.raises(ParameterError, match="at least"):
         tables.limit(tables.first, 1)
-    assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 5.5 * MiB)
-    tables.share_out(7 * MiB)
-    assert sum(place.sizes.values()) == 8.5 * MiB
+    assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 4 * MiB + others)
+    tables.share_out(5 * MiB)
+    assert sum(place.sizes.values()) == 5 * MiB + others
     memory = Memory(RAGGED, 10, ragged_limit=MiB // 2, container=place)
     with pytest.raises(ParameterError, match="^ragged_limit must be smaller"):
         memory.limit_ragged(2 * MiB)
     assert memory.ragged_limit == MiB // 2
 
 
-def test_defaults_are_half_of_what_the_limit_leaves(tmp_path):
+def test_defaults_are_a_part_of_what_the_limit_leaves(tmp_path):
     place = of(tmp_path, 300)
     first, second = served(place), served(place)
-    sizes = [(made.limits.held_bytes / MiB, made.limits.model_bytes / MiB) for made in (first, second)]
-    assert sizes == [(150.0, 18.75), (56.25, 7.03125)]  # a server may fill model_bytes twice
+    names = "held_bytes", "message_bytes", "model_bytes"
+    sizes = [[getattr(made.limits, name) / MiB for name in names] for made in (first, second)]
+    beside = 150 / 4 + 4  # accounts and the newest log lines
+    messages, models = (150 - beside) / 16, (150 - beside) * 3 / 4 / 8  # four and two of them take a fourth each
+    assert sizes[0] == pytest.approx([150, messages, models], rel=1e-6)
+    assert sizes[1][0] == pytest.approx((150 - beside - 4 * messages - 2 * models) / 2, rel=1e-6)
     left = 300 * MiB - sum(place.sizes.values())
     memory = Memory(RAGGED, 10, container=place)  # 0: no size of its values is asked for
     assert memory.ragged_limit == 0
@@ -140,6 +146,7 @@ NODES = {
     "byte_limit": lambda place, size: served(place, byte_limit=size),
     "held_bytes": lambda place, size: inference(place, limits=Limits(held_bytes=size)),
     "queue_bytes": lambda place, size: proxy(place, queue_bytes=size),
+    "message_bytes": lambda place, size: served(place, limits=Limits(message_bytes=size // 4)),
     "model_bytes": lambda place, size: proxy(place, limits=Limits(model_bytes=size)),
     "model_bytes of a server": lambda place, size: served(place, limits=Limits(model_bytes=size // 2)),
     "model_bytes of inference": lambda place, size: inference(place, limits=Limits(model_bytes=size)),
@@ -231,7 +238,7 @@ except memoire.errors.ParameterError as error:
     print(error)
 server = memoire.Server(None, schema)
 print(server.limits.held_bytes)
-buffer = memoire.Buffer(schema, 100_000)
+buffer = memoire.Buffer(schema, 80_000)
 for column in buffer.memory.contents()["columns"]:
     column[:] = 1
 print("filled")
