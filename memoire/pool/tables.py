@@ -191,7 +191,7 @@ class OpenTable:
 
     def __init__(self, name: str, settings: Table, pool: AnyPool, message_bytes: int = DEFAULTS.message_bytes) -> None:
         self.name, self.settings, self.pool = name, settings, pool
-        self.push_bytes = self._message_bytes = message_bytes
+        self.push_bytes = self._message_bytes = int(message_bytes)
         """Of the largest push. A server sets fewer for all of its tables if their caches are small, since more of these
         may queue (docs/sockets.md).
         """
