@@ -99,7 +99,7 @@ class SmallEnd:
 
 
 def _takes(limits):
-    return {name: getattr(limits, name) for name in ("message_bytes", "request_bytes", "tail_bytes")}
+    return {name: int(getattr(limits, name)) for name in ("message_bytes", "request_bytes", "tail_bytes")}
 
 
 def dispatcher_of(name, table, pool):
