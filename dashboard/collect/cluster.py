@@ -2,12 +2,17 @@
 
 Ledgers of runs are merged (`ledgers`), counters of single nodes are added up over their restarts (`counters`). Rates
 come of what was there ten seconds ago, forecasts of the newest twenty minutes.
+
+`EventWatcher` finds what happens to a run and its nodes, as marks on its curves: a node goes away, comes back or begins
+again. `Forecasts` says when memory or a disk will be full, and a goal reached, if it goes on like this.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,32 +22,154 @@ from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
 from .actors import ActorList, NewestModels
-from .answers import ActorRow, EpisodeRow, EventRow, Overview
+from .answers import ActorRow, EpisodeRow, EventRow, Forecast, Overview, TableRow
 from .counters import Counters
-from .events import EventWatcher
-from .forecasts import Forecasts
 from .history import HistoryPoint
-from .inference import inference_of
 from .learners import learners_of
 from .ledgers import KeptRun, RunLedgers
 from .node_state import NOT_ASKED, NodeAnswer, NodeState
 from .overview import (
     figures_of,
     freshness_of,
+    inference_of,
     learning_of,
     models_of,
     node_row,
     open_addresses,
+    prompts_of,
     roles_of,
     signs_of,
+    starts_of,
     tables_of,
 )
-from .prompts import prompts_of
-from .starts import starts_of
+from .rates import LONG_WINDOW, RateWindow
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000
 """Newest episodes that pages show."""
+
+
+START_TOLERANCE = 2.0
+"""Seconds by which a node's start, as its uptime says it, may differ between two looks at one life of it."""
+
+
+FORECAST_INTERVAL = 10.0
+"""Seconds between two looks at what forecasts are made of."""
+FORECAST_WINDOW = 1_200.0
+FULL = 0.98
+"""Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
+
+
+class Forecasts:
+    """What there was in the newest twenty minutes, and what follows from it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ring = RateWindow(FORECAST_WINDOW, FORECAST_INTERVAL)
+
+    def remember(self, now: float, totals: Totals, up: list[NodeState]) -> None:
+        """Keep what there is now. `up`: the servers that answer."""
+        values = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
+        values["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
+        values |= {
+            f"free {node.url}": float(node.stats["folder"]["free_bytes"]) for node in up if node.stats.get("folder")
+        }
+        self._ring.add(now, values)
+
+    def clear(self) -> None:
+        """Another run is counted."""
+        self._ring.clear()
+
+    def forecast(self, totals: Totals, tables: list[TableRow], up: Iterable[NodeState]) -> Forecast:
+        """When something is full or done. `up`: the servers that answer."""
+        rate = self._ring.rate
+        disks = [
+            until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", FORECAST_WINDOW))
+            for node in up
+            if node.stats.get("folder")
+        ]
+        settings, goals = self._settings, []
+        if settings.goal_steps:
+            goals.append(until(settings.goal_steps - totals.steps, rate("steps", FORECAST_WINDOW)))
+        if settings.goal_episodes:
+            goals.append(until(settings.goal_episodes - totals.episodes, rate("episodes", FORECAST_WINDOW)))
+        return Forecast(
+            memory_full=self._memory_full(tables),
+            disk_full=min((each for each in disks if each is not None), default=None),
+            goal=min((each for each in goals if each is not None), default=None),
+        )
+
+    def _memory_full(self, tables: list[TableRow]) -> float | None:
+        if any(table.full is not None and table.full >= FULL for table in tables):
+            return 0.0
+        by_bytes = [t for t in tables if t.byte_limit and t.full == t.held_bytes / t.byte_limit]
+        if not by_bytes or not self._ring.is_record("held", LONG_WINDOW):
+            return None
+        left = sum(table.byte_limit - table.held_bytes for table in by_bytes)
+        return until(left, self._ring.rate("held", FORECAST_WINDOW))
+
+
+def until(left: float, rate: float) -> float | None:
+    """Seconds until this much is gone; None where that is more than a year, or never."""
+    if left <= 0.0:
+        return 0.0
+    seconds = left / rate if rate > 0.0 else math.inf
+    return seconds if seconds < 365 * 86_400 else None
+
+
+@dataclass(slots=True)
+class _WatchedNode:
+    """One node as it was at the last look."""
+
+    state: str
+    since: float
+    started: float | None
+    """When its process began, seconds since 1970; None where nobody knows."""
+
+
+class EventWatcher:
+    """Finds what has changed since the last look. What it sees first has not happened: it was there before."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _WatchedNode] = {}
+        self._run = ""
+        self._finished = False
+
+    def look(self, now: float, run: str, nodes: Iterable[NodeState], *, finished: bool) -> list[EventRow]:
+        """The events since the last look, the oldest first."""
+        known, self._nodes = self._nodes, {node.url: _as_seen(node) for node in nodes}
+        events = self._run_events(now, run, finished)
+        for node in nodes:
+            before = known.get(node.url)
+            if before is not None:
+                events += _node_events(now, node.name or node.url, before, self._nodes[node.url])
+            if node.state == "down" and before is not None:
+                self._nodes[node.url].started = before.started
+        return events
+
+    def _run_events(self, now: float, run: str, finished: bool) -> list[EventRow]:
+        has_begun = bool(run) and run != self._run
+        has_ended = finished and not (self._finished and run == self._run)
+        self._run, self._finished = run, finished
+        found = [EventRow(now, "run_began", "", f"The dashboard saw run {run} first.")] if has_begun else []
+        return [*found, EventRow(now, "run_finished", "", f"Run {run} was finished.")] if has_ended else found
+
+
+def _as_seen(node: NodeState) -> _WatchedNode:
+    uptime, time = node.stats.get("uptime"), node.status.get("time")
+    started = float(time) - float(uptime) if uptime is not None and time is not None and node.is_up else None
+    return _WatchedNode(node.state, node.since, started)
+
+
+def _node_events(now: float, name: str, before: _WatchedNode, seen: _WatchedNode) -> list[EventRow]:
+    if before.state != "down" and seen.state == "down":
+        return [EventRow(now, "node_down", name, f"{name} does not answer.")]
+    is_new = None not in (before.started, seen.started) and seen.started > before.started + START_TOLERANCE  # type: ignore[operator]
+    if is_new:
+        return [EventRow(now, "node_restarted", name, f"{name} started again.")]
+    if before.state == "down" and seen.state != "down" and before.started is not None:
+        return [EventRow(now, "node_back", name, f"{name} answers again, after {now - before.since:.0f} s.")]
+    return []
 
 
 class Cluster:

@@ -1,17 +1,44 @@
-"""A cluster at one moment, out of what its nodes say: sums, means and the worst, each as its name says. Pure."""
+"""A cluster at one moment, out of what its nodes say: sums, means and the worst, each as its name says. Pure.
+
+Inference nodes: how many rows they answer, how long that takes, and with which model.
+
+Tables of prompts over all servers that answer: where prompts stand, who has them, what ranks got.
+
+Archives of start states, as the nodes that keep them say.
+
+A node has them in its stats, one or a list of them under "starts":
+
+    {"name": "circuits", "kept": 32, "draws": 510, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [52.0, 810]]}
+
+`best` and `first` are costs, the least is the best. `lineage` leads to the best: the cost of each state on the way that
+is known, and how many steps it is from the first one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.settings import Settings
 
-from .answers import InferenceRow, LearnerRow, Learning, NodeRow, Overview, RoleCount, SampleFreshness, TableRow
-from .counters import Counters
+from .answers import (
+    HolderRow,
+    InferenceRow,
+    LearnerRow,
+    Learning,
+    NodeRow,
+    Overview,
+    PromptsRow,
+    RoleCount,
+    SampleFreshness,
+    StartsRow,
+    TableRow,
+)
+from .counters import Counters, quantile
 from .history import HistoryPoint
 from .node_state import NodeState
 from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
@@ -32,6 +59,136 @@ _OF_INFERENCE = (
     "version",
 )
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
+
+
+REASONS = ("full", "everyone", "wait")
+"""What makes a batch due."""
+
+
+STATES: Final = ("waiting", "leased", "answered", "ready", "drawn", "committed", "dropped", "forgotten")
+MAX_HOLDERS: Final = 32
+"""Workers of each table that are shown."""
+_SUMMED: Final = ("given", "workers", "expired", "late", "failed", "stale", "replayable", "tokens_drawn")
+
+
+MAX_ARCHIVES = 64
+"""Of the whole cluster."""
+MAX_LINEAGE = 200
+"""Newest ancestors of the best that are shown."""
+
+
+def starts_of(nodes: Iterable[NodeState]) -> list[StartsRow]:
+    """All archives of the nodes that answer. What is not as above is left out: it comes from a user's program."""
+    found = []
+    for node in nodes:
+        told = node.stats.get("starts") if node.is_up else None
+        for each in told if isinstance(told, list) else [told]:
+            if isinstance(each, dict):
+                found.append(_start_row(node, each))
+    return found[:MAX_ARCHIVES]
+
+
+def _start_row(node: NodeState, told: dict[str, Any]) -> StartsRow:
+    name = node.name or node.url
+    lineage: Any = told.get("lineage")
+    steps = [(_number(each[0]), _number(each[1])) for each in (lineage if _is_list(lineage) else ()) if _is_pair(each)]
+    return StartsRow(
+        name=str(told.get("name") or name)[:256],
+        node=name,
+        kept=int(_number(told.get("kept")) or 0),
+        draws=int(_number(told.get("draws")) or 0),
+        best=_number(told.get("best")),
+        first=_number(told.get("first")),
+        lineage=[(cost, int(step)) for cost, step in steps if cost is not None and step is not None][-MAX_LINEAGE:],
+    )
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list(value) and len(value) == 2
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def prompts_of(nodes: Iterable[NodeState]) -> list[PromptsRow]:
+    """Each table that stores prompts, added up over its servers."""
+    tables: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for node in nodes:
+        for name, table in (node.stats.get("tables") or {}).items() if node.is_up else ():
+            if table.get("prompts"):
+                tables.setdefault(name, []).append((node.name, table["prompts"]))
+    return [_prompt_row(name, told) for name, told in tables.items()]
+
+
+def _prompt_row(table: str, told: list[tuple[str, Mapping[str, Any]]]) -> PromptsRow:
+    figures = [each for _, each in told]
+    holders = [HolderRow(**each, server=server) for server, stats in told for each in stats.get("holders") or ()]
+    ranks = max((len(each.get("rank_tokens") or ()) for each in figures), default=0)
+    tokens = [0] * ranks
+    reasons: Counter[str] = Counter()
+    for each in figures:
+        reasons.update(each.get("reasons") or {})
+        for rank, count in enumerate(each.get("rank_tokens") or ()):
+            tokens[rank] += count
+    return PromptsRow(
+        table=table,
+        servers=len(told),
+        states={state: sum(each[state] for each in figures) for state in STATES},
+        oldest_lease=max(each["oldest_lease"] for each in figures),
+        lag=max(each["lag"] for each in figures),
+        reasons=dict(reasons),
+        holders=sorted(holders, key=lambda each: (-each.leases, each.worker, each.server))[:MAX_HOLDERS],
+        rank_tokens=tokens,
+        **{name: sum(each[name] for each in figures) for name in _SUMMED},
+    )
+
+
+def inference_of(
+    nodes: Iterable[NodeState], newest: Mapping[str, int], awaited: Mapping[str, int]
+) -> list[InferenceRow]:
+    """Each inference node that answers.
+
+    Args:
+        newest: Version of each topic.
+        awaited: The same a while ago: what every node should have by now.
+    """
+    return [_inference_row(node, newest, awaited) for node in nodes if node.role == "inference" and node.is_up]
+
+
+def _inference_row(node: NodeState, newest: Mapping[str, int], awaited: Mapping[str, int]) -> InferenceRow:
+    stats = node.stats
+    topic, version = str(stats.get("topic") or ""), int(stats.get("version", 0))
+    counts = [node.gained(f"answered {place}")[0] for place in range(len(BOUNDS) + 1)]
+    batches = {reason: node.gained(f"batches {reason}")[0] for reason in REASONS}
+    number, answered = sum(batches.values()), sum(counts)
+    rows, seconds = node.gained("rows")
+    return InferenceRow(
+        name=node.name or node.url,
+        url=node.url,
+        version=version,
+        behind=max(0, newest[topic] - version) if topic in newest else None,
+        is_outdated=version < awaited.get(topic, 0),
+        clients=int(stats.get("clients", 0)),
+        queue_rows=int(stats.get("queue_rows", 0)),
+        rows_per_second=rows / seconds if seconds else None,
+        batch_rows=node.gained("batched_rows")[0] / number if number else None,
+        batches={reason: part / number for reason, part in batches.items()} if number else {},
+        wait=node.gained("waited")[0] / answered if answered else None,
+        p50=quantile(counts, 0.5),
+        p99=quantile(counts, 0.99),
+        busy=node.gained("computed")[0] / seconds if seconds else None,
+        refused={str(code): int(many) for code, many in (stats.get("refused") or {}).items() if many},
+        refused_per_second=node.gained("refusals")[0] / seconds if seconds else 0.0,
+        failures=int(stats.get("failures", 0)),
+        weights_failures=int(stats.get("weights_failures", 0)),
+        expired=int(stats.get("expired", 0)),
+    )
 
 
 def node_row(node: NodeState) -> NodeRow:

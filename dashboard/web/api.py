@@ -2,6 +2,8 @@
 
 Answers are written by msgspec and only described to FastAPI, so that a page of a thousand actors costs what its bytes
 cost. Handlers that read run in threads; only the stream and the login run on the loop.
+
+What the API's questions and answers look like to FastAPI: types of parameters, and models that describe answers.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import FastAPI, Header, Query, Request
+from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
@@ -48,6 +50,7 @@ from memoire.dashboard.collect.history import Curves
 from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
+from memoire.dashboard.web import event_stream
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.nodes import pages
@@ -55,34 +58,10 @@ from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
 from memoire.version import SOFTWARE, VERSION
 
-from . import exports
 from .access import AccessMiddleware, error, is_by_tls, origin_of, too_many
 from .event_stream import MAX_LISTENERS, ListenerHub, TooManyListeners
 from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrongTokens
 from .pages import add_pages
-from .schemas import (
-    MAX_POINTS,
-    YEAR_9999,
-    Client,
-    CsvTable,
-    Events,
-    Figure,
-    Limit,
-    LoginState,
-    Names,
-    Number,
-    Offset,
-    Owner,
-    ProblemAnswer,
-    Run,
-    RunFile,
-    Sort,
-    State,
-    Stream,
-    Text,
-    Time,
-    Token,
-)
 
 WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
@@ -92,6 +71,77 @@ _DEFAULTS = {
     "limits": replace(Limits(), held_bytes=HELD_BYTES, model_bytes=int(Limits.model_bytes)),
     "dashboard": Settings.defaults(),
 }
+
+
+MAX_ROWS = 1000
+MAX_POINTS = 5000
+MAX_NAMES = 256
+YEAR_9999 = 253_402_300_799.0
+
+Sort = Literal[
+    "client", "name", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
+    "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
+    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines", "model_version", "model_lag",
+]  # fmt: skip
+Figure = Literal[
+    "episodes", "steps", "steps_per_second", "return_recent", "return_mean", "generated_bytes", "pushed_caches",
+    "accepted_caches", "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+    "model_lag",
+]  # fmt: skip
+State = Literal["active", "silent", "lost", "gone"]
+Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
+Text = Annotated[str, Query(max_length=256)]
+Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
+Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; all of them by default.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
+Offset = Annotated[int, Query(ge=0, le=1 << 31)]
+Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of whose entry is wanted, in hex.")]
+Number = Annotated[int, Query(ge=0, le=1 << 62, description="Number of an entry of its owner.")]
+Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
+
+
+class ProblemAnswer(BaseModel):
+    """What every refusal says."""
+
+    error: str
+
+
+class Token(BaseModel):
+    """What a person who logs in knows."""
+
+    token: str = Field(max_length=1024)
+
+
+class LoginState(BaseModel):
+    """Whether somebody is let in."""
+
+    needs_token: bool
+    is_let_in: bool
+    software: str
+
+
+class CsvTable(StreamingResponse):
+    """A table."""
+
+    media_type = "text/csv"
+
+
+class Events(StreamingResponse):
+    """An event file."""
+
+    media_type = "application/octet-stream"
+
+
+class RunFile(StreamingResponse):
+    """A run in one file, see collect/run_file.py."""
+
+    media_type = "application/gzip"
+
+
+class Stream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
 
 
 class Api:
@@ -241,12 +291,12 @@ class Api:
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
         """Figures of a run as a table, as finely as they are kept."""
         run, names = self._wanted(run, name)
-        return _file(CsvTable, exports.csv_of(self._aggregator.history, run, names), run, "csv")
+        return _file(CsvTable, event_stream.csv_of(self._aggregator.history, run, names), run, "csv")
 
     def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
         """Figures of a run as an event file for TensorBoard."""
         run, names = self._wanted(run, name)
-        events = exports.events_of(self._aggregator.history, run, names)
+        events = event_stream.events_of(self._aggregator.history, run, names)
         return _file(Events, events, run, "tfevents")
 
     def run_file(self, run: Run = "") -> Response:

@@ -1,4 +1,7 @@
-"""A dashboard as a process, or on threads of one: what `memoire dashboard` runs."""
+"""A dashboard as a process, or on threads of one: what `memoire dashboard` runs.
+
+Its own health and metrics are pages: at its address, or at a port of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,12 +27,12 @@ from memoire.errors import EndpointError
 from memoire.nodes.exposition import Exposition
 from memoire.nodes.http import NodePages, listen
 from memoire.nodes.output import say
+from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
 from memoire.nodes.supervision import LauncherLine
 from memoire.security.tokens import Tokens
 
 from .api import create_app
 from .event_stream import ListenerHub
-from .health import probe_pages
 from .logins import Logins
 from .metrics import DashboardCollector
 
@@ -41,6 +44,28 @@ REQUEST_TIMEOUT = 10.0
 """Seconds that a connection may take for a request; at most twice as long for a later one."""
 START_TIMEOUT = 10.0
 POLL_INTERVAL = 0.25
+
+
+def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Handler]:
+    """/livez, /readyz and /metrics of a dashboard."""
+
+    def index(node: Node | None, request: PageRequest) -> Page:
+        return as_json({"pages": sorted(pages)})
+
+    def livez(node: Node | None, request: PageRequest) -> Page:
+        stuck = aggregator.liveness()
+        return as_json({"alive": not stuck, "reasons": stuck}, 503 if stuck else 200)
+
+    def readyz(node: Node | None, request: PageRequest) -> Page:
+        reasons = aggregator.readiness()
+        return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    def metrics(node: Node | None, request: PageRequest) -> Page:
+        body, kind = exposition.text(request.headers.get("accept", ""))
+        return Page(200, body, kind=kind)
+
+    pages: dict[str, Handler] = {"/": index, "/livez": livez, "/readyz": readyz, "/metrics": metrics}
+    return pages
 
 
 class _TimedConnection(H11Protocol):

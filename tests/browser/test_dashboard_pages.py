@@ -11,7 +11,7 @@ import pytest
 
 import memoire
 from boardkit import three_actors
-from memoire.dashboard.terminal import figures
+from memoire.dashboard.terminal import top
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
@@ -231,7 +231,7 @@ def test_pages_and_the_terminal_write_figures_alike(browser, board):
         open_page(page, board.url, "overview")
         script = "async (values) => { const m = await import('./static/format.js'); return ['figure', 'bytes', 'share', 'duration', 'count'].map((n) => values.map(m[n])); }"
         shown = page.evaluate(script, values)
-    calls = (figures.figure, figures.bytes_of, figures.share, figures.duration, figures.count)
+    calls = (top.figure, top.bytes_of, top.share, top.duration, top.count)
     assert shown == [[call(value) for value in values] for call in calls]
 
 

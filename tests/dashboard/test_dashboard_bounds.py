@@ -13,8 +13,7 @@ from starlette.datastructures import Headers
 from boardkit import account, one
 from memoire.dashboard.collect import nodes, verdict
 from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList
-from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.forecasts import FULL, until
+from memoire.dashboard.collect.cluster import FULL, Cluster, until
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.collect.ledgers import KeptRun
 from memoire.dashboard.collect.rates import WINDOW

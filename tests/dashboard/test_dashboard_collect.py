@@ -7,9 +7,8 @@ from memoire.accounting.account import Totals
 from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.collect.actors import ActorList
 from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
-from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.cluster import FORECAST_INTERVAL, FULL, Cluster, Forecasts, until
 from memoire.dashboard.collect.counters import Counters, quantile
-from memoire.dashboard.collect.forecasts import FORECAST_INTERVAL, FULL, Forecasts, until
 from memoire.dashboard.collect.learners import embedded, learners_of, waited
 from memoire.dashboard.collect.ledgers import MAX_RUNS, KeptRun, RunLedgers
 from memoire.dashboard.collect.node_state import NOT_ASKED, NodeAnswer, NodeState

@@ -18,16 +18,15 @@ from memoire import loggers
 from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
-from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.cluster import Cluster, until
 from memoire.dashboard.collect.counters import CounterSums, quantile
-from memoire.dashboard.collect.forecasts import until
 from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, History
 from memoire.dashboard.collect.ledgers import KeptRun
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.rates import RateWindow
 from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.web import exports
+from memoire.dashboard.web import event_stream
 from memoire.errors import HistoryError, ParameterError
 from memoire.net.resolver import NameResolver
 from memoire.wire.rows import ACCOUNT
@@ -194,7 +193,7 @@ def test_an_export_has_every_moment_once_as_finely_as_it_is_kept(history):
         history.add("r", NOW + 60.0 * minute, {"x": one(float(minute)), "steps": one(100.0 * minute)})
     history.flush()
     history.prune(NOW + 240 * 60.0)
-    rows = list(csv.reader(io.StringIO(b"".join(exports.csv_of(history, "r", ["x"])).decode())))
+    rows = list(csv.reader(io.StringIO(b"".join(event_stream.csv_of(history, "r", ["x"])).decode())))
     assert rows[0] == ["time", "seconds", "steps", "x", "x (least)", "x (greatest)"]
     times, widths = [int(row[0]) for row in rows[1:]], [int(row[1]) for row in rows[1:]]
     assert all(begin + width <= after for begin, width, after in zip(times, widths, times[1:], strict=False))
@@ -220,7 +219,7 @@ def test_an_event_file_is_read_by_the_rules_of_its_format(history):
     assert loggers.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
     for second in range(3):
         history.add("r", NOW + second, {"loss": one(second + 0.5), "steps": one(200.0 * second)})
-    data = b"".join(exports.events_of(history, "r", ["loss"]))
+    data = b"".join(event_stream.events_of(history, "r", ["loss"]))
     records = []
     while data:
         (length,) = struct.unpack_from("<Q", data)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memoire.dashboard.collect.actors import QUANTILES, RECENT_EPISODES, RECENT_SECONDS, RecentReturns
 from memoire.dashboard.collect.answers import EpisodeRow
-from memoire.dashboard.collect.events import EventWatcher
+from memoire.dashboard.collect.cluster import EventWatcher
 from memoire.dashboard.collect.history import stretches_away
 from memoire.dashboard.collect.node_state import NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import reachable
-from memoire.dashboard.collect.returns import QUANTILES, RECENT_EPISODES, RECENT_SECONDS, RecentReturns
 
 A = "http://a:1"
 

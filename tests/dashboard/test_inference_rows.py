@@ -12,7 +12,7 @@ from memoire.dashboard.collect.actors import acting_versions, behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.node_state import NodeAnswer, NodeState
-from memoire.dashboard.collect.starts import MAX_LINEAGE, starts_of
+from memoire.dashboard.collect.overview import MAX_LINEAGE, starts_of
 from memoire.dashboard.settings import Settings
 
 NODE, SERVER = "http://i:1", "http://s:1"

@@ -1,7 +1,7 @@
 """Tables of prompts as the dashboard sees them, over all servers that answer."""
 
 from memoire.dashboard.collect.node_state import NodeState
-from memoire.dashboard.collect.prompts import STATES, prompts_of
+from memoire.dashboard.collect.overview import STATES, prompts_of
 
 
 def test_ranks_and_holders_of_several_servers_are_added_up():

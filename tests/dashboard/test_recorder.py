@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from memoire.dashboard.collect.aggregator import LEDGER_INTERVAL, RunRecorder
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.recorder import LEDGER_INTERVAL, RunRecorder
 from memoire.dashboard.settings import Settings
 
 BEGAN = EventRow(1.0, "run_began", "", "The run began.")

@@ -24,7 +24,7 @@ from memoire.dashboard.collect.answers import (
     TableRow,
 )
 from memoire.dashboard.collect.verdict import Verdict
-from memoire.dashboard.terminal import figures, log_tail, top
+from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
 from netkit import Cluster, record, until
@@ -334,15 +334,15 @@ def test_what_a_table_holds_is_called_as_in_the_pages():
 @pytest.mark.parametrize(
     ("call", "value", "text"),
     [
-        (figures.figure, 0.0, "0"), (figures.figure, 0.5, "0.5"), (figures.figure, 3.14159, "3.14"),
-        (figures.figure, 1.2345e-4, "1.2e-4"), (figures.figure, 123.4, "123"), (figures.figure, 5123.4, "5,123"),
-        (figures.figure, 12_345.0, "12.3K"), (figures.figure, 999_900.0, "1M"), (figures.figure, -1_234_567.0, "-1.23M"),
-        (figures.figure, None, "-"), (figures.count, 1_234_567, "1,234,567"), (figures.share, 0.934, "93.4 %"),
-        (figures.share, 1.345, "135 %"), (figures.share, 0.0, "0 %"), (figures.bytes_of, 999, "999 B"),
-        (figures.bytes_of, 1234, "1.23 kB"), (figures.bytes_of, 45_600_000, "45.6 MB"), (figures.bytes_of, 7.89e11, "789 GB"),
-        (figures.duration, 0.0123, "12.3 ms"), (figures.duration, 4.56, "4.6 s"), (figures.duration, 45.6, "46 s"),
-        (figures.duration, 250.0, "4.2 min"), (figures.duration, 3000.0, "50 min"), (figures.duration, 11_160.0, "3.1 h"),
-        (figures.duration, 200_000.0, "2.3 days"),
+        (top.figure, 0.0, "0"), (top.figure, 0.5, "0.5"), (top.figure, 3.14159, "3.14"),
+        (top.figure, 1.2345e-4, "1.2e-4"), (top.figure, 123.4, "123"), (top.figure, 5123.4, "5,123"),
+        (top.figure, 12_345.0, "12.3K"), (top.figure, 999_900.0, "1M"), (top.figure, -1_234_567.0, "-1.23M"),
+        (top.figure, None, "-"), (top.count, 1_234_567, "1,234,567"), (top.share, 0.934, "93.4 %"),
+        (top.share, 1.345, "135 %"), (top.share, 0.0, "0 %"), (top.bytes_of, 999, "999 B"),
+        (top.bytes_of, 1234, "1.23 kB"), (top.bytes_of, 45_600_000, "45.6 MB"), (top.bytes_of, 7.89e11, "789 GB"),
+        (top.duration, 0.0123, "12.3 ms"), (top.duration, 4.56, "4.6 s"), (top.duration, 45.6, "46 s"),
+        (top.duration, 250.0, "4.2 min"), (top.duration, 3000.0, "50 min"), (top.duration, 11_160.0, "3.1 h"),
+        (top.duration, 200_000.0, "2.3 days"),
     ],
 )  # fmt: skip
 def test_figures_are_written_as_in_the_pages(call, value, text):

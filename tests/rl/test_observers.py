@@ -19,7 +19,7 @@ import memoire
 import observer_child
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.node_state import NodeState
-from memoire.dashboard.collect.starts import starts_of
+from memoire.dashboard.collect.overview import starts_of
 from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
 from memoire.inference.jobs import Jobs
 from memoire.inference.recording import fragment_of
