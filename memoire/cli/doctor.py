@@ -3,7 +3,14 @@
     name ─▶ connection ─▶ ZeroMQ's greeting and socket type ─▶ HELLO ─▶ schema ─▶ UPDATE, clocks
 
 Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It changes
-no total and no list. With a round trip (`roundtrip`) a cache is pushed and drawn back; servers count that apart.
+no total and no list.
+
+With `--inference`, one row goes there and back once a node answers. With `--roundtrip`, a cache does:
+
+    this process ──HELLO, cache──▶ proxies ──▶ its home, table ROUNDTRIP ──▶ proxies ──DRAW──▶ this process
+
+Every server has that table beside its own, so that no learner ever meets what is pushed here. Its clients are probes:
+a server counts them apart, and no total, list or metric of a run has them.
 """
 
 import contextlib
@@ -17,20 +24,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
+
+from memoire.client.client import Client, connect
 from memoire.clock import wall_clock
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
+from memoire.inference.policy import RemotePolicy
 from memoire.limits import Limits
 from memoire.net import addresses, link, sockets
 from memoire.net.context import library_version, shared_context
 from memoire.net.poller import Poller
 from memoire.nodes.timed_http import TimedSocket
+from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
+from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.wire import messages
 from memoire.wire.frames import Message, encode, parse
+from memoire.wire.identity import ROUNDTRIP
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
@@ -46,6 +60,104 @@ _PORTS = {
     "PUB": "where notices of models come from: memoire's requests go two ports below it",
     "XPUB": "where notices of models come from: memoire's requests go two ports below it",
 }
+
+
+ENTRIES = 16
+BATCH = 64
+"""Samples of a draw: others may be making the same journey, and every one of theirs may be drawn as well."""
+
+
+class Stuck(Exception):
+    """The trial cache did not arrive: the message says how far it came, and what to look at."""
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(found, advice)
+        self.found, self.advice = found, advice
+
+
+def travel(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print) -> None:
+    """Push a cache to the server that `endpoint` leads to, draw from all of them until it comes back, and compare.
+
+    Args:
+        timeout: Seconds for each part of the journey.
+        say: Takes each line of the findings.
+
+    Raises:
+        Stuck: it did not arrive, or not come back, or not as it was.
+        MemoireError: the other side refused, or did not answer.
+    """
+    marks = np.frombuffer(secrets.token_bytes(8 * ENTRIES), np.int64)
+    with connect(endpoint, table=ROUNDTRIP, timeout=timeout, capacity=ENTRIES, keys=keys) as client:
+        _push(client, marks, timeout)
+        say(f"ok   a cache of {ENTRIES} entries is at its home {client.home!r}")
+        with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1, keys=keys) as reader:
+            drawn = _draw(reader, client.client_id, timeout)
+        if not drawn or any(marks[number] != mark for number, mark in drawn):
+            raise Stuck(
+                "what was drawn is not what was pushed" if drawn else f"it was not drawn within {timeout:g} s",
+                "Is every server behind this address one of this cluster, and of this release? Their logs say more.",
+            )
+        say(f"ok   {len(drawn)} samples of it came back as they were")
+    say(f"     no total, list or metric of the run has it: servers count it apart (client {client.client_id.hex()})")
+
+
+def _push(client: Client, marks: np.ndarray, timeout: float) -> None:
+    """Record an entry for each mark, without counting them, and have a cache of them arrive."""
+    client.memory.open()
+    for mark in marks:
+        client.memory.add(0, (mark,))
+    client.memory.close(terminated=True)
+    pushed = client.push_cache(timeout)
+    deadline = time.monotonic() + timeout
+    while pushed and (stats := client.stats()).accepted_caches + sum(stats.rejected.values()) == 0:
+        if (left := deadline - time.monotonic()) <= 0.0:
+            break
+        client.update(left)
+    stats = client.stats()
+    if not pushed or stats.accepted_caches == 0:
+        reason = client.push_reason or ", ".join(stats.rejected) or f"nobody has acknowledged it within {timeout:g} s"
+        advice = "Caches take the port after the one for requests: is it open, and does the server's log say more?"
+        raise Stuck(f"a cache did not arrive: {reason}", advice)
+
+
+def _draw(reader: Reader, client: bytes, timeout: float) -> list[tuple[int, int]]:
+    """(number, mark) of every sample of this client in a batch that has some; none where there was none in time."""
+    owner, deadline = np.frombuffer(client, "<u8"), time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0.0:
+        batch = reader.get_batch(BATCH, left)
+        mine = (batch.ids["client"] == owner).all(axis=1)
+        if mine.any():
+            return list(zip(batch.ids["number"][mine].tolist(), batch["state"][mine].tolist(), strict=True))
+    return []
+
+
+def ask_row(
+    endpoint: str, told: messages.Welcome, *, timeout: float, keys: Keys | None, say: Callable[[str], object] = print
+) -> None:
+    """Ask for the outputs of a row of zeros, whose ragged columns have no element.
+
+    Args:
+        told: What the node said of itself.
+        say: Takes each line of the findings.
+
+    Raises:
+        MemoireError: the node refused, or did not answer.
+    """
+    inputs, outputs = RowSchema.from_json(told.schema), RowSchema.from_json(told.outputs)
+    for name, schema in (("inputs", inputs), ("outputs", outputs)):
+        say(f"ok   {name}: {', '.join(f'{column} {form}' for column, form in schema.items())}")
+    row = {
+        name: [np.zeros((0, *column.element), column.dtype)]
+        if column.is_ragged
+        else np.zeros((1, *column.shape), column.dtype)
+        for name, column in inputs.items()
+    }
+    with RemotePolicy(endpoint, inputs, outputs, timeout, keys=keys) as policy:
+        began = time.monotonic()
+        pending = policy.ask(row)
+        pending.result()
+        seconds = time.monotonic() - began
+    say(f"ok   a row is answered within {1e3 * seconds:.1f} ms, by version {pending.version} of the weights")
 
 
 class StepFailed(Exception):
@@ -86,7 +198,7 @@ def examine(
             places = ", ".join(found)
             say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
         if roundtrip:
-            _travel(endpoint, timeout, say, shown)
+            _try_roundtrip(endpoint, timeout, say, shown)
     except StepFailed as sick:
         say(f"FAIL {sick.found}")
         say(f"     {sick.advice}")
@@ -99,8 +211,6 @@ def examine_inference(
     endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print
 ) -> int:
     """Take every step to an inference node, and ask it for one row of zeros; the exit status. As `examine`."""
-    from .inference_check import ask_row
-
     for line in versions():
         say(f"     {line}")
     try:
@@ -410,10 +520,8 @@ def _greet(asker: _RequestSocket, say: Callable[[str], object]) -> messages.Welc
     return welcome
 
 
-def _travel(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> None:
+def _try_roundtrip(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> None:
     """Have a cache go there and back."""
-    from .roundtrip import Stuck, travel
-
     try:
         travel(endpoint, timeout=timeout, keys=keys, say=say)
     except Stuck as stuck:

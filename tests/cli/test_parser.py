@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from memoire.cli import examples, main
-from memoire.cli.parser import Parser
+from memoire.cli import main
+from memoire.cli.options import Parser
 from memoire.nodes import settings
 
 
@@ -43,7 +43,7 @@ def test_every_command_is_listed_in_one_group_of_the_help() -> None:
 
 @pytest.mark.parametrize("command", ALL)
 def test_the_help_of_each_command_has_examples_that_it_takes(command: str) -> None:
-    given = examples.EXAMPLES[command]
+    given = main.EXAMPLES[command]
     for line in given:
         words = shlex.split(line)
         assert words[: 1 + len(command.split())] == ["memoire", *command.split()]
@@ -84,7 +84,7 @@ def test_a_word_that_there_is_none_of_is_told_which_was_meant(
         return
     first, *rest = said(capsys, *words).splitlines()
     assert first.startswith(f"{who}: ") and meant in first
-    assert rest == [f"For example: {examples.EXAMPLES[who[8:]][0]}", f"`{who} --help` shows all."]
+    assert rest == [f"For example: {main.EXAMPLES[who[8:]][0]}", f"`{who} --help` shows all."]
 
 
 def test_what_follows_two_dashes_is_not_read() -> None:

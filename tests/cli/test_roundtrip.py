@@ -9,7 +9,7 @@ import pytest
 
 import memoire
 from memoire.accounting.account import Totals
-from memoire.cli import doctor, roundtrip
+from memoire.cli import doctor
 from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -96,14 +96,14 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
     client.stats.return_value = mock.Mock(accepted_caches=0, rejected={})
     client.push_cache.return_value, client.push_reason = True, ""
     client.update.side_effect = lambda left: time.sleep(min(left, 0.01))
-    with pytest.raises(roundtrip.Stuck, match="nobody has acknowledged it within 0.1 s"):
-        roundtrip._push(client, np.arange(3), 0.1)
+    with pytest.raises(doctor.Stuck, match="nobody has acknowledged it within 0.1 s"):
+        doctor._push(client, np.arange(3), 0.1)
     assert all(0.0 < call.args[0] <= 0.1 for call in client.update.call_args_list) and client.update.called
 
 
 def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):
     server, drawn = cluster.server(schema=SCHEMA), [(0, 17)]
-    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: drawn)
+    monkeypatch.setattr("memoire.cli.doctor._draw", lambda *_: drawn)
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
     assert "what was drawn is not what was pushed" in said
@@ -114,7 +114,7 @@ def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, mo
 
 def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
-    monkeypatch.setattr("memoire.cli.roundtrip.ROUNDTRIP", "no such table")
+    monkeypatch.setattr("memoire.cli.doctor.ROUNDTRIP", "no such table")
     status, said = examine(server.endpoint)
     assert status == doctor.REFUSED
     assert "has no table 'no such table'" in said

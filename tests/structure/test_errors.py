@@ -56,8 +56,7 @@ FOREIGN = {
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
     "rl/stopping.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, who prints it
-    "cli/roundtrip.py": {"Stuck"},  # likewise
+    "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
     "tq/batches.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it
     "tq/checkpoint.py": {"FileNotFoundError"},  # the same
     "tq/client.py": {"ValueError", "RuntimeError"},  # the same
