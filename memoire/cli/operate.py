@@ -1,5 +1,4 @@
-"""Commands that prepare a cluster or change one that lives: schema, plan, keys, run, drain, snapshot.
-"""
+"""Commands that prepare a cluster or change one that lives: schema, plan, keys, run, drain, snapshot."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memoire.accounting.logbook import LogEntry, format_line
-from memoire.storage.plain_log import LogFile
+from memoire.storage.rotating_log import LogFile
 
 LOG_FLUSH_INTERVAL = 1.0
 """Seconds after which lines are in the log file at the latest."""

@@ -5,6 +5,8 @@ short is completed from the database. Somebody else may rename, shorten or edit 
 them, and the lines go on in a new one.
 
     log/ant-7.00000001.log      log/ant-7.00000002.log      log/ant-8.00000003.log
+
+`LogFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is full or a file that cannot be opened must not end a server: lines that could not be written are counted.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from memoire.accounting.logbook import LogEntry, format_line
+from memoire.errors import ParameterError
+from memoire.replay.episode_store import Held
 from memoire.replay.replacement import sync
 
 from . import private_files
@@ -29,6 +35,64 @@ _log = logging.getLogger(__name__)
 SEGMENTS = 16
 """Files that the text is cut into: when a new one begins, the oldest may go."""
 _NAME = re.compile(r".*\.(\d{8})\.log")
+
+
+MODES = ("a", "w", "x", "a+", "w+", "ab", "wb", "at", "wt")
+
+
+class LogFile:
+    """A text file of lines. Thread-safe.
+
+    Args:
+        path: Made when it is not there; its folder must be.
+        mode: As of fopen: "a" goes on, "w" begins anew, "x" refuses a file that is there. UTF-8, line feeds as they
+        are.
+    """
+
+    def __init__(self, path: str | Path, mode: str = "a") -> None:
+        if mode not in MODES:
+            raise ParameterError("mode", mode, f"one of {', '.join(map(repr, MODES))}")
+        self.path = Path(path).absolute()
+        self.failed = 0
+        """Lines that could not be written."""
+        self._lock = threading.Lock()
+        opened = mode.replace("b", "").replace("t", "")
+        self._file: IO[str] | None = self.path.open(opened, encoding="utf-8", newline="", buffering=1 << 16)
+        self._is_dirty = False
+
+    def write(self, lines: list[str]) -> None:
+        """Append lines, each with its line break; they are on disk after `flush`."""
+        with Held(self._lock):
+            if self._file is None:
+                self.failed += len(lines)
+                return
+            try:
+                self._file.writelines(lines)
+                self._is_dirty = True
+            except OSError:
+                self.failed += len(lines)
+                _log.exception("%d lines could not be written to %s", len(lines), self.path)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        with Held(self._lock):
+            if self._file is not None and self._is_dirty:
+                self._is_dirty = False
+                try:
+                    self._file.flush()
+                except OSError:
+                    _log.exception("%s could not be flushed", self.path)
+
+    def close(self) -> None:
+        """Flush and close; later lines are counted as failed."""
+        self.flush()
+        with Held(self._lock):
+            file, self._file = self._file, None
+            if file is not None:
+                try:
+                    file.close()
+                except OSError:
+                    _log.exception("%s could not be closed", self.path)
 
 
 def text_of(entry: LogEntry) -> bytes:

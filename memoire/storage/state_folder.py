@@ -11,6 +11,8 @@ One thread writes (`saver`). While it saves one group, the next one gathers (`jo
 cost one sync of the disk and not three hundred; `done` is called when a group is on disk. A full disk delays: the group
 is tried again until there is room. A disk that fails ends it: after an error of a sync nobody knows what is on disk,
 and trying again would say yes to what may be lost.
+
+What it says of its runs, their accounts and their log lines is read beside the writer, from any thread; what is asked for often is in memory (`records.StateContents`).
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from memoire.accounting.kept_accounts import Packed, StoredAccounts
 from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.packing import AccountPacker
 from memoire.accounting.runs import FolderStats
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.clock import wall_clock
@@ -34,12 +38,12 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 
 from . import records
-from .backup import DatabaseBackups
+from .database_reader import DatabaseReader
+from .disk_errors import as_saved
 from .file_system import bytes_in
 from .opening import OpenFolder
-from .reading import StoredRuns
-from .records import LAST, META
-from .saver import Saver
+from .records import LAST, META, SETTING, StateContents, condition
+from .saver import DatabaseBackups, Saver
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +55,87 @@ _EVERY: Final = LineFilter()
 
 _left_alone: list[object] = []  # in a forked child: never closed there
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+class StoredRuns:
+    """The runs of an open state folder. Thread-safe.
+
+    Args:
+        path: Of the database.
+        contents: As its writer keeps them.
+        reader: Of the database.
+        packing: How accounts are packed.
+        check_open: Raises Closed once the folder is closed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        contents: StateContents,
+        reader: DatabaseReader,
+        packing: AccountPacker,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.path = path
+        self._contents, self._reader, self._packing, self._check_open = contents, reader, packing, check_open
+
+    def runs(self) -> list[RunFacts]:
+        """All runs, in the order in which they began; the one that is counted has not ended."""
+        numbers = self._contents.runs
+        return sorted(dict(self._contents.facts_of).values(), key=lambda facts: numbers[facts.name])
+
+    def settings(self) -> dict[str, str]:
+        """Texts that were saved, by name."""
+        with as_saved(self.path):
+            self._check_open()
+            return {key.decode(): body.decode() for key, body in self._reader.facts(SETTING)}
+
+    def accounts(self, run: str) -> StoredAccounts:
+        """The accounts of a run, of other servers too; each is read when it is asked for."""
+        return StoredAccounts(self._packing, _RunReader(self, run))
+
+    def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
+        self._check_open()
+        number = self._contents.runs.get(run)
+        return [] if number is None else self._reader.accounts(number, begin, most, before)
+
+    def line_count(self, run: str) -> int:
+        """Lines of a run that were ever taken: the index of the newest one."""
+        number = self._contents.runs.get(run)
+        return 0 if number is None else self._contents.counts.get(number, 0)
+
+    def search(self, run: str, wanted: LineFilter, most: int, newest_first: bool) -> list[LogEntry]:
+        """Log lines of a run, at most so many of those wanted; an unknown run has none.
+
+        Raises:
+            StateCorrupt: one of them is damaged; or any line is, if more than their index is wanted.
+        """
+        self._check_open()
+        number = self._contents.runs.get(run)
+        found = None if number is None else condition(number, wanted)
+        if found is not None and wanted != LineFilter(after=wanted.after, before=wanted.before):
+            self._reader.check_lines()
+        return [] if found is None else self._reader.lines(*found, "DESC" if newest_first else "ASC", most)
+
+
+class _RunReader:
+    """Reads the accounts of one run, which may be one that is not saved yet."""
+
+    def __init__(self, stored: StoredRuns, run: str) -> None:
+        self._stored, self._run = stored, run
+
+    def body(self, key: bytes) -> bytes | None:
+        """Body of the account with this key."""
+        return next((body for _, body in self.after(key, 1, key + b"\0")), None)
+
+    def after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts from this key on, ascending, whose keys are below `before`."""
+        return self._stored.packed_accounts(self._run, key, most, before)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Within it, what cannot have been saved is StateCorrupt."""
+        return as_saved(self._stored.path)
 
 
 def _nothing(point: str) -> None:

@@ -16,7 +16,7 @@ from memoire.limits import Limits
 from memoire.net import channel, feed, sockets
 from memoire.proxy import io_front, requests
 from memoire.server import io_intake, io_requests
-from memoire.storage import stored_models
+from memoire.storage import opening
 
 CONSTANTS: Final[dict[tuple[Any, str], float]] = {
     (io_requests, "REQUESTS_PER_TURN"): 1,
@@ -31,7 +31,7 @@ CONSTANTS: Final[dict[tuple[Any, str], float]] = {
     (sockets, "REQUEST_MESSAGES"): 2,
     (sockets, "NOTICE_MESSAGES"): 1,
     (sockets, "DATA_MESSAGES"): 1,
-    (stored_models, "INLINE_BYTES"): 0,
+    (opening, "INLINE_BYTES"): 0,
     (io_requests, "FOLD_INTERVAL"): 0.5,
 }
 LIMITS: Final = {"inline_model": 0, "model_chunk": 16, "account_timeout": 5.0, "request_bytes": 1 << 16}

@@ -46,7 +46,7 @@ from memoire.replay.schema import Schema
 from memoire.rl import weights
 from memoire.rl.demo import learner
 from memoire.rl.sample_journal import SampleJournal
-from memoire.storage import checked_file, restore, snapshot, snapshot_file, stored_models, stored_prompts
+from memoire.storage import checked_file, opening, restore, snapshot, snapshot_file, stored_prompts
 from memoire.storage.checked_file import CheckedFile, FileKind
 from memoire.storage.folder_lock import lock_folder
 from memoire.storage.record_log import RecordLog
@@ -405,11 +405,11 @@ class StateDatabase:
     def __init__(self, folder, at=lambda step: None):
         self._folder, self._at, self._lock = folder, at, lock_folder(folder)
         try:
-            self.models = stored_models.StoredModels(folder, at)
+            self.models = opening.StoredModels(folder, at)
             rows = []
             if (folder / "facts").exists():
                 with CheckedFile(folder / "facts", KIND) as file:
-                    rows = [(stored_models.run_key(1, b"policy"), record.payload) for record in file.records()]
+                    rows = [(opening.run_key(1, b"policy"), record.payload) for record in file.records()]
             elif any(folder.glob("*.model")):
                 raise DataError(str(folder), "has models and no facts")  # as a state folder without its state file
             self.models.load(rows)
@@ -433,7 +433,7 @@ class StateDatabase:
 
 
 def body_of(number):
-    return b"%d" % number * (stored_models.INLINE_BYTES + 1)
+    return b"%d" % number * (opening.INLINE_BYTES + 1)
 
 
 def stored_model(folder, number, at):

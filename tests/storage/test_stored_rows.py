@@ -12,9 +12,8 @@ from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.errors import StateCorrupt
 from memoire.storage import records
-from memoire.storage.records import META, MODEL, RUN, SEGMENT, WORD, LogSegment, StateContents
+from memoire.storage.records import MAX_TEXT, META, MODEL, RUN, SEGMENT, WORD, LogSegment, StateContents, condition
 from memoire.storage.seal import SUMS, RowsChecksum
-from memoire.storage.search import MAX_TEXT, condition
 from memoire.wire.messages import Line
 
 PATH = Path("/nowhere/state.db")
