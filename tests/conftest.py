@@ -183,11 +183,11 @@ def without_io() -> Iterator[None]:
 TIMES = {
     "keys_reread": (
         "memoire.security.keyfolder.REREAD_INTERVAL",
-        "memoire.net.curve_client.REREAD_INTERVAL",
+        "memoire.net.link.REREAD_INTERVAL",
         "memoire.net.curve_server.KEYS_INTERVAL",
     ),
-    "refused_pause": ("memoire.net.curve_client.PAUSE",),
-    "refused_max_pause": ("memoire.net.curve_client.MAX_PAUSE",),
+    "refused_pause": ("memoire.net.link.REFUSED_PAUSE",),
+    "refused_max_pause": ("memoire.net.link.MAX_REFUSED_PAUSE",),
     "denied": ("memoire.net.channel.DENIED_TIMEOUT",),
     "second_key": ("memoire.net.curve_server.SECOND_KEY",),
     "channel_renewed": ("memoire.net.channel.RENEW_TIMEOUT",),
@@ -199,7 +199,7 @@ TIMES = {
     "left_out": ("memoire.reader.directory.LEFT_OUT_TIMEOUT",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
-    "unheard": ("memoire.models.subscription_watch.UNHEARD_TIMEOUT",),
+    "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
     "log_flush": ("memoire.server.io_lines.LOG_FLUSH_INTERVAL",),
     "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),

@@ -50,7 +50,6 @@ from memoire.dashboard.collect.history import Curves
 from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.web import event_stream
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.nodes import pages
@@ -58,6 +57,7 @@ from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
 from memoire.version import SOFTWARE, VERSION
 
+from . import event_stream
 from .access import AccessMiddleware, error, is_by_tls, origin_of, too_many
 from .event_stream import MAX_LISTENERS, ListenerHub, TooManyListeners
 from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrongTokens

@@ -1,11 +1,18 @@
 """The thread of an inference node: it takes requests, has batches computed, and sends the answers.
 
 ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──▶ SendQueues ──▶ ROUTER
+
+There are two threads beside its sockets: one runs batches, one after the other, one makes weights ready.
+
+io ──batch, weights──▶ memoire-batches ──outputs──▶ io     weights are chosen when it begins
+io ──newest model────▶ memoire-weights ──weights──▶ io
 """
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +42,6 @@ from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_
 
 from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
 from .computation import Computation, Weights
-from .io_batches import SerialThread
 from .io_jobs import JobService
 from .io_weights import ModelLink
 from .stats import InferenceCounts
@@ -47,6 +53,52 @@ QUICK_TIME, QUICK_BATCHES = 0.001, 20
 """After so many batches in a row that took less than these seconds, the thread of the sockets computes the next ones: a
 thread of their own costs more than such a batch, and saves nothing. One that takes longer ends that.
 """
+
+
+class SerialThread:
+    """Runs functions one after the other in a thread of its own.
+
+    Args:
+        is_newest_only: A function that has not begun makes room for the next one.
+    """
+
+    def __init__(self, name: str, *, is_newest_only: bool = False) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_newest_only = is_newest_only
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Have the thread call this. From any thread."""
+        self._waiting.put(function)
+
+    def trouble(self) -> list[str]:
+        """Why a restart is needed, in words: the thread died. Empty while it lives or was never started."""
+        is_dead = self._thread.ident is not None and not self._thread.is_alive()
+        return [f"thread {self._thread.name} has died: its log says why"] if is_dead else []
+
+    def stop(self, timeout: float) -> bool:
+        """End after the function that runs now; False if it has not ended after these seconds."""
+        self._waiting.put(None)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (function := self._next()) is not None:
+            try:
+                function()
+            except Exception:
+                _log.exception("%s: a function failed", self._thread.name)
+
+    def _next(self) -> Callable[[], None] | None:
+        function = self._waiting.get()
+        while self._is_newest_only and function is not None and not self._waiting.empty():
+            function = self._waiting.get()
+        return function
 
 
 @dataclass(slots=True)

@@ -1,4 +1,8 @@
-"""The thread of a policy far away: it asks one of several inference nodes, and goes on to the next one."""
+"""The thread of a policy far away: it asks one of several inference nodes, and goes on to the next one.
+
+All requests of a policy that acts step by step are the same but for a number and the values, and so are their answers:
+few steps make and read them here, and compiled ones. Whatever is not just so is for the parser, which says what it is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,18 +24,62 @@ from memoire.net.sockets import ANSWER_TIMEOUT
 from memoire.net.turns import LentWorker
 from memoire.replay.row_schema import RowSchema
 from memoire.security.keyfolder import Keys
-from memoire.wire import messages
-from memoire.wire.frames import Answer, Message
+from memoire.wire import _bytes, messages
+from memoire.wire.frames import Answer, Message, encode
 from memoire.wire.row_container import Rows, unpack_rows
+from memoire.wire.row_form import FORMS
 
 from .choice import PROBE_INTERVAL, NodeChoice
-from .exchange import Exchange
 
 MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""
 
 MAX_EXCHANGES = 256
 """Numbers of rows of which the frames are kept; others are made again."""
+
+
+ANSWER_FRAMES: Final = 3
+"""Of an answer: an empty one, the header, the rows."""
+
+
+class Exchange:
+    """Requests of so many rows, and the answers.
+
+    Args:
+        head: Frame 0 of one of them, with whatever number and payload.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any, head: bytes, expected: bytes, tail_bytes: int) -> None:
+        self._inputs, self._outputs, self._head = inputs, outputs, head
+        self._expected, self._tail_bytes = expected, tail_bytes
+
+    @classmethod
+    def of(
+        cls, inputs: RowSchema, outputs: RowSchema, rows: int, *, client: bytes, patience: float, limits: Limits
+    ) -> Exchange | None:
+        """The exchange of so many rows; None while the forms of both containers are not known."""
+        asked, answered = FORMS.of(inputs, rows), FORMS.of(outputs, rows)
+        if asked is None or answered is None:
+            return None
+        facts: dict[str, Any] = {"client": client, "payload": b"\0"}
+        head = encode(messages.Infer(patience=patience), fingerprint=inputs.fingerprint, **facts)[0]
+        expected = encode(messages.Inferred(), fingerprint=outputs.fingerprint, **facts)[0]
+        return cls(asked, answered, head, expected, limits.tail_bytes)
+
+    def request(self, columns: Mapping[str, Any], number: int) -> list[bytes] | None:
+        """The frames of a request; None if the columns are not just as they should be."""
+        payload = self._inputs.pack(columns) if type(columns) is dict else None
+        return None if payload is None else [b"", _bytes.renumbered(self._head, number, payload), payload]
+
+    def outputs(self, frames: Sequence[Any], number: int) -> Rows | None:
+        """The columns of an answer; None if the frames are something else than the usual answer to this request."""
+        if len(frames) != ANSWER_FRAMES or len(frames[0]):
+            return None
+        _, head, payload = frames
+        if not _bytes.is_answer(head, payload, self._expected, number, self._tail_bytes):
+            return None
+        found: Rows | None = self._outputs.unpack(payload)
+        return found
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,8 @@ them, and the lines go on in a new one.
 
     log/ant-7.00000001.log      log/ant-7.00000002.log      log/ant-8.00000003.log
 
-`LogFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is full or a file that cannot be opened must not end a server: lines that could not be written are counted.
+`LogFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is full
+or a file that cannot be opened must not end a server: lines that could not be written are counted.
 """
 
 from __future__ import annotations

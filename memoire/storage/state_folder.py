@@ -12,7 +12,8 @@ cost one sync of the disk and not three hundred; `done` is called when a group i
 is tried again until there is room. A disk that fails ends it: after an error of a sync nobody knows what is on disk,
 and trying again would say yes to what may be lost.
 
-What it says of its runs, their accounts and their log lines is read beside the writer, from any thread; what is asked for often is in memory (`records.StateContents`).
+What it says of its runs, their accounts and their log lines is read beside the writer, from any thread; what is asked
+for often is in memory (`records.StateContents`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 import memoire
 from memoire.errors import MemoireTimeout, Refused
-from memoire.inference.exchange import Exchange
+from memoire.inference.io_policy import Exchange
 from memoire.limits import Limits
 from memoire.replay.row_schema import row_schema_from
 from memoire.wire import _bytes, messages

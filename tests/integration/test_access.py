@@ -16,7 +16,7 @@ from memoire.cli import doctor
 from memoire.client.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.net import curve_server, descriptors, monitor, sockets
-from memoire.net.curve_client import Shown
+from memoire.net.link import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.security import key_writer, keypairs, permissions

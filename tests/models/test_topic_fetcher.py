@@ -11,7 +11,7 @@ from memoire.models import fetcher, received
 from memoire.models.fetcher import ChunkRequest, CompleteModel, TopicFetcher
 from memoire.models.model import MAX_TOPICS, chunk_of, make
 from memoire.models.received import ReceivedModels
-from memoire.models.subscription_watch import UNHEARD_TIMEOUT, SubscriptionWatch
+from memoire.models.topics import UNHEARD_TIMEOUT, SubscriptionWatch
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, reply
 

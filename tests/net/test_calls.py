@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.net.pending_requests import PendingRequests
+from memoire.net.channel import PendingRequests
 
 
 def started(deadline=100.0, first=1.0, most=8.0, seed=0):

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from memoire.errors import EndpointError, ParameterError
-from memoire.net import addresses, reachability, sockets
+from memoire.net import addresses, resolver, sockets
 from memoire.net.context import shared_context, use_io_threads
 from memoire.net.poller import Poller
 from netkit import DEADLINE, KeepingContext
@@ -230,7 +230,7 @@ def test_waiting_for_room_and_for_messages(context):
     ],
 )
 def test_an_address_that_does_not_answer_is_explained(endpoint, advice):
-    assert advice in reachability.why_unreachable(endpoint)
+    assert advice in resolver.why_unreachable(endpoint)
 
 
 @pytest.mark.parametrize("count", [0, 65])

@@ -28,8 +28,7 @@ from memoire.client.pushes import Pusher
 from memoire.client.reports import MemorySums, report_of
 from memoire.client.session import Session
 from memoire.limits import Limits
-from memoire.net.channel import Channel
-from memoire.net.pending_requests import PendingRequests
+from memoire.net.channel import Channel, PendingRequests
 from memoire.pool.caches import Pool
 from memoire.pool.desk import Reply
 from memoire.pool.tables import Table, Tables

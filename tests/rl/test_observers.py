@@ -22,7 +22,7 @@ from memoire.dashboard.collect.node_state import NodeState
 from memoire.dashboard.collect.overview import starts_of
 from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
 from memoire.inference.jobs import Jobs
-from memoire.inference.recording import fragment_of
+from memoire.inference.observer import fragment_of
 from memoire.nodes.http import NodePages
 from memoire.pool import rollout_transport
 from memoire.replay.columns import Column

@@ -18,7 +18,7 @@ from history.plants import planted, replace
 @planted("")
 def never_sent_again() -> None:
     """A request whose answer is lost is not sent again."""
-    from memoire.net.pending_requests import PendingRequests
+    from memoire.net.channel import PendingRequests
 
     sent = PendingRequests.sent
 
@@ -108,7 +108,7 @@ def requests_to_anyone() -> None:
 @planted("")
 def answers_by_order() -> None:
     """A client takes each answer for that of its oldest request, whatever its number says."""
-    from memoire.net.pending_requests import PendingRequests
+    from memoire.net.channel import PendingRequests
 
     take = PendingRequests.take
 
