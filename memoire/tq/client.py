@@ -1,4 +1,7 @@
-"""The client of keyed rows: which server has a key, and requests that are no longer than a message."""
+"""The client of keyed rows: which server has a key, and requests that are no longer than a message.
+
+Its thread has one channel to each server.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,26 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tensordict import TensorDict
 
 from memoire.arguments import text
-from memoire.errors import Closed, Refused
+from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.net.addresses import check
-from memoire.net.context import shared_context
-from memoire.net.thread import Node, close_at_exit
+from memoire.net.channel import Channel, open_channels
+from memoire.net.context import Context, shared_context
+from memoire.net.thread import Node, Worker, close_at_exit
 from memoire.replay.episode_store import Held
 from memoire.security.keyfolder import Given, Keys
 from memoire.wire import _bytes, keyed, messages
+from memoire.wire.frames import Answer, Message
 from memoire.wire.refusals import PASSING
 
-from . import batches, values
-from .io import KeyedThread
+from . import values
 from .metadata import BatchMeta
 
 Result = TypeVar("Result")
@@ -41,6 +46,75 @@ PASSING_TIMEOUT = 120.0
 """Seconds for which what a server has no room for yet is sent again: it keeps an upload whose sender died for less."""
 PAUSE, MOST_PAUSE = 0.02, 1.0
 """Seconds before it is sent again at first; doubles up to the most."""
+
+
+class KeyedThread:
+    """Owns the channels.
+
+    Args:
+        client: 16 bytes, the id of whoever asks.
+
+    Raises:
+        EndpointError: an address is malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, client: bytes, limits: Limits, keys: Keys | None, context: Context
+    ) -> None:
+        self._limits = limits
+        self._worker = Worker("memoire-tq", self._turn, self._next_time, self._at_end)
+        self._channels: dict[str, Channel] = {}
+        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": itertools.count(1)}
+        open_channels(self._channels, urls, self._worker, context, **facts)
+
+    def start(self) -> None:
+        """Begin."""
+        self._worker.start()
+
+    def ask(self, url: str, body: messages.Body, payload: Any = None) -> Future[Message]:
+        """Send a request to one server. From any thread.
+
+        The future has its reply, or MemoireTimeout after `limits.request_timeout`, or why it was refused.
+        """
+        made: Future[Message] = Future()
+
+        def finish(answer: Answer) -> None:
+            if made.cancelled():
+                return
+            if isinstance(answer, MemoireError):
+                made.set_exception(answer)
+            elif isinstance(answer.body, messages.KeyedRows | messages.Welcome):
+                made.set_result(answer)
+            else:
+                made.set_exception(Refused(url, "unexpected", f"{answer.type.name} came"))
+
+        deadline = time.monotonic() + self._limits.request_timeout
+        self._worker.post(lambda: self._send(url, body, finish, deadline, payload))
+        return made
+
+    def _send(self, url: str, body: messages.Body, finish: Any, deadline: float, payload: Any) -> None:
+        try:
+            self._channels[url].ask(body, finish, deadline, payload=payload)
+        except (MemoireError, ValueError) as error:
+            finish(ProtocolError("value", str(error)))
+
+    def stop(self, timeout: float) -> bool:
+        """End; False if it has not ended in these seconds."""
+        return self._worker.stop(timeout)
+
+    # ------------------------------------------------------------------------- from here on: inside of the thread
+
+    def _next_time(self) -> float:
+        return min(channel.next_time() for channel in self._channels.values())
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        for channel in self._channels.values():
+            channel.turn(ready)
+
+    def _at_end(self) -> None:
+        for channel in self._channels.values():
+            channel.close(Closed("this client"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +255,7 @@ class KeyedClient(Node):
         return await self.on_any_loop(self._data(metadata))
 
     async def async_put(
-        self, data: TensorDict, metadata: BatchMeta, data_parser: batches.Parser | None = None
+        self, data: TensorDict, metadata: BatchMeta, data_parser: values.Parser | None = None
     ) -> BatchMeta:
         """Write fields to the rows of a batch that `async_kv_retrieve_meta` gave; the batch, which has them then.
 
@@ -192,7 +266,7 @@ class KeyedClient(Node):
         """
         if not metadata.size or len(data) != metadata.size:
             raise ValueError(f"metadata has {metadata.size} rows, and the data {len(data)}")
-        columns = batches.columns_of(data) if data_parser is None else batches.parsed(data, data_parser)
+        columns = values.columns_of(data) if data_parser is None else values.parsed(data, data_parser)
         return await self.on_any_loop(self._put_numbered(columns, metadata))
 
     async def _meta(self, partition: str, names: Sequence[str]) -> BatchMeta:
@@ -215,7 +289,7 @@ class KeyedClient(Node):
         for key, row in zip(keys, rows, strict=True):
             if missing := [name for name in names if name not in row]:
                 raise RuntimeError(f"row {key!r} of {partition!r} has no {missing} any more: it was cleared meanwhile")
-        return batches.batch_of({name: [row[name] for row in rows] for name in names}, len(rows))
+        return values.batch_of({name: [row[name] for row in rows] for name in names}, len(rows))
 
     async def _put_numbered(self, columns: Mapping[str, Sequence[Any]], metadata: BatchMeta) -> BatchMeta:
         partition = _partition_of(metadata)

@@ -2,30 +2,137 @@
 
 `init` in one process starts or finds the servers and puts their addresses into $MEMOIRE_TQ, which processes started
 from there inherit; any other process is told by that variable, or by Ray where both use it.
+
+`save` writes all rows into a folder, which `load` can read into any number of servers.
+
+metadata.json                     what the caller gave, as JSON: it takes the place of the former one last
+rows-1c9f0a6be2d05d2e.msgpack     the rows, named by the checksum of metadata.json; its first record has that once more
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tensordict import TensorDict
 
-from memoire.errors import ParameterError
+from memoire.errors import DataError, ParameterError
 from memoire.replay.episode_store import Held
+from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync
 from memoire.server.server import Server
+from memoire.storage import checked_file
+from memoire.storage.checked_file import CheckedFile, FileKind, Record
+from memoire.storage.folder_lock import lock_folder
+from memoire.wire import _bytes, keyed
 
-from . import batches, checkpoint
-from .client import KeyedClient, Row, Stored, encoded
+from . import values
+from .client import KeyedClient, Row, Stored, Values, encoded
 from .metadata import KVBatchMeta
 
 ADDRESSES = "MEMOIRE_TQ"
 """Environment variable with the servers' addresses, separated by commas; also their name in Ray's own store."""
+
+
+KIND: Final = FileKind(b"memoirtq", 2, "a checkpoint of memoire.tq")
+METADATA: Final = "metadata.json"
+ROWS_AT_ONCE: Final = 256
+_ROWS: Final = re.compile(r"rows-[0-9a-f]{16}\.msgpack")
+_FORMER_ROWS: Final = "rows.msgpack"
+_LENGTH_BYTES: Final = 8
+
+
+async def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, at: Fault = no_fault) -> None:
+    """Write every row to a folder. The checkpoint that it has stays until the new one is whole and on disk.
+
+    Args:
+        at: Called before each step, so that a test may let it fail: see `replacing`.
+
+    Raises:
+        StateLocked: another process saves to this folder.
+        OSError: it cannot be written.
+    """
+    told = json.dumps({"storage_saved": True, "user_metadata": metadata or {}}, indent=2).encode()
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
+    lock = lock_folder(folder, "the checkpoint folder", "process")
+    try:
+        rows = _rows(folder, told)
+        with checked_file.writing(rows, KIND, at=at) as file:
+            file.put(0, told)
+            async for block in _blocks(client):
+                file.put(1, block)
+        replace_file(folder / METADATA, told, at=at)
+        for other in folder.iterdir():
+            if other != rows and _ROWS.fullmatch(other.name):
+                at("remove")
+                other.unlink()
+        remove_abandoned_in(folder, ".msgpack")
+    finally:
+        lock.release()
+
+
+def _rows(folder: Path, metadata: bytes) -> Path:
+    return folder / f"rows-{_bytes.checksum(metadata):016x}.msgpack"
+
+
+async def _blocks(client: KeyedClient) -> Any:
+    for partition, rows in (await client.rows(None)).items():
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[start : start + ROWS_AT_ONCE]
+            values = await client.values(partition, [row.key for row in some], ())
+            yield _block(partition, some, values)
+
+
+def _block(partition: str, rows: Sequence[Stored], values: Sequence[Values | None]) -> bytes:
+    kept = [
+        keyed.PutRow(row.key, encoded(row.tags), encoded(held.values), [])
+        for row, held in zip(rows, values, strict=True)
+        if held is not None
+    ]
+    name = keyed.pack([partition])
+    return len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(kept)
+
+
+async def load(client: KeyedClient, folder: Path) -> None:
+    """Put the rows of a folder in the place of all that servers hold.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or a file of it is missing.
+        DataError: a file is damaged, of a former form or of another checkpoint. Servers hold what they held.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"Checkpoint directory not found: {folder}")
+    if not (folder / METADATA).exists():
+        raise FileNotFoundError(f"{METADATA} not found in {folder}")
+    told = (folder / METADATA).read_bytes()
+    path = _rows(folder, told)
+    if not path.exists():
+        if (folder / _FORMER_ROWS).exists():
+            raise DataError(str(folder / _FORMER_ROWS), f"is not {KIND.name}, but of a former form")
+        raise FileNotFoundError(f"{path.name} not found in {folder}: it is missing, or {METADATA} was changed")
+    with CheckedFile(path, KIND) as file:
+        records = file.records()
+        if next(records, None) != (0, told):
+            raise DataError(str(path), f"belongs to another {METADATA}")
+        await client.reset()
+        for record in records:
+            partition, rows = _unpacked(record)
+            await client.put(partition, [Row(row.key, row.tags, row.fields) for row in rows])
+
+
+def _unpacked(record: Record) -> tuple[str, list[keyed.PutRow]]:
+    block = record.payload
+    names = int.from_bytes(block[:_LENGTH_BYTES], "little") + _LENGTH_BYTES
+    (partition,) = keyed.unpack_keys(block[_LENGTH_BYTES:names])
+    return partition, keyed.unpack_puts(block[names:])
 
 
 class _Process:
@@ -164,7 +271,7 @@ async def async_kv_put(
     partition_id: str,
     fields: TensorDict | Mapping[str, Any] | None = None,
     tag: dict[str, Any] | None = None,
-    data_parser: batches.Parser | None = None,
+    data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write one row; see `kv_put`."""
     client = _ready()
@@ -176,7 +283,7 @@ async def async_kv_batch_put(
     partition_id: str,
     fields: TensorDict | None = None,
     tags: list[dict[str, Any]] | None = None,
-    data_parser: batches.Parser | None = None,
+    data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write rows; see `kv_batch_put`."""
     client = _ready()
@@ -217,7 +324,7 @@ def kv_put(
     partition_id: str,
     fields: TensorDict | Mapping[str, Any] | None = None,
     tag: dict[str, Any] | None = None,
-    data_parser: batches.Parser | None = None,
+    data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write one row: fields and tags that it has stay, unless they are named here.
 
@@ -239,7 +346,7 @@ def kv_batch_put(
     partition_id: str,
     fields: TensorDict | None = None,
     tags: list[dict[str, Any]] | None = None,
-    data_parser: batches.Parser | None = None,
+    data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write rows: fields and tags that they have stay, unless they are named here.
 
@@ -314,7 +421,7 @@ def save_checkpoint(
         OSError: a file could not be written.
     """
     client = _initialized()
-    client.wait(checkpoint.save(client, Path(checkpoint_dir), metadata))
+    client.wait(save(client, Path(checkpoint_dir), metadata))
 
 
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
@@ -326,7 +433,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
         DataError: it is damaged, or of a former form. Servers hold what they held.
     """
     client = _initialized()
-    client.wait(checkpoint.load(client, Path(checkpoint_dir)))
+    client.wait(load(client, Path(checkpoint_dir)))
 
 
 def _initialized() -> KeyedClient:
@@ -365,11 +472,11 @@ async def _put_one(
     partition: str,
     fields: TensorDict | Mapping[str, Any] | None,
     tag: dict[str, Any] | None,
-    parser: batches.Parser | None,
+    parser: values.Parser | None,
 ) -> KVBatchMeta:
     if fields is None and tag is None:
         raise ValueError("Please provide at least one parameter of fields or tag.")
-    batch = None if fields is None else batches.single_row(fields)
+    batch = None if fields is None else values.single_row(fields)
     return await _put(client, [key], partition, batch, None if tag is None else [tag], parser)
 
 
@@ -379,12 +486,12 @@ async def _put(
     partition: str,
     fields: TensorDict | None,
     tags: list[dict[str, Any]] | None,
-    parser: batches.Parser | None,
+    parser: values.Parser | None,
 ) -> KVBatchMeta:
     _check_put(keys, fields, tags)
     columns: dict[str, list[Any]] = {}
     if fields is not None:
-        columns = batches.columns_of(fields) if parser is None else batches.parsed(fields, parser)
+        columns = values.columns_of(fields) if parser is None else values.parsed(fields, parser)
     rows = [
         Row(key, encoded(tags[i]) if tags else {}, encoded({name: values[i] for name, values in columns.items()}))
         for i, key in enumerate(keys)
@@ -429,7 +536,7 @@ async def _get(
     if not set.intersection(*(set(row.names) for row in found)):
         raise ValueError("Some fields are not ready in all the requested keys!")
     shared = set.intersection(*(set(row.values) for row in found))
-    return batches.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
+    return values.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
 
 
 async def _list(client: KeyedClient, partition: str | None) -> dict[str, dict[str, Any]]:

@@ -226,18 +226,18 @@ class Rows:
 
 def tq_checkpoint(folder, number, at):
     pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
-    from memoire.tq import checkpoint
+    from memoire.tq import interface
 
-    asyncio.run(checkpoint.save(Rows(number), folder, {"step": number}, at=at))
+    asyncio.run(interface.save(Rows(number), folder, {"step": number}, at=at))
 
 
 def read_tq_checkpoint(folder):
     pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
-    from memoire.tq import checkpoint
+    from memoire.tq import interface
 
     client = Rows(1000)
     try:
-        asyncio.run(checkpoint.load(client, folder))
+        asyncio.run(interface.load(client, folder))
     except (DataError, FileNotFoundError) as error:
         assert client.held == Rows(1000).held, "a refusal takes nothing away"
         raise DataError(str(folder), str(error)) from error
