@@ -1,6 +1,11 @@
-"""One value of an entry: its dtype, its shape, its role, and what a schema refuses of these."""
+"""One value of an entry: its dtype, its shape, its role, and what a schema refuses of these.
 
-from collections.abc import Callable, Sequence
+Columns are nested: dicts and tuples of them are taken apart into leaves such as `obs.image` and put together.
+
+`columns_of_space` knows a Gymnasium space by its looks, so that Gymnasium is not needed.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -16,6 +21,196 @@ ROLES = ("state", "reward", "value", "return", "plain")
 ENTRY_BYTES = 64 * MiB
 """Bytes that an entry may have, and that a value of a ragged column may."""
 _MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
+
+
+def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> Any:
+    """The column of a Gymnasium space, nested as the space is."""
+    kinds = {kind.__name__ for kind in type(space).__mro__}
+    parts = None if "OneOf" in kinds else getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        _check_keys(name, parts)
+        return {key: columns_of_space(f"{name}.{key}", part, role, keep_float64) for key, part in parts.items()}
+    if isinstance(parts, tuple | list):
+        return tuple(columns_of_space(f"{name}.{i}", part, role, keep_float64) for i, part in enumerate(parts))
+    if "Graph" in kinds:
+        return _columns_of_graph(name, space, role, keep_float64)
+    if "Sequence" in kinds:
+        return _columns_of_sequence(name, space, role, keep_float64)
+    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
+    if "Text" in kinds or (dtype is not None and np.dtype(dtype).kind == "U" and not shape):  # MiniGrid's missions
+        return named(name, lambda: Column(np.uint8, (None,), role))
+    if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
+        raise SchemaError(
+            f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, Sequence, Graph, Text, Dict and Tuple can be stored; wrap the environment to give these."
+        )
+    if dtype == np.float64 and not keep_float64:
+        dtype = np.float32
+    return named(name, lambda: Column(dtype, shape, role))
+
+
+_RENAMED = "str(key).replace('.', '_')"
+_RENAMING = {
+    "obs": (
+        f"TransformObservation(env, lambda obs: {{{_RENAMED}: part for key, part in obs.items()}}, "
+        f"gymnasium.spaces.Dict({{{_RENAMED}: part for key, part in env.observation_space.items()}}))"
+    ),
+    "action": (
+        f"TransformAction(env, lambda action, keys=tuple(env.action_space): "
+        f"{{key: action[{_RENAMED}] for key in keys}}, "
+        f"gymnasium.spaces.Dict({{{_RENAMED}: part for key, part in env.action_space.items()}}))"
+    ),
+}
+
+
+def _check_keys(name: str, parts: Mapping[Any, Any]) -> None:
+    """Refuse keys of a Dict space that cannot be names of columns, with the line that renames them."""
+    for key in parts:
+        if not isinstance(key, str) or "." in key:
+            line = f": env = gymnasium.wrappers.{_RENAMING[name]}" if name in _RENAMING else ""
+            raise SchemaError(
+                f"column {name!r}: the Dict space has the key {key!r}, but names of columns are text without dots. "
+                f"Rename its keys{line}"
+            )
+
+
+def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -> Any:
+    """A ragged column for a Sequence of arrays of one shape."""
+    inner = columns_of_space(name, space.feature_space, role, keep_float64)
+    if not isinstance(inner, Column) or inner.is_ragged:
+        raise SchemaError(
+            f"column {name!r}: the space {space} is a sequence of something that has no fixed shape. Sequences of Box, "
+            f"Discrete, MultiDiscrete and MultiBinary can be stored; wrap the environment to give such."
+        )
+    return Column(inner.dtype, (None, *inner.shape), role)
+
+
+def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> dict[str, Any]:
+    """Ragged columns nodes, and edges and edge_links where the space has them: the fields of a GraphInstance."""
+    parts = {"nodes": space.node_space} | ({} if space.edge_space is None else {"edges": space.edge_space})
+    found = {part: columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
+    columns = {part: _ragged(f"{name}.{part}", inner, parts[part]) for part, inner in found.items()}
+    if space.edge_space is not None:
+        columns["edge_links"] = Column(np.int32, (None, 2), role)
+    return columns
+
+
+def _ragged(name: str, columns: Any, space: Any) -> Any:
+    """Columns of nodes or edges with a free first axis, nested as they are."""
+    if isinstance(columns, Mapping):
+        return {key: _ragged(f"{name}.{key}", part, space) for key, part in columns.items()}
+    if isinstance(columns, tuple):
+        return tuple(_ragged(f"{name}.{place}", part, space) for place, part in enumerate(columns))
+    if columns.is_ragged:
+        raise SchemaError(
+            f"column {name!r}: nodes or edges of the space {space} have no fixed shape. Those of Box, Discrete, "
+            f"MultiDiscrete, MultiBinary, and Dict and Tuple of these can be stored; wrap the environment to give such."
+        )
+    return Column(columns.dtype, (None, *columns.shape), columns.role)
+
+
+def allowing_nan(template: Any) -> Any:
+    """Columns of a space, nested as they are, that allow NaN."""
+    if isinstance(template, Mapping):
+        return {name: allowing_nan(part) for name, part in template.items()}
+    if isinstance(template, tuple):
+        return tuple(allowing_nan(part) for part in template)
+    return Column(template.dtype, template.shape, template.role, "allow")
+
+
+def tree_of(names: Iterable[str]) -> dict[str, Any]:
+    """For each root its nesting: a column's name, or a dict of these.
+
+    Raises:
+        SchemaError: a column lies within another one.
+    """
+    nested: dict[str, Any] = {}
+    for name in names:
+        *path, last = name.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise SchemaError(f"column {name!r} lies within another column. Rename one of them.")
+        if last in node:
+            raise SchemaError(f"column {name!r} holds other columns. Rename one of them.")
+        node[last] = name
+    return nested
+
+
+def with_tuples(tree: Mapping[str, Any], names: Collection[str], tuples: Collection[str]) -> dict[str, Any]:
+    """The same nesting of these columns, in which the dicts at the paths `tuples` are tuples.
+
+    Raises:
+        SchemaError: there is no such path, or its parts are not numbered.
+    """
+    for nest in tuples:
+        if not any(name.startswith(nest + ".") for name in names):
+            raise SchemaError(f"{nest!r} is said to be a tuple, but no column lies within it.")
+    return {root: _with_tuples(root, node, tuples) for root, node in tree.items()}
+
+
+def _with_tuples(path: str, node: Any, tuples: Collection[str]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    parts = {key: _with_tuples(f"{path}.{key}", part, tuples) for key, part in node.items()}
+    if path not in tuples:
+        return parts
+    if list(parts) != [str(i) for i in range(len(parts))]:
+        raise SchemaError(f"column {path!r} is a tuple, but its parts are called {', '.join(parts)}.")
+    return tuple(parts.values())
+
+
+def collect(tree: Any, value: Any, found: list[Any]) -> None:
+    """Append the leaves of a value to `found`. Raises SchemaError if it is not nested like the tree."""
+    if isinstance(tree, str):
+        found.append(value)
+        return
+    if isinstance(tree, dict) and isinstance(value, tuple) and value and all(_is_named(each, tree) for each in value):
+        rows: list[list[Any]] = [[] for _ in value]  # of vector environments: one graph for each
+        for row, each in zip(rows, value, strict=True):
+            collect(tree, each, row)
+        found += [list(column) for column in zip(*rows, strict=True)]
+        return
+    keys: Any = tree if isinstance(tree, dict) else range(len(tree))
+    is_named = _is_named(value, tree)
+    for key in keys:
+        if is_named and getattr(value, key) is None:  # a graph without edges
+            found += [()] * _leaves(tree[key])
+            continue
+        try:
+            part = getattr(value, key) if is_named else value[key]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            kind = f"a {type(value).__name__}"
+            raise SchemaError(
+                f"a nested value should have {key!r} (for {_first(tree[key])!r}), but {kind} without it came."
+            ) from error
+        collect(tree[key], part, found)
+
+
+def _is_named(value: Any, tree: Any) -> bool:
+    """Whether a value is a graph: a named tuple with these parts."""
+    return isinstance(value, tuple) and isinstance(tree, dict) and all(hasattr(value, key) for key in tree)
+
+
+def _leaves(tree: Any) -> int:
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return 1 if isinstance(tree, str) else sum(map(_leaves, parts))
+
+
+def _first(tree: Any) -> str:
+    while not isinstance(tree, str):
+        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
+    return tree
+
+
+def build(tree: Any, columns: Mapping[str, Any]) -> Any:
+    """The nested value that `collect` takes apart, out of its leaves by name."""
+    if isinstance(tree, str):
+        return columns[tree]
+    if isinstance(tree, tuple):
+        return tuple(build(part, columns) for part in tree)
+    return {key: build(part, columns) for key, part in tree.items()}
 
 
 @says_instead("Make another one: Column(..., NAME=...).")

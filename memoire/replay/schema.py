@@ -20,15 +20,19 @@ from memoire.suggestions import checked_names, no_field
 from .columns import (
     ENTRY_BYTES,
     Column,
+    allowing_nan,
+    build,
     checked_nan,
+    collect,
+    columns_of_space,
     fields_of,
     is_shape,
     named,
     read_column,
     role_and_nan,
+    tree_of,
+    with_tuples,
 )
-from .nesting import build, collect, tree_of, with_tuples
-from .spaces import allowing_nan, columns_of_space
 
 _ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
 _RESERVED = frozenset({"discount", "importance", "ids", "steps", "age", "model_version", "weight", "init_w"})

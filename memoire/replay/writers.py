@@ -1,4 +1,7 @@
-"""All writers of one memory: lanes of their own, and room for the open episodes of all."""
+"""All writers of one memory: lanes of their own, and room for the open episodes of all.
+
+Fragments of rollouts leave at the step that fills them, and a step waits until there is room.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,46 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from memoire import _core
+from memoire._core import setting
 from memoire.arguments import whole
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
 from .autoreset import autoreset_mode
-from .episode_store import EpisodeStore, ExactObserver, Observer
+from .episode_store import EpisodeStore, ExactObserver, Observer, putting
 from .parameters import Parameters
-from .rollout_writer import RolloutWriter
 from .step_converter import StepConverter
 from .writer import Writer
 from .writer_state import WriterState
+
+
+class RolloutWriter(Writer):
+    """A `Writer` whose fragments have `longest` entries: shipped at once, so that no entry waits for a step that does.
+
+    Arguments are those of `Writer`.
+    """
+
+    __slots__ = ()
+    _cuts_at_once: ClassVar[bool] = True
+
+    def _between(self, is_after: bool, waits: bool) -> None:
+        """Cut what is long enough, or all so that a learner has it while the observer waits, if it is to."""
+        if is_after or self._owned:  # else the environment may have written over where the step ended
+            self._cut_here(1 if self._answer else self._longest)
+        if self._answer and waits and self._observer is not None:
+            self._observer.pause(self)
+
+    def _discard(self) -> None:
+        """Drop the entries of open episodes, and go on in these; then wait."""
+        changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
+        for i in np.flatnonzero(self._opened < self._clock).tolist():
+            changes += self._memory.opening(int(self.lanes[i]))
+        self._commit(changes)
 
 
 class _LeftWriter(NamedTuple):

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import SchemaError
-from memoire.replay.columns import Column
-from memoire.replay.nesting import build, collect, tree_of, with_tuples
-from memoire.replay.spaces import allowing_nan
+from memoire.replay.columns import Column, allowing_nan, build, collect, tree_of, with_tuples
 
 
 def leaves_of(tree: Any, value: Any) -> list[Any]:

@@ -26,9 +26,9 @@ from memoire.errors import (
 from memoire.replay.autoreset import AUTORESET, autoreset_mode, layout
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.rollout_writer import RolloutWriter
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
+from memoire.replay.writers import RolloutWriter
 
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)
