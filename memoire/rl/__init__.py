@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from memoire.rl.actor_critic import ActorCritic as ActorCritic
     from memoire.rl.addresses import address_of_rank as address_of_rank
     from memoire.rl.agent import TrainingAgent as TrainingAgent
+    from memoire.rl.checkpoint import World as World
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
-    from memoire.rl.collection import Collection as Collection
     from memoire.rl.collector import Collected as Collected
     from memoire.rl.collector import Collector as Collector
     from memoire.rl.columns import rollout_schema as rollout_schema
-    from memoire.rl.ddp import World as World
     from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.episodes import ObservedEpisode as ObservedEpisode
     from memoire.rl.episodes import Start as Start
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from memoire.rl.moments import Moments as Moments
     from memoire.rl.observers import Agent as Agent
     from memoire.rl.partials import partial as partial
+    from memoire.rl.pipeline import Collection as Collection
     from memoire.rl.pipeline import Goal as Goal
     from memoire.rl.pipeline import Pipeline as Pipeline
     from memoire.rl.pipeline import Work as Work
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
     from memoire.rl.ppo import PPO as PPO
+    from memoire.rl.ppo import RecurrentActorCritic as RecurrentActorCritic
+    from memoire.rl.ppo import RecurrentPPO as RecurrentPPO
     from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
     from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
-    from memoire.rl.recurrent import RecurrentActorCritic as RecurrentActorCritic
-    from memoire.rl.recurrent import RecurrentPPO as RecurrentPPO
     from memoire.rl.remote import RemoteActor as RemoteActor
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
@@ -82,7 +82,7 @@ _HOMES = {
     "ActorCritic": "memoire.rl.actor_critic",
     "OnPolicyLearner": "memoire.rl.learner",
     "PPO": "memoire.rl.ppo",
-    "World": "memoire.rl.ddp",
+    "World": "memoire.rl.checkpoint",
     "ActionHistory": "memoire.rl.codec",
     "Codec": "memoire.rl.codec",
     "address_of_rank": "memoire.rl.addresses",
@@ -97,7 +97,7 @@ _HOMES = {
     "Start": "memoire.rl.episodes",
     "StartStates": "memoire.rl.starts",
     "Collected": "memoire.rl.collector",
-    "Collection": "memoire.rl.collection",
+    "Collection": "memoire.rl.pipeline",
     "Collector": "memoire.rl.collector",
     "rollout_schema": "memoire.rl.columns",
     "DummyDrone": "memoire.rl.drone",
@@ -107,8 +107,8 @@ _HOMES = {
     "Policy": "memoire.rl.policies",
     "RealTimeEnv": "memoire.rl.realtime",
     "RealTimeInterface": "memoire.rl.realtime",
-    "RecurrentActorCritic": "memoire.rl.recurrent",
-    "RecurrentPPO": "memoire.rl.recurrent",
+    "RecurrentActorCritic": "memoire.rl.ppo",
+    "RecurrentPPO": "memoire.rl.ppo",
     "RemoteActor": "memoire.rl.remote",
     "partial": "memoire.rl.partials",
     "EpisodeResult": "memoire.rl.worker",

@@ -29,9 +29,8 @@ from memoire.nodes.output import accept_all_text, say
 from memoire.nodes.supervision import LauncherLine
 from memoire.server.server import Server
 
-from .collection import read_collection, read_run_episode
 from .collector import Collector
-from .pipeline import TABLE, Pipeline, read_pipeline, seed_process
+from .pipeline import TABLE, Pipeline, read_collection, read_pipeline, read_run_episode, seed_process
 from .policies import Policy
 from .remote import RemoteActor
 from .resuming import begin_fresh

@@ -5,10 +5,17 @@
 With policy="remote" it computes the actions of its collectors, too: they send observations, and need no network. With
 max_lag=0 no entry is recorded by a model whose share is taken already. Each rank of several has a server of its
 own, and takes the same number of entries.
+
+Its network is then the policy of an inference node: one forward pass for the rows of many collectors.
+
+An `ActorCritic` on the CPU is computed in NumPy, as collectors do: torch takes several times as long for so few rows.
+
+`evaluate` plays episodes to see how good a network is: apart from those of collectors, and never learned from.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -19,6 +26,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import memoire.torch
 from memoire.arguments import seconds as checked_seconds
@@ -28,23 +36,21 @@ from memoire.inference.node import Inference
 from memoire.loggers import Logger
 from memoire.pool.tables import Table
 from memoire.replay.rollouts import Rollouts
+from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 from memoire.server.server import Server
 from memoire.suggestions import checked_names, one_of
 
-from .acting import ActingNode
-from .actor_critic import ActorCritic
+from .actor_critic import ActorCritic, flat_tensor
 from .addresses import address_of_rank, beside
 from .agent import check_gamma
 from .agent_state import warn_of_told
-from .checkpoint import Checkpoints, SavedLearner, arrays_of, left_out, made_as
-from .collector import TOPIC
-from .columns import MEMORY, rollout_schema
-from .ddp import World
-from .evaluation import evaluate
+from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
+from .collector import TOPIC, for_space
+from .columns import MEMORY, observations_of, policy_rows, rollout_schema
 from .moments import Moments
-from .ppo import PPO, check_correction
-from .recurrent import RecurrentActorCritic
+from .policies import MlpPolicy
+from .ppo import PPO, RecurrentActorCritic, check_correction
 from .spaces import with_actions
 
 _log = logging.getLogger(__name__)
@@ -60,6 +66,108 @@ RECENT: Final = 50
 """Newest episodes of each rank whose returns `recent_return` averages."""
 TABLE: Final = "rollouts"
 _ANY_RANKS: Final = 1 << 62  # that a rank without a checkpoint allows
+
+
+def evaluate(net: torch.nn.Module, env: Any, episodes: int = 10, *, seed: int | None = None) -> list[float]:
+    """The returns of episodes in which the network takes its most probable action, or the mean in a Box.
+
+    Args:
+        net: Of which `forward` is that of `ActorCritic`, or of `RecurrentActorCritic`.
+        env: One Gymnasium environment. It is reset at first, and stays open.
+        episodes: How many.
+        seed: Of the first episode; the others follow from it.
+    """
+    returns = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=seed if episode == 0 else None)
+        memory, total, is_over = _nothing(net), 0.0, False
+        while not is_over:
+            with torch.inference_mode():
+                action, memory = _best(net, obs, memory)
+            obs, reward, terminated, truncated, _ = env.step(for_space(env.action_space, action))
+            total, is_over = total + float(reward), bool(terminated or truncated)
+        returns.append(total)
+    return returns
+
+
+def _nothing(net: Any) -> torch.Tensor | None:
+    """What a recurrent network remembers at first."""
+    shape = getattr(net, "memory_shape", None)
+    return None if shape is None else torch.zeros((1, *shape), device=next(net.parameters()).device)
+
+
+def _best(net: Any, obs: Any, memory: torch.Tensor | None) -> tuple[Any, torch.Tensor | None]:
+    """An action for one observation [*F], and what is remembered then."""
+    inputs = flat_tensor(_batched(obs)).to(next(net.parameters()).device)
+    distribution, _, *rest = net(inputs) if memory is None else net(inputs, memory)
+    action = distribution.mode[0].cpu().numpy()
+    return (action.item() if action.shape == () else action), (rest[0] if rest else None)
+
+
+def _batched(obs: Any) -> Any:
+    if isinstance(obs, dict):
+        return {name: _batched(part) for name, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_batched(part) for part in obs)
+    return np.asarray(obs)[None]
+
+
+class ActingNode:
+    """An inference node that samples actions from copies of a network.
+
+    Args:
+        endpoint: Where it listens.
+        schema: Of the table that collectors fill.
+        keys: As of `Inference`.
+    """
+
+    def __init__(self, endpoint: str, schema: Schema, *, keys: Given = None) -> None:
+        self._inputs, self._outputs = policy_rows(schema)
+        self._device = torch.device("cpu")
+        self.node = Inference(endpoint, self._inputs, self._outputs, self._act, keys=keys)
+        """Its figures are `node.stats()`."""
+
+    def use(self, net: torch.nn.Module, version: int) -> None:
+        """Act by the network as it is now from the next batch on; returns when that is so."""
+        self._device = next(net.parameters()).device
+        if type(net) is ActorCritic and self._device.type == "cpu":
+            # The table stores no values of the policy that acted.
+            acting = {name: array for name, array in net.state_dict().items() if not name.startswith("value.")}
+            self.node.update(MlpPolicy(memoire.torch.body_of(acting), version), version)
+        else:
+            copied = copy.deepcopy(net).requires_grad_(requires_grad=False)
+            self.node.update(copied.eval(), version)
+        self.node.wait_version(version)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.node.close()
+
+    def _act(self, columns: Mapping[str, Any], acting: MlpPolicy | torch.nn.Module) -> dict[str, Any]:
+        """Sampled actions for rows [B], and what else the table stores of a policy."""
+        if isinstance(acting, MlpPolicy):
+            found = acting.act(observations_of(self._inputs, columns))
+        else:
+            found = self._by_torch({name: self._tensor(columns[name]) for name in self._inputs.names}, acting)
+        column, action = self._outputs["action"], found["action"]
+        made = {name: found[name] for name in self._outputs.roots}
+        return made | {"action": action.astype(column.dtype).reshape(-1, *column.shape)}
+
+    def _by_torch(self, columns: Mapping[str, torch.Tensor], net: torch.nn.Module) -> dict[str, Any]:
+        obs = observations_of(self._inputs, columns)
+        with torch.inference_mode():
+            if MEMORY in columns:
+                distribution, _, memory = net(obs, columns[MEMORY])
+                found = {MEMORY: memory.cpu().numpy()}
+            else:
+                (distribution, _), found = net(obs), {}
+            action = distribution.sample()
+            logp = distribution.log_prob(action)
+        return found | {"action": action.cpu().numpy(), "logp": logp.cpu().numpy()}
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        """A tensor of an array [B, *F]; of a copy, if it lies in a message that is only to be read."""
+        return torch.from_numpy(np.require(array, requirements="W")).to(self._device)
 
 
 class OnPolicyLearner:

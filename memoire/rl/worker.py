@@ -5,6 +5,8 @@
       └─▶ recorder ─▶ client  └ follower         device gets its default action
 
 Nothing in the loop of steps waits for a socket or a disk.
+
+Signals end the loop in order: the first one lets the present step end, the second one does not wait.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import contextlib
 import itertools
 import logging
 import random
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -27,16 +32,14 @@ from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused
 from memoire.security.keyfolder import Given
 from memoire.wire.refusals import PASSING
 
-from .actors import Acts, Learns, actor_of, rest, shaped_action
+from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
 from .agent import check_model_topic
 from .collector import TOPIC
-from .follower import ModelFollower, PreparedModel
 from .modelfiles import ModelFiles, read_model
 from .processors import pin
 from .recording import Columns, Nowhere, Recorder, Step, limit_of
 from .spaces import check_actions, default_action
 from .standing import WorkerStanding, times_of, timings_of
-from .stopping import StopSignals
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,47 @@ KEPT_RESULTS: Final = 100
 
 Recording = Callable[[Client], Recorder]
 """Makes what takes the samples, for a client."""
+
+
+class StopSignals:
+    """SIGINT and SIGTERM of a loop in the main thread; in other threads they are left alone.
+
+    Attributes:
+        number: Of the first one that came; None before.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Within this the first signal is only noted; afterwards it has its usual effect.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came.
+            SystemExit: SIGTERM came, with status 143.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        self._end()
+
+    def _end(self) -> None:
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number is not None:
+            raise SystemExit(128 + self.number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:  # the environment may never return
+            raise KeyboardInterrupt
+        self.number = number
 
 
 @dataclass(frozen=True)

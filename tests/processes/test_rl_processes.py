@@ -14,7 +14,7 @@ import memoire
 from actor_critic import NumpyActorCritic
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
-from memoire.rl.collection import read_collection
+from memoire.rl.pipeline import read_collection
 from memoire.rl.up import Accident, Run
 from netkit import until
 

@@ -46,7 +46,7 @@ FOREIGN = {
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
     "client/former_clients.py": {"ValueError", "PermissionError"},  # caught where they are raised
     "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
-    "pool/inspection.py": {"AssertionError"},  # a mistake of ours
+    "pool/inspection.py": {"AssertionError", "FileNotFoundError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
@@ -54,15 +54,13 @@ FOREIGN = {
     "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError
     "rl/plain_values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
-    "rl/stopping.py": {"KeyboardInterrupt"},  # the usual effect of the signal
+    "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
-    "tq/batches.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it
-    "tq/checkpoint.py": {"FileNotFoundError"},  # the same
+    "tq/values.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
     "tq/client.py": {"ValueError", "RuntimeError"},  # the same
-    "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError"},  # the same
+    "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError", "FileNotFoundError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
-    "tq/values.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
     "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
     "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
