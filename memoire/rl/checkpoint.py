@@ -3,7 +3,7 @@
 net.*     parameters and statistics            NAME...    arrays of the algorithm's attributes, see `agent_state`
 :facts    JSON: counters, settings, the algorithm as it was made and as it is, generators of the process
 
-`World` is several learners as one: ranks that torchrun starts, their sums, and checks that they agree before they learn.
+`World` is several learners as one: ranks that torchrun starts, their sums, and whether they agree before they learn.
 """
 
 from __future__ import annotations
