@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from memoire.net.http import connect_before
 from memoire.net.resolver import LookupResult, NameResolver, shared_names
-from memoire.nodes import timed_http
 from memoire.security.tokens import Tokens
 
 RESOLVE_INTERVAL = 5.0
@@ -114,7 +114,7 @@ def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
     with contextlib.closing(connection):
-        connection.sock = timed_http.connect(connection.host, connection.port, deadline)
+        connection.sock = connect_before(connection.host, connection.port, deadline)
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         with connection.getresponse() as answer:
             return answer.status, answer.read(MAX_ANSWER_BYTES + 1)

@@ -23,8 +23,15 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
-from memoire.nodes.http import bearer
-from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY, Tokens, WrongTokens, network_of
+from memoire.security.tokens import (
+    MAX_ADDRESSES,
+    MAX_WRONG_OF_PROXY,
+    PENALTY_OF_PROXY,
+    Tokens,
+    WrongTokens,
+    bearer,
+    network_of,
+)
 from memoire.wire.byte_budget import PeerTable
 
 COOKIE = "memoire_session"

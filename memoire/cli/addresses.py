@@ -139,10 +139,10 @@ def _facts(address: str) -> Mapping[str, Any]:
 
 
 def _status(host: str, port: int) -> tuple[int, Any]:
-    from memoire.nodes import timed_http
+    from memoire.net.http import connect_before
 
     connection = http.client.HTTPConnection(host, port)
-    connection.sock = timed_http.connect(host, port, time.monotonic() + ASK_TIMEOUT)
+    connection.sock = connect_before(host, port, time.monotonic() + ASK_TIMEOUT)
     try:
         connection.request("GET", "/status?clients=no")
         answer = connection.getresponse()

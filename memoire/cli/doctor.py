@@ -33,8 +33,8 @@ from memoire.inference.policy import RemotePolicy
 from memoire.limits import Limits
 from memoire.net import addresses, link, sockets
 from memoire.net.context import library_version, shared_context
+from memoire.net.http import TimedSocket
 from memoire.net.poller import Poller
-from memoire.nodes.timed_http import TimedSocket
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.row_schema import RowSchema

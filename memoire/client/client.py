@@ -138,6 +138,7 @@ class Client(Node):
     """
 
     CALLED = "this client"
+    ROLE = "actor"
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 0
 

@@ -82,6 +82,7 @@ class Inference(Node):
     """
 
     CALLED = "this inference node"
+    ROLE = "inference"
     _container: ClassVar[Container] = CONTAINER
     """That in which its memory is reserved."""
     CLOSED_AT_EXIT = 1

@@ -46,6 +46,8 @@ class Node(StrictAttributes, ABC):
     _COPY = "Make one in each process: it has threads and sockets of its own."
     CALLED: ClassVar[str] = "this node"
     """What errors call it."""
+    ROLE: ClassVar[str] = ""
+    """server, proxy, actor, learner or inference, as pages and metrics call it; "" of a node that has no pages."""
     CLOSED_AT_EXIT: ClassVar[int] = 1
     """When the interpreter ends, lower numbers are closed first: a client has things to tell a server."""
     _pid: int

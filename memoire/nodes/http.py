@@ -39,16 +39,28 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
-from memoire.inference.node import Inference
-from memoire.proxy.proxy import Proxy
 from memoire.security.exposure import is_loopback, warn
-from memoire.security.tokens import Tokens, WrongTokens
-from memoire.server.server import Server
+from memoire.security.tokens import Tokens, WrongTokens, bearer
 
-from .pages import OPEN, PAGES, PROBES, EarlyAnswer, Embedding, Handler, Node, Page, PageRequest, as_error, node_of
+from .pages import (
+    ENDPOINTS,
+    OPEN,
+    PAGES,
+    PROBES,
+    EarlyAnswer,
+    Embedding,
+    Handler,
+    ListeningNode,
+    Node,
+    Page,
+    PageRequest,
+    as_error,
+    node_of,
+    role_of,
+)
 from .supervision import LINE
 
 _log = logging.getLogger(__name__)
@@ -179,8 +191,8 @@ class NodePages:
     def show(self, node: Node | Embedding) -> None:
         """Speak of this node from now on. A server, proxy or inference node tells others where its pages are."""
         self._node = found = node_of(node)
-        if self.address is not None and isinstance(found, Server | Proxy | Inference):
-            found.show_pages(f"http://{self.address}")
+        if self.address is not None and role_of(found) in ENDPOINTS:
+            cast(ListeningNode, found).show_pages(f"http://{self.address}")
 
     def close(self) -> None:
         """End the threads and all connections. May be called again."""
@@ -400,12 +412,6 @@ class _Connection(asyncio.Protocol):
         """End it now."""
         if self._transport is not None:
             self._transport.abort()
-
-
-def bearer(authorization: str) -> str:
-    """The token in an Authorization header; "" where there is none."""
-    scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def listen(address: str) -> socket.socket:

@@ -14,21 +14,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
 from memoire.accounting.logbook import timestamp
 from memoire.accounting.merge import key_of
-from memoire.client.client import Client
 from memoire.clock import wall_clock
-from memoire.inference.node import Inference
 from memoire.net import descriptors
-from memoire.proxy.proxy import Proxy
-from memoire.reader.reader import Reader
 from memoire.security.exposure import Security
-from memoire.server.server import Server
-from memoire.server.table_handle import TableHandle
 from memoire.version import SOFTWARE
 from memoire.wire.messages import TEST
 
@@ -41,15 +35,86 @@ ENOUGH_DESCRIPTORS = 0.9
 """Part of the file descriptors that may be in use while a node calls itself ready."""
 EXTRA = "pip install 'memoire-rl[server]'"
 
-Node: TypeAlias = Server | Proxy | Client | Reader | Inference
+ENDPOINTS: Mapping[str, Mapping[str, str]] = {
+    "server": {"request": "endpoint", "push": "push_endpoint", "publish": "pub_endpoint"},
+    "proxy": {"request": "endpoint", "push": "push_endpoint", "publish": "pub_endpoint"},
+    "inference": {"request": "endpoint"},
+}
+"""Addresses of the roles that others connect to: what a page calls each one, and which attribute of the node has it."""
+
 Query: TypeAlias = Mapping[str, str]
+
+
+class Node(Protocol):
+    """What pages are about: a server, proxy, client, reader or inference node."""
+
+    ROLE: ClassVar[str]
+
+    def stats(self) -> Any:
+        """How it stands: a dataclass of its role's."""
+
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each."""
+
+    def readiness(self) -> list[str]:
+        """Why it should get no new clients or work, a sentence each."""
+
+
+class ListeningNode(Node, Protocol):
+    """One of a role in `ENDPOINTS`."""
+
+    def show_pages(self, address: str) -> None:
+        """Tell those who ask where its pages are."""
+
+
+class ServerNode(ListeningNode, Protocol):
+    """A server, with what only its pages show."""
+
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Name of the run that is counted now."""
+
+    @property
+    def epoch(self) -> int:
+        """Greater at each start."""
+
+    @property
+    def limits(self) -> Any:
+        """Its `Limits`."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of its tables."""
+
+    def table(self, name: str) -> Any:
+        """The handle of one of them."""
+
+    def runs(self) -> list[Any]:
+        """All runs that it knows."""
+
+    def account_page(self, run: str | None, after: bytes, *, seen: float) -> tuple[Any, bool]:
+        """Accounts of a run, and whether there are more."""
+
+    def episodes_after(self, after: int, most: int) -> tuple[str, int, list[tuple[str, Any]]]:
+        """Closed episodes: the run, the number of the first, and each with its client."""
+
+    def search(self, text: str, **wanted: Any) -> Sequence[Any]:
+        """Log lines."""
+
+    def clients(self, after: str = "", most: int | None = None) -> list[Any]:
+        """Clients with an id above `after`, in the order of their ids."""
+
+    def client_name(self, client: bytes) -> str:
+        """The name of a client; "" if it has none."""
 
 
 class Embedding(Protocol):
     """What has a node within, such as `rl.Agent` or `rl.RolloutWorker`: its pages are those of the node."""
 
     @property
-    def node(self) -> Inference | Client | Reader:
+    def node(self) -> Node:
         """The node."""
 
 
@@ -89,8 +154,7 @@ def node_of(given: Node | Embedding) -> Node:
 
 def role_of(node: Node | None) -> str:
     """server, proxy, actor, learner or inference; "" before there is a node."""
-    roles = {Server: "server", Proxy: "proxy", Client: "actor", Reader: "learner", Inference: "inference"}
-    return next((role for kind, role in roles.items() if issubclass(type(node), kind)), "")
+    return "" if node is None else type(node).ROLE
 
 
 def index(node: Node | None, request: PageRequest) -> Page:
@@ -136,12 +200,11 @@ def status(node: Node | None, request: PageRequest) -> Page:
     facts["security"] = security(stats, request.open, request.refused)
     if node is not None:
         facts["stats"] = stats
-    if isinstance(node, Server | Proxy):
-        facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
-    if isinstance(node, Inference):
-        facts["endpoints"] = {"request": node.endpoint}
-    if isinstance(node, Server) and request.query.get("clients") != "no":
-        facts["clients"] = client_page(node, request.query)
+    role = role_of(node)
+    if role in ENDPOINTS:
+        facts["endpoints"] = {name: getattr(node, attribute) for name, attribute in ENDPOINTS[role].items()}
+    if role == "server" and request.query.get("clients") != "no":
+        facts["clients"] = client_page(cast(ServerNode, node), request.query)
     return as_json(facts)
 
 
@@ -277,15 +340,15 @@ def distribution(node: Node | None, request: PageRequest) -> Page:
     return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
 
 
-def _table(node: Node | None, request: PageRequest, what: str) -> TableHandle:
+def _table(node: Node | None, request: PageRequest, what: str) -> Any:
     server = _server(node, what)
     return server.table(request.query.get("table") or server.tables[0])
 
 
-def _server(node: Node | None, what: str) -> Server:
-    if not isinstance(node, Server):
+def _server(node: Node | None, what: str) -> ServerNode:
+    if role_of(node) != "server":
         raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
-    return node
+    return cast(ServerNode, node)
 
 
 def logs(node: Node | None, request: PageRequest) -> Page:
@@ -325,14 +388,7 @@ def logs(node: Node | None, request: PageRequest) -> Page:
     return as_json({"rows": rows, "is_all": len(rows) == len(found) < most})
 
 
-class Countable(Protocol):
-    """What a page of clients is made of."""
-
-    def clients(self, after: str = "", most: int | None = None) -> list[Any]:
-        """Clients with an id above `after`, in the order of their ids."""
-
-
-def client_page(server: Countable, query: Query) -> dict[str, Any]:
+def client_page(server: ServerNode, query: Query) -> dict[str, Any]:
     """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
     most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     found = server.clients(query.get("after", ""), most + 1)

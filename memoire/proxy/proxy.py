@@ -96,6 +96,7 @@ class Proxy(Node):
     """
 
     CALLED = "this proxy"
+    ROLE = "proxy"
     _container: ClassVar[Container] = CONTAINER
     """That in which its memory is reserved."""
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."

@@ -95,6 +95,7 @@ class Reader(Node, ClusterOrders):
     """
 
     CALLED = "this reader"
+    ROLE = "learner"
     CLOSED_AT_EXIT = 0
 
     @checked_names()

@@ -106,6 +106,7 @@ class Server(Node):
     """
 
     CALLED = "this server"
+    ROLE = "server"
     CLOSED_AT_EXIT = 2
 
     @checked_names(TABLE_NAMES)

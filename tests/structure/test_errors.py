@@ -48,7 +48,7 @@ FOREIGN = {
     "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "pool/inspection.py": {"AssertionError", "FileNotFoundError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
-    "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
     "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError

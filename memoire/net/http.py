@@ -42,7 +42,7 @@ class TimedSocket(socket.socket):
         super().sendall(*arguments)
 
 
-def connect(host: str, port: int, deadline: float) -> TimedSocket:
+def connect_before(host: str, port: int, deadline: float) -> TimedSocket:
     """A connection to the first address of a host that takes one; each gets its share of the time that is left.
 
     Raises:
