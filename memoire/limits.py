@@ -21,8 +21,10 @@ HELD_BYTES = 1 * GiB
 """Bytes that a server holds by default, if no container allows less."""
 QUEUE_BYTES = 256 * MiB
 """Bytes that a proxy keeps for each server by default, if no container allows less."""
-NO_LIMIT = 1 << 60
+UNLIMITED_GROUP = 1 << 60
 """Bytes from which on a control group of version 1 means that there is no limit."""
+NO_LIMIT = 2**53 - 1
+"""Entries that a client may record where nothing holds it back: the most that a message can say."""
 HEADER_BYTES = 96
 """What stands in front of each message's tail."""
 
@@ -298,7 +300,7 @@ def _limits_of(mounts: Iterable[Path], path: str, file: str) -> Iterator[Contain
                 size = int(where.read_text(encoding="ascii"))  # "max" is no limit
             except (OSError, ValueError):
                 continue
-            if size < NO_LIMIT:
+            if size < UNLIMITED_GROUP:
                 yield ContainerLimit(size, where)
 
 

@@ -10,8 +10,8 @@ inserts as soon as it leaves.
 from __future__ import annotations
 
 from memoire._core import setting
+from memoire.limits import NO_LIMIT
 from memoire.replay.episode_store import Changes
-from memoire.replay.limiter import NO_LIMIT
 
 from .counts import RunCounts
 

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memoire.errors import ParameterError
+from memoire.limits import NO_LIMIT
 
 from .episode_store import Changes, at_once, setting
 from .parameters import Parameters
 
-NO_LIMIT = 2**53 - 1
-"""Entries that a client may record where nothing holds it back: the most that a message can say."""
 MAX_WAITING_READERS = 1024
 """Readers whose waiting is looked at."""
 STARVING_TIMEOUT = 0.25

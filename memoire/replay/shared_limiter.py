@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from memoire import _core
+from memoire.limits import NO_LIMIT
 
 from .episode_store import Changes
-from .limiter import NO_LIMIT, ClusterSurplus, Limiter, RateStats, ServerSurplus, check_batch
+from .limiter import ClusterSurplus, Limiter, RateStats, ServerSurplus, check_batch
 from .parameters import Parameters
 
 ENTRIES_INTERVAL = 0.05

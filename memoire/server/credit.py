@@ -6,9 +6,9 @@ import math
 from collections import Counter
 
 from memoire.accounting.ledger import Ledger
+from memoire.limits import NO_LIMIT
 from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable
-from memoire.replay.limiter import NO_LIMIT
 
 from .state import ServerState
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from memoire.arguments import NAME_OF_PROCESS
-from memoire.replay.limiter import NO_LIMIT
+from memoire.limits import NO_LIMIT
 
 from .rows import ACCOUNT_KEY_BYTES, unpack_accounts, unpack_counts, unpack_sums
 

@@ -12,7 +12,7 @@ from memoire.client.insert_grant import MIN_PAUSE, InsertGrant
 from memoire.client.line_outbox import LineOutbox
 from memoire.client.push_window import PushWindow
 from memoire.client.schedule import UpdateSchedule
-from memoire.replay.limiter import NO_LIMIT
+from memoire.limits import NO_LIMIT
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

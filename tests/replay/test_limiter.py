@@ -2,10 +2,10 @@
 
 import pytest
 
+from memoire.limits import NO_LIMIT
 from memoire.replay.limiter import (
     FORGET_TIMEOUT,
     MAX_WAITING_READERS,
-    NO_LIMIT,
     STARVING_TIMEOUT,
     UNHEARD_TIMEOUT,
     ClusterSurplus,

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
+from memoire.limits import NO_LIMIT
 from memoire.reader.rate_tracker import RateTracker
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
@@ -19,7 +20,6 @@ from memoire.replay.limiter import (
     GRANT_TIME,
     LEAST_ENTRIES,
     LEAST_PART,
-    NO_LIMIT,
     STARVING_TIMEOUT,
     ClusterSurplus,
     ServerSurplus,

@@ -5,8 +5,8 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
+from memoire.limits import NO_LIMIT
 from memoire.pool.tables import Table
-from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages, unpack
 from memoire.wire.identity import ROUNDTRIP, table_number

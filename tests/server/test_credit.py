@@ -2,10 +2,9 @@
 
 import pytest
 
-from memoire.limits import Limits
+from memoire.limits import NO_LIMIT, Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table
-from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.parameters import Parameters
 from memoire.server.credit import STOCK_PART, UNDRAWN, Credits
 from memoire.wire import messages

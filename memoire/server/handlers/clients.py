@@ -10,9 +10,9 @@ from memoire.accounting.account import Account, sums_of
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import Run
 from memoire.errors import ProtocolError
+from memoire.limits import NO_LIMIT
 from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
-from memoire.replay.limiter import NO_LIMIT
 from memoire.server.credit import Credits
 from memoire.server.owners import ClientOwners
 from memoire.server.state import ServerState
