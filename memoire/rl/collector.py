@@ -25,12 +25,10 @@ from memoire.suggestions import checked_names
 
 from .agent import check_model_topic
 from .columns import DISCOUNTED, MEMORY, made_by_policies
-from .policies import Asks, LoadsModels, MlpPolicy, Policy
+from .policies import TOPIC, Asks, LoadsModels, MlpPolicy, Policy
 from .remote import RemoteActor
 from .spaces import check_actions
 
-TOPIC: Final = "policy"
-"""Topic of the models, unless another one is given."""
 WAIT_INTERVAL: Final = 0.5
 """Seconds after which somebody who waits for a model sees whether the run is over."""
 

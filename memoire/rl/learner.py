@@ -46,10 +46,10 @@ from .addresses import address_of_rank, beside
 from .agent import check_gamma
 from .agent_state import warn_of_told
 from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
-from .collector import TOPIC, for_space
+from .collector import for_space
 from .columns import MEMORY, observations_of, policy_rows, rollout_schema
 from .moments import Moments
-from .policies import MlpPolicy
+from .policies import TOPIC, MlpPolicy
 from .ppo import PPO, RecurrentActorCritic, check_correction
 from .spaces import with_actions
 

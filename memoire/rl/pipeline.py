@@ -38,11 +38,9 @@ from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
 
 from .agent import check_gamma
-from .collector import TOPIC
 from .columns import observations_of, policy_rows, rollout_schema
-from .policies import MlpPolicy, Policy
-from .trainer import LEAD
-from .training import Training
+from .policies import TOPIC, MlpPolicy, Policy
+from .training import LEAD, Training
 
 TABLE: Final = "replay"
 

@@ -27,6 +27,8 @@ from .moments import Moments
 
 Float32Array = NDArray[np.float32]
 Layers = list[tuple[Float32Array, Float32Array]]
+TOPIC: Final = "policy"
+"""Topic of the models, unless another one is given."""
 ADVICE: Final = "Publish a memoire.rl.ActorCritic.mlp, or give the collector a policy of your own."
 HALF_LOG_2PI: Final = 0.5 * math.log(2.0 * math.pi)
 

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -16,7 +17,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from memoire.client.client import Client
-from memoire.errors import ParameterError, WrongType
+from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.wire.refusals import PASSING
 
 from .codec import Codec
 from .envelope import Sample, columns_of, episodes_of
@@ -26,6 +28,8 @@ from .preprocessors import digest
 
 _log = logging.getLogger(__name__)
 
+CONNECT_INTERVAL: Final = 10.0
+"""Seconds between two lines about a server that does not answer yet."""
 STREAM_TIMEOUT: Final = 0.0
 """Seconds that a step waits for room to send: none, since a device waits."""
 FLUSH_TIMEOUT: Final = 10.0
@@ -288,3 +292,25 @@ def _with_no_done(sample: Sample) -> Sample:
 def limit_of(samples: float) -> int:
     """Samples of an episode at most: a number, or infinity."""
     return 1 << 62 if math.isinf(samples) else int(samples)
+
+
+def connected(
+    connect_once: Callable[[float], Any], url: str, timeout: float, interval: float = CONNECT_INTERVAL
+) -> Any:
+    """What `connect_once(seconds)` makes, tried until it answers; says so each `interval` seconds.
+
+    Raises:
+        MemoireTimeout: nobody answered in `timeout` seconds.
+        Refused: the server had no place for it all that time, or does not take it.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return connect_once(max(0.01, min(interval, left)))
+        except (MemoireTimeout, Refused) as error:
+            is_passing = isinstance(error, MemoireTimeout) or error.code in PASSING
+            if left <= interval or not is_passing:
+                raise
+            why = "" if isinstance(error, MemoireTimeout) else f", which says: {error.text}"
+            _log.warning("waiting for the server at %s%s; %.0f s more", url, why, left - interval)

@@ -29,13 +29,13 @@ from memoire.security.keyfolder import Given
 from . import weights
 from .agent import TrainingAgent, check_gamma, check_model_topic
 from .agent_state import form_of, load_agent, save_agent, unsaved, warn_of_told
-from .collector import TOPIC
 from .modelfiles import ModelFiles
+from .policies import TOPIC
+from .recording import connected
 from .resuming import lock_checkpoint
 from .spaces import with_actions
 from .standing import TrainerStanding
-from .training import REASONS, Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
-from .worker import connected
+from .training import LEAD, REASONS, Experience, RoundStats, Training, TrainingLoop, TrainingState, finite
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +45,6 @@ FIGURES_INTERVAL: Final = 1.0
 """Seconds between two times that a trainer tells servers how it stands."""
 HEARD_WITHIN: Final = 2.5
 """Seconds until servers have heard figures: a reader tells them every two seconds."""
-LEAD: Final = 1000
-"""Steps that paced workers record ahead of the trainer, and that a trainer which goes on after a restart still counts.
-"""
 DRAW_TIMEOUT: Final = 60.0
 """Seconds that a batch may take once there were enough samples."""
 CONNECT_TIMEOUT: Final = 60.0

@@ -18,6 +18,9 @@ import numpy as np
 
 from memoire.errors import ParameterError
 
+LEAD: Final = 1000
+"""Steps that paced workers record ahead of the trainer, and that a trainer which goes on after a restart still counts.
+"""
 REASONS: Final = ("start", "ratio")
 """Why a trainer pauses: too few samples to begin with, or too many steps for the samples that came."""
 

@@ -28,23 +28,20 @@ from typing import Any, Final, Self
 import numpy as np
 
 from memoire.client.client import Client, connect
-from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused
+from memoire.errors import MemoireError, ParameterError
 from memoire.security.keyfolder import Given
-from memoire.wire.refusals import PASSING
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
 from .agent import check_model_topic
-from .collector import TOPIC
 from .modelfiles import ModelFiles, read_model
+from .policies import TOPIC
 from .processors import pin
-from .recording import Columns, Nowhere, Recorder, Step, limit_of
+from .recording import CONNECT_INTERVAL, Columns, Nowhere, Recorder, Step, connected, limit_of
 from .spaces import check_actions, default_action
 from .standing import WorkerStanding, times_of, timings_of
 
 _log = logging.getLogger(__name__)
 
-CONNECT_INTERVAL: Final = 10.0
-"""Seconds between two lines about a server that does not answer yet."""
 PACE_INTERVAL: Final = 0.05
 """Seconds between two looks whether learners have caught up."""
 UPDATE_TIMEOUT: Final = 1.0
@@ -440,28 +437,6 @@ class RolloutWorker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def connected(
-    connect_once: Callable[[float], Any], url: str, timeout: float, interval: float = CONNECT_INTERVAL
-) -> Any:
-    """What `connect_once(seconds)` makes, tried until it answers; says so each `interval` seconds.
-
-    Raises:
-        MemoireTimeout: nobody answered in `timeout` seconds.
-        Refused: the server had no place for it all that time, or does not take it.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return connect_once(max(0.01, min(interval, left)))
-        except (MemoireTimeout, Refused) as error:
-            is_passing = isinstance(error, MemoireTimeout) or error.code in PASSING
-            if left <= interval or not is_passing:
-                raise
-            why = "" if isinstance(error, MemoireTimeout) else f", which says: {error.text}"
-            _log.warning("waiting for the server at %s%s; %.0f s more", url, why, left - interval)
 
 
 def _pair(returned: Any) -> tuple[Any, dict[str, Any]]:

@@ -46,7 +46,7 @@ FOREIGN = {
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
     "client/former_clients.py": {"ValueError", "PermissionError"},  # caught where they are raised
     "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
-    "pool/inspection.py": {"AssertionError", "FileNotFoundError"},  # a mistake of ours
+    "pool/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
