@@ -823,7 +823,7 @@ class CodecMismatch(MemoireError, ValueError):
     def __str__(self) -> str:
         return (
             f"{self.sender} compresses samples by the codec {self.received}, but this trainer restores them by "
-            f"{self.expected}. No sample was taken. Start both with the same version of the codec."
+            f"{self.expected}. No sample was taken. Give both the same version of the codec."
         )
 
 

@@ -143,11 +143,13 @@ class Codec:
         """`info` of a reset's sample with what `check_mark` looks for."""
         return {**info, MARK: [self.name, self.digest]}
 
-    def check_mark(self, info: Mapping[str, Any], sender: str) -> None:
-        """Refuse a sample whose worker has another codec; one without a mark is taken. Raises CodecMismatch."""
+    def check_mark(self, info: Mapping[str, Any], sender: str, *, is_reset: bool = False) -> None:
+        """Refuse samples of a worker with another codec, or none: a reset's sample tells. Raises CodecMismatch."""
         if MARK in info:
             name, digest = info[MARK]
             self.check(name, digest, sender)
+        elif is_reset and self.digest != NONE.digest:
+            raise CodecMismatch(sender, "none, as its sample_compressor is no Codec,", f"{self.name} ({self.digest})")
 
     def check(self, name: str, digest: str, sender: str) -> None:
         """Refuse samples that another codec made.
@@ -239,3 +241,7 @@ def _mapped(functions: Mapping[str, Callable[[Any], Any]], value: Any, root: str
         raise ParameterError("compress", unknown[0], f"functions of {one_of(unknown[0], paths)}")
     made = [functions[path](leaf) if path in functions else leaf for path, leaf in zip(paths, leaves, strict=True)]
     return assembled(structure, made)
+
+
+NONE: Final = Codec()
+"""Changes nothing: a worker without a codec sends the same."""

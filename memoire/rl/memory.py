@@ -27,14 +27,12 @@ from memoire.errors import EntryError, NotEnoughSamples, ParameterError
 from memoire.limits import CONTAINER, Container, Reservation
 from memoire.replay.forks import ForkedGenerator
 
-from .codec import Codec
+from .codec import NONE, Codec
 from .trees import Structure, assembled, leaves_of, paths_of, structure_of
 
 Int64Array = NDArray[np.int64]
 NO_DONE: Final = "__no_done"
 """The key in `info` of a sample after which the episode was given up, and did not end by itself."""
-NONE: Final = Codec()
-"""What leaves samples as they are."""
 
 
 class Transitions(NamedTuple):
@@ -120,12 +118,15 @@ class GenericMemory:
             continues: Whether the first one follows the last one that came, so that its episode goes on.
 
         Raises:
+            CodecMismatch: a worker has another codec; or none, if `starts` says which samples are of a reset.
             EntryError: a sample is nested otherwise than the first one, or has another shape. Nothing was taken.
             ParameterError: after the first sample, the capacity makes more than the container has.
         """
         if not samples:
             return
         rows = [six_parts(each) for each in samples]
+        for row, is_reset in zip(rows, starts or [False] * len(rows), strict=True):
+            self.codec.check_mark(row[5], "a worker", is_reset=is_reset)
         if self.codec is not NONE:
             rows = [self._decompressed(row) for row in rows]
         columns = self._columns_of(rows)

@@ -1,13 +1,12 @@
-"""Whether workers and a memory preprocess observations alike: digests of both functions are compared.
-
-The same function on two machines cannot be proved to be the same, so a difference is a warning.
-"""
+"""Whether workers and a memory preprocess observations alike: digests of both functions are compared."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from memoire.errors import ParameterError
 
 from .codec import digest_of
 
@@ -34,22 +33,24 @@ class PreprocessorCheck:
         self.has_warned = False
 
     def look(self, infos: Sequence[Mapping[str, Any]], starts: Sequence[bool]) -> None:
-        """Look at samples that come; warns once.
+        """Look at samples that come. Warns once of functions that cannot be compared.
 
         Args:
             starts: For each, whether a reset gave it.
+
+        Raises:
+            ParameterError: a worker has another function, or only one of both has one.
         """
-        if self.has_warned:
-            return
         for info, is_reset in zip(infos, starts, strict=True):
             told = info.get(MARK, "")
-            if is_reset and told != self._digest and _are_comparable(told, self._digest):
+            if not is_reset or told == self._digest:
+                continue
+            if _are_comparable(told, self._digest):
+                expected = f"{told or 'None'}, as a worker has it: give both the same function"
+                raise ParameterError("obs_preprocessor", self._digest or None, expected)
+            if not self.has_warned:
                 self.has_warned = True
-                _log.warning(
-                    "a worker calls obs_preprocessor %s, and this memory %s: give both the same function",
-                    told or "not at all", self._digest or "not at all",
-                )  # fmt: skip
-                return
+                _log.warning("cannot compare a worker's obs_preprocessor %s with %s here", told, self._digest)
 
 
 def _are_comparable(one: str, other: str) -> bool:

@@ -94,16 +94,15 @@ class GenericMemory(MemoryDataloading):
         self.rings = Rings(self.memory_size, codec=codec, folder=folder, keeps_info=bool(self.checks.every))
         """The samples."""
         for buffer in buffers_of(_data_set(name)) if name else ():
+            buffer.memory = [self.rings.codec(*sample) for sample in buffer.memory]
             self.append_buffer(buffer)
 
     def append_buffer(self, buffer: Any) -> None:
         """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there.
 
         Raises:
-            CodecMismatch: the worker has another codec.
+            CodecMismatch: the worker has another codec, or none.
         """
-        for sample in buffer.memory:
-            self.rings.codec.check_mark(sample[-1], "a worker")
         starts, continues = getattr(buffer, "starts", None), bool(getattr(buffer, "continues", False))
         self.rings.append(buffer.memory, starts, continues=continues)
 

@@ -41,6 +41,8 @@ class MemoryDataloading(ABC):
 
     sample_parts = 5
     """Set it to 6 to have samples with terminated and truncated in place of done."""
+    preprocesses_itself = False
+    """Set it to True if `get_transition` calls the workers' `obs_preprocessor`: then it is not compared."""
 
     def __init__(
         self,
@@ -84,11 +86,13 @@ class MemoryDataloading(ABC):
 
         Raises:
             CrcOneSided: only the worker or only this memory has crc_debug.
+            ParameterError: the worker has another obs_preprocessor.
         """
         if len(buffer.memory):
             infos = [sample[-1] for sample in buffer.memory]
             self.checks.take(infos)
-            self._preprocessors.look(infos, getattr(buffer, "starts", [False] * len(infos)))
+            if not self.preprocesses_itself:
+                self._preprocessors.look(infos, getattr(buffer, "starts", None) or [False] * len(infos))
             self.append_buffer(buffer)
 
     def __iter__(self) -> Iterator[Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.errors import CrcOneSided, DataError, MemoireTimeout, ParameterError, Refused, StateLocked
+from memoire.errors import CodecMismatch, CrcOneSided, DataError, MemoireTimeout, ParameterError, Refused, StateLocked
 from memoire.nodes.http import NodePages
 from memoire.rl import weights
 from memoire.rl.codec import ActionHistory, Codec
@@ -570,6 +570,49 @@ class WithHistory(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.actions = [self.actions[1], action]
         obs, *rest = self.env.step(action)
         return ((obs, *self.actions), *rest)  # type: ignore[return-value]
+
+
+def plain(act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Any:
+    return act, obs, rew, done, info
+
+
+def itself(obs: Any) -> Any:
+    return obs
+
+
+WITH_CODEC, WITH_FUNCTION = {"codec": Codec({"obs": np.float64}, {"obs": np.float32})}, {"obs_preprocessor": itself}
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_memory", "error", "says"),
+    [
+        ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples by the codec none.*Give both the same"),
+        ({"sample_compressor": plain}, WITH_CODEC, CodecMismatch, "^a worker .* none, as its sample_compressor is no "),
+        ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them by none"),
+        (WITH_FUNCTION, {}, ParameterError, "^obs_preprocessor must be source:.*as a worker has it.* got None"),
+        ({}, WITH_FUNCTION, ParameterError, "^obs_preprocessor must be None, as a worker has it.* got 'source:"),
+    ],
+)
+def test_what_only_a_worker_or_only_a_memory_has_is_refused(
+    of_worker: Any, of_memory: Any, error: Any, says: str
+) -> None:
+    with Server(port=0) as server, worker(server.port, **of_worker) as made:
+        with trainer(server.port, training_cls=training(memory_cls=rings(**of_memory))) as taking:
+            made.run(0, 1)
+            with pytest.raises(error, match=says):
+                assert until(lambda: taking.experience.update() or taking.experience.received)
+            assert not taking.training.memory.rings.held
+
+
+def test_a_memory_that_preprocesses_by_itself_says_so() -> None:
+    class Own(GenericMemory):
+        preprocesses_itself = True
+
+    cls = training(memory_cls=lambda nb_steps, device: Own(None, nb_steps))
+    with Server(port=0) as server, worker(server.port, obs_preprocessor=itself) as made:
+        with trainer(server.port, training_cls=cls) as taking:
+            made.run(0, 1)
+            assert until(lambda: taking.experience.update() or taking.experience.received)
 
 
 @pytest.mark.parametrize("side", ["worker", "memory"])

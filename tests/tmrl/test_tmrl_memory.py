@@ -198,7 +198,8 @@ def test_a_data_set_that_is_a_pickle_or_nothing_is_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Minari: the data set is of no environment
-def test_a_data_set_of_minari_is_in_the_memory_at_the_beginning(tmp_path, monkeypatch):
+@pytest.mark.parametrize("codec", [None, Codec({"obs": lambda obs: obs * 2}, {"obs": lambda obs: obs / 2})])
+def test_a_data_set_of_minari_is_in_the_memory_at_the_beginning(codec, tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     values, lengths, made = np.random.default_rng(0), (5, 1, 9), []
     for number, length in enumerate(lengths):
@@ -210,7 +211,7 @@ def test_a_data_set_of_minari_is_in_the_memory_at_the_beginning(tmp_path, monkey
              "author_email": "a@b.c", "description": "made by a test", "data_format": "hdf5"}  # fmt: skip
     spaces = {"observation_space": gymnasium.spaces.Box(0, 1, (2,)), "action_space": gymnasium.spaces.Discrete(2)}
     made = minari.create_dataset_from_buffers("memoire/numbers-v0", made, **spaces, **about)
-    memory = GenericMemory(dataset_path="minari:memoire/numbers-v0")
+    memory = GenericMemory(dataset_path="minari:memoire/numbers-v0", codec=codec)
     assert len(memory) == sum(lengths)
     item = 0
     for episode in made.iterate_episodes():
