@@ -72,6 +72,7 @@ class _DrawRound:
 
     plan: draw.Plan
     batches: int
+    batch_size: int
     samples: int
     """That the servers are asked for."""
     kept: int
@@ -260,7 +261,8 @@ class Rounds:
             self._wait_for_more(there, tables, now)
             return None
         layout = layout_of(terms.schema, terms.parameters, ContainerKind.DRAWN)
-        return self._draw(_DrawRound(plan, batches, size, kept, layout, terms.parameters), there, now)
+        made = _DrawRound(plan, batches, self._prefetch.batch_size, size, kept, layout, terms.parameters)
+        return self._draw(made, there, now)
 
     def _batches_of(self, terms: TableTerms, tables: list[NDArray[np.void]]) -> int:
         """How many batches the next round is to draw: several are one draw, whose samples are dealt out at random."""
@@ -282,6 +284,7 @@ class Rounds:
 
     def _wait_for_more(self, there: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
+        samples += 0 if self._kept is None else len(self._kept.importance)
         self.shortage = samples, sum(len(table) for table in tables)
         for stock in there:
             stock.table, stock.again_at = None, now + self._pause
@@ -349,6 +352,8 @@ class Rounds:
         took = ask.stock.answered(ask.number, now)
         ask.server.is_away = False
         said = answer.body if isinstance(answer, Message) else None
+        of = (each for each in self._rounds if ask.number in each.open)
+        made = self._late.pop(ask.number, None) or next(of, None)
         if isinstance(said, messages.Drawn) and isinstance(ask.body, messages.Draw):
             self._choice.spend(took, 0.0 if len(self._prefetch) else took)
             self._choice.carried(ask.samples)
@@ -358,15 +363,15 @@ class Rounds:
         else:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
-                self._prefetch.failed = answer
+                if (
+                    made is None or made.batch_size == self._prefetch.batch_size
+                ):  # else nobody asks for so many any more
+                    self._prefetch.failed = answer
                 self._drawn -= ask.samples  # nothing was drawn
                 ask.stock.drawn -= ask.samples
             # It does not know this reader's run or home (any more): HELLO says what is true now.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()
-        made = self._late.pop(ask.number, None) or next(
-            (each for each in self._rounds if ask.number in each.open), None
-        )
         if made is None:
             return
         made.open.discard(ask.number)

@@ -260,6 +260,36 @@ def test_samples_that_come_after_their_server_was_left_out_are_given_too():
     assert given_by(world) == world.prefetch.samples == 32
 
 
+def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
+    world = two(ahead=2)
+    world.begin()
+    world.answer()
+    first, *others = world.begin()
+    world.answer(first, by=refused("too_large"))
+    with pytest.raises(Refused):
+        world.prefetch.check()
+    world.prefetch.resize(8)
+    for ask in others:
+        world.answer(ask, by=refused("too_large"))
+    world.prefetch.check()
+    world.now += REFUSED_INTERVAL
+    assert len(world.run(2)) == 2
+
+
+def test_samples_that_are_kept_count_among_those_that_there_are():
+    world = World({"a": PoolServer([1], caches=1), "b": PoolServer([2], caches=1)})
+    world.begin()
+    world.answer()
+    ours, theirs = world.begin()
+    world.answer(ours)
+    world.answer(theirs, by=refused("busy"))
+    world.prefetch.resize(1000)
+    world.now += MAX_SUMS_AGE + 0.1
+    world.begin()
+    world.answer()
+    assert world.begin() == [] and world.rounds.shortage == (128, 2)
+
+
 def test_batches_of_a_former_size_and_those_on_their_way_make_others():
     world = two(ahead=2)
     world.begin()
