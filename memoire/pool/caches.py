@@ -44,8 +44,18 @@ from . import cache_inspection, picked
 from ._draw import Picks
 from .demand import Demand
 from .draw import MAX_BATCH, PooledBatch, gathered_from
-from .inspection import MAX_INSPECTED, Distribution, PeekedSample
-from .interface import DEFAULTS
+from .inspection import Distribution, PeekedSample
+from .interface import (
+    DEFAULTS,
+    MAX_INSPECTED,
+    BelongsToRun,
+    DrawsAtRandom,
+    DrawsBatches,
+    HearsSums,
+    ShowsSamples,
+    TablePool,
+    TakesPushes,
+)
 from .pool_lock import PoolLock
 from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
@@ -54,7 +64,7 @@ from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient, LeftSample
 from .stats import PoolStats
 
 
-class Pool:
+class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, DrawsBatches, ShowsSamples):
     """Held caches of all clients of one table. Thread-safe; samples are copied without lock and GIL.
 
     Args:
@@ -114,16 +124,6 @@ class Pool:
     def byte_limit(self) -> int:
         """Bytes that held caches may have together."""
         return self._queues.byte_limit
-
-    @property
-    def owner(self) -> bytes:
-        """Nobody: the clients own what they have pushed."""
-        return b""
-
-    @property
-    def capacity(self) -> int:
-        """0: no entries are held here, but samples."""
-        return 0
 
     @property
     def least_bytes(self) -> int:
@@ -278,10 +278,6 @@ class Pool:
         with self._waiter.lock:
             self._queues.saw_model(version)
 
-    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """None: priorities of entries are their clients' to set. `numbers` and `td_errors` are [N]."""
-        return None
-
     # Snapshots
 
     def walk(self) -> Iterator[KeptClient | KeptCache]:
@@ -324,9 +320,6 @@ class Pool:
         with self._waiter.lock:
             held = self._queues.held
             return not (held.caches or held.state()[1] or self._annealing.batches or self._queues.counts.added)
-
-    def saved_layout(self) -> None:
-        """None: caches are drawn in the order in which they are walked over."""
 
     def reseed(self, seed: int) -> None:
         """Draw as a pool that was made with this seed; before the first draw."""

@@ -7,9 +7,8 @@ request ──▶ the server's dispatcher ──▶ Handler(now, header, body, p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteHolder
@@ -17,8 +16,6 @@ from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import Page
 
 from .tables import OpenTable
-
-P = TypeVar("P")
 
 
 class Reply(NamedTuple):
@@ -53,10 +50,3 @@ class Desk(Protocol):
 
     def page(self, client: bytes, kind: messages.Type) -> Page:
         """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
-
-
-def pool_of(table: OpenTable, pool: type[P], header: MessageHeader, what: str) -> P:
-    """A table's pool, if it is of this class. Raises ProtocolError (code "table"): the request is for `what`."""
-    if not isinstance(table.pool, pool):
-        raise ProtocolError("table", f"{table.name!r} stores {table.storage}; {header.type.name} is for {what}")
-    return table.pool

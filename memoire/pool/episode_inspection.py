@@ -15,7 +15,8 @@ from memoire.replay.memory import Memory
 
 from .episode_draw import ids_of
 from .episode_memory import NamedMemory
-from .inspection import MAX_INSPECTED, Distribution, EntryPlace, Histogram, PeekedSample
+from .inspection import Distribution, EntryPlace, Histogram, PeekedSample
+from .interface import MAX_INSPECTED
 
 
 class _SeenEntries(NamedTuple):

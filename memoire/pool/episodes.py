@@ -46,15 +46,30 @@ from .draw import MAX_BATCH, PooledBatch
 from .episode_checks import CheckedEpisode, checked_episode
 from .episode_draw import drawn_for, sampled, sums_of, why_nothing
 from .episode_memory import ByteRoom, EpisodeMemory, NamedMemory
-from .inspection import MAX_INSPECTED, Distribution, PeekedSample
-from .interface import DEFAULTS
+from .inspection import Distribution, PeekedSample
+from .interface import (
+    DEFAULTS,
+    MAX_INSPECTED,
+    BelongsToRun,
+    DrawsAtRandom,
+    DrawsBatches,
+    DrawsEpisodes,
+    HasRoom,
+    KeepsLayout,
+    ShowsSamples,
+    TakesPriorities,
+    TakesPushes,
+)
 from .lasting import LastingPool
 from .stats import PoolCounts, PoolStats
 
 T = TypeVar("T")
 
 
-class EpisodePool(LastingPool):
+class EpisodePool(
+    LastingPool, TakesPushes, HasRoom, BelongsToRun, DrawsAtRandom, DrawsBatches, DrawsEpisodes, TakesPriorities,
+    ShowsSamples, KeepsLayout,
+):  # fmt: skip
     """The episodes of one table. Thread-safe; samples are copied without the GIL.
 
     Args:

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from memoire.replay.batch import Batch, GatheredSamples, PriorityUpdate
 from memoire.replay.schema import Schema
 
-MAX_INSPECTED = 65_536
-"""Samples that are looked at for a histogram at most."""
 PER_TEN = 8
 """Buckets of a histogram between 1 and 10, and so on."""
 MAX_BUCKET = 12 * PER_TEN

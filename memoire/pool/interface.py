@@ -1,51 +1,160 @@
-"""What a table's pool is to those who use it, whatever the form in which its samples came.
+"""What a table's pool is to those who use it: what every kind of table does, and what only some kinds do.
 
-    Intake       what arrives: caches or episodes, clients' sums and signs of life; and the limits that make room
-    Drawable     what goes out, here and to far readers, and what learners correct
-    Inspectable  figures, and copies of what is held
+    TablePool        room, parameters, clients, figures, snapshots: of every kind
+    TakesPushes      caches or episodes come by messages          DrawsBatches     hands out samples in batches
+    HasRoom          has room for so many entries                 DrawsEpisodes    hands out whole episodes
+    HearsSums        hears of what its clients hold               TakesPriorities  learners set priorities here
+    BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
+    DrawsAtRandom    draws by a generator that has a seed         AnswersPrompts   prompts are leased, answered, drawn
+    ShowsSamples     shows copies of samples                      SavesRows        saves each change, as it happens
+    KeepsLayout      entries come back to where they lay
 
-A caller asks for the smallest of them that it needs. `AnyPool` is all three, for what owns a table.
+A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
+`tables.OpenTable` has it, so that no message and no draw asks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memoire.limits import Limits
-from memoire.replay.batch import GatheredSamples
-from memoire.replay.memory_state import SavedLayout
-from memoire.replay.parameters import Parameters
-from memoire.wire import messages
-from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.parts import Payload
-from memoire.wire.receivers import Page
 
-from .draw import PooledBatch
-from .inspection import MAX_INSPECTED, Distribution, PeekedSample
-from .stats import PoolStats
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memoire.prompts.bytes import Saved
+    from memoire.prompts.figures import PromptStats
+    from memoire.prompts.table import PromptTable
+    from memoire.replay.batch import GatheredSamples
+    from memoire.replay.episode_store import Changes
+    from memoire.replay.episodes import EpisodeBatch
+    from memoire.replay.memory import Memory
+    from memoire.replay.memory_state import SavedLayout
+    from memoire.replay.parameters import Parameters
+    from memoire.replay.rollouts import Rollouts
+    from memoire.wire import messages
+    from memoire.wire.byte_budget import ByteBudget
+    from memoire.wire.parts import Payload
+    from memoire.wire.receivers import Page
+
+    from .draw import PooledBatch
+    from .inspection import Distribution, PeekedSample
+    from .rollout_queue import TakeRequest
+    from .stats import PoolStats
 
 DEFAULTS: Final = Limits()
+MAX_INSPECTED: Final = 65_536
+"""Samples that are looked at for a histogram at most."""
 
 
-class Intake(Protocol):
-    """Takes in what clients push and report. Thread-safe."""
+class TablePool(ABC):
+    """Where what a table holds is. Thread-safe; it waits, but does no I/O."""
+
+    if TYPE_CHECKING:  # attributes of some pools, properties of others
+
+        @property
+        def parameters(self) -> Parameters:
+            """Those that it follows now."""
+
+        @property
+        def byte_limit(self) -> int:
+            """Bytes that it may hold."""
+
+        @property
+        def least_bytes(self) -> int:
+            """Bytes that it can be limited to at least."""
+
+    @abstractmethod
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on, which has no more than the others leave; before anything comes in."""
+
+    @abstractmethod
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
+
+    @abstractmethod
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if something is held that was made with other values than these."""
+
+    @abstractmethod
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters; returns how many caches or episodes had to go.
+
+        Args:
+            discard_mismatched: Let go what was made with other values, and is a reason to refuse them else.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
+
+    @abstractmethod
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life of a client, without news."""
+
+    @abstractmethod
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended."""
+
+    @abstractmethod
+    def expire(self) -> int:
+        """Let silent clients and readers go now; returns how many clients left."""
+
+    @abstractmethod
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
+    @abstractmethod
+    def entries(self) -> int:
+        """Entries that can be handed out, or whose samples can come; of prompts, groups."""
 
     @property
-    def byte_limit(self) -> int:
-        """Bytes that it may hold."""
+    def unfinished(self) -> int:
+        """What somebody has yet to answer, to draw or to commit before the table is done with it."""
+        return 0
+
+    @abstractmethod
+    def stats(self) -> PoolStats:
+        """A frozen picture."""
+
+    @abstractmethod
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
+
+    @abstractmethod
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said, before anything is put back.
+
+        Args:
+            is_same: Whether this is the pool that it was, in its next life: then its generator, if `state` has one, and
+                the counts of one life go on, too.
+        """
 
     @property
-    def capacity(self) -> int:
-        """Entries there is room for; 0 where it holds no entries, but samples of them."""
+    @abstractmethod
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
 
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that it can be limited to at least."""
+    @abstractmethod
+    def walk(self) -> Iterator[Any]:
+        """All that is held, one by one: for a snapshot. `put_back` takes it."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed) and let everything go."""
+
+
+class TakesPushes(ABC):
+    """Takes in what clients push."""
+
+    @abstractmethod
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> Any:
@@ -59,55 +168,59 @@ class Intake(Protocol):
             ProtocolError: and nothing else, whatever the bytes.
         """
 
+    @abstractmethod
     def add(self, client_id: bytes, sequence: int, held: Any) -> int:
         """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
 
+
+class HasRoom:
+    """Has room for a number of entries."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def capacity(self) -> int:
+            """That number; 0: only bytes limit them."""
+
+
+class HearsSums(ABC):
+    """Hears of what its clients hold themselves, and says how much they are to bring."""
+
+    @abstractmethod
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """A client's newest sums; returns whether they were newer than those known."""
 
-    def heard(self, client_id: bytes) -> None:
-        """A sign of life without news."""
-
-    def goodbye(self, client_id: bytes) -> None:
-        """A client has ended."""
-
-    def forget(self, client_id: bytes) -> int:
-        """Drop a client and what it alone holds; returns the samples lost."""
-
-    def expire(self) -> int:
-        """Let silent clients and readers go now; returns how many clients left."""
-
-    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Follow new parameters; returns how many caches or episodes had to go.
+    @abstractmethod
+    def room(self, client_id: bytes, stock_bytes: int) -> int | None:
+        """Samples that a client is to bring now; None where nothing holds it back.
 
         Args:
-            discard_mismatched: Let go what was made with other values, and is a reason to refuse them else.
-
-        Raises:
-            ParameterError: nothing was changed.
+            stock_bytes: That it may hold undrawn while learners draw.
         """
 
-    def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
 
+class BelongsToRun(ABC):
+    """Holds what was made in a run."""
+
+    @abstractmethod
     def clear(self) -> int:
         """Let everything go that is held; clients, readers and those who wait stay. Returns how much went."""
 
 
-class Drawable(Protocol):
-    """Hands samples out, and takes corrections of their priorities. Thread-safe."""
+class DrawsAtRandom(ABC):
+    """Draws by a generator of its own."""
 
-    @property
-    def owner(self) -> bytes:
-        """The id under which ids name its entries: priorities for them are set here. b"" where clients own them."""
+    @abstractmethod
+    def reseed(self, seed: int) -> None:
+        """Draw as a pool that was made with this seed; before the first draw."""
 
-    @property
-    def parameters(self) -> Parameters:
-        """Those that draws follow now."""
 
-    def entries(self) -> int:
-        """Entries that can be drawn, or whose samples can come."""
+class DrawsBatches(ABC):
+    """Hands samples out, here and to readers, who may draw from several pools."""
 
+    WANTED: ClassVar = "for a batch; here use {instead}"
+
+    @abstractmethod
     def get(
         self,
         samples: int,
@@ -117,11 +230,13 @@ class Drawable(Protocol):
     ) -> PooledBatch:
         """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 
+    @abstractmethod
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
         """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
 
+    @abstractmethod
     def draw_counts(
         self,
         reader: bytes,
@@ -135,58 +250,122 @@ class Drawable(Protocol):
         Raises ProtocolError, and takes nothing, where the page of the reply has no room.
         """
 
+
+class DrawsEpisodes(ABC):
+    """Hands whole episodes out."""
+
+    WANTED: ClassVar = "where whole ones are to be drawn"
+
+    @abstractmethod
+    def sample_episodes(
+        self,
+        count: int,
+        update: Callable[[NDArray[Any], Any], Any],
+        *,
+        group: str | None = None,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> EpisodeBatch:
+        """Draw whole episodes, or groups of them: see `EpisodePool`. `update` gets ids and errors of N entries, [N]."""
+
+
+class TakesPriorities(ABC):
+    """Learners set priorities of entries here."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def owner(self) -> bytes:
+            """The id under which ids name its entries."""
+
+    @abstractmethod
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
         """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not
         this pool's.
         """
 
-    def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
+class HandsOutOnce(HasRoom, ABC):
+    """Hands each entry out once, in order of arrival."""
+
+    WANTED: ClassVar = "where entries are to be taken"
+    on_room: Callable[[int, Changes], None]
+    """Told how many entries' room is given back, with the changes to make as one with that."""
+
+    @abstractmethod
+    def held(self) -> tuple[int, int]:
+        """Entries that are held, and the clients that recorded them."""
+
+    @abstractmethod
+    def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
+        """The oldest entries, all of them or none: see `RolloutPool`."""
+
+    @abstractmethod
+    def give(
+        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
+    ) -> tuple[list[messages.FragmentRow], Payload | None]:
+        """What a learner far away gets at once: rows and payload of a ROLLOUTS message."""
 
 
-class Inspectable(Protocol):
-    """Shows what it holds, and goes on meanwhile. Thread-safe."""
+class AnswersPrompts(HasRoom, ABC):
+    """Holds prompts, which workers answer and trainers draw by `memoire.Prompts`."""
 
-    def stats(self) -> PoolStats:
-        """A frozen picture."""
+    WANTED: ClassVar = "where prompts are given and answered"
 
-    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
+    @abstractmethod
+    def held(self, client: bytes = b"") -> contextlib.AbstractContextManager[PromptTable]:
+        """The table of prompts, with the lock. Raises Closed."""
 
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of leases."""
+
+    @abstractmethod
+    def figures(self) -> PromptStats:
+        """Prompts in each state, and other figures."""
+
+
+class ShowsSamples(ABC):
+    """Shows copies of held samples."""
+
+    @abstractmethod
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
         taken by that; None where nothing is held, or that entry is not.
         """
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said, before anything is put back.
+class SavesRows(ABC):
+    """Has each change saved by the server's store before it is acknowledged."""
 
-        Args:
-            is_same: Whether this is the pool that it was, in its next life: then its generator, if `state` has one, and
-                the counts of one life go on, too.
+    @abstractmethod
+    def keep_changes(self) -> None:
+        """Remember from now on what is to be saved."""
+
+    @abstractmethod
+    def take_changes(self) -> list[Saved]:
+        """All that changed since the last call."""
+
+    @abstractmethod
+    def restore(self, saved: Iterable[Saved]) -> tuple[int, int]:
+        """Go on from what was saved: see `PromptPool`."""
+
+
+class KeepsLayout(ABC):
+    """Draws depend on where entries lie, and a snapshot can bring them back there."""
+
+    @abstractmethod
+    def saved_layout(self) -> tuple[SavedLayout, int]:
+        """Where entries lie, and a number that is another one after any change of an entry."""
+
+    @abstractmethod
+    def heir(
+        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
+    ) -> tuple[Memory, SavedLayout] | None:
+        """An empty memory, and what it is to take over; None if that does not fit."""
+
+    @abstractmethod
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+        """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
+        nothing was changed.
         """
-
-    def saved_layout(self) -> tuple[SavedLayout, int] | None:
-        """Where entries lie, and a number that is another one after any change of an entry. None where what `walk`
-        gives, in its order, says all.
-        """
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
-
-    def walk(self) -> Iterator[Any]:
-        """All that is held, one by one: for a snapshot. `put_back` takes it."""
-
-
-class AnyPool(Intake, Drawable, Inspectable, Protocol):
-    """Where a table's samples are."""
-
-    def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on, which has no more than the others leave; before anything comes in."""
-
-    def close(self) -> None:
-        """Wake everyone who waits (they raise Closed) and let everything go."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memoire.replay.parameters import Parameters
+
+from .interface import TablePool
 from .pool_lock import PoolLock
 from .presence import Presence
 
 
-class LastingPool:
+class LastingPool(TablePool):
     """Clients count while they are heard. Thread-safe.
 
     Args:
@@ -21,10 +24,8 @@ class LastingPool:
         self._waiter = PoolLock()
         self._clients = Presence(client_timeout, clock())  # under the waiter's lock
 
-    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
-        """A sign of life: what a client still holds is nobody's to draw from."""
-        self.heard(client_id)
-        return False
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Any fit: what is held is as it was recorded."""
 
     def heard(self, client_id: bytes) -> None:
         """A sign of life."""

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.errors import ProtocolError
-from memoire.limits import HELD_BYTES, Limits
+from memoire.limits import HELD_BYTES
 from memoire.prompts.bytes import Saved
 from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
 from memoire.prompts.rows import PromptState
@@ -26,16 +25,15 @@ from memoire.prompts.snapshot import KeptPrompt, go_on, kept_of, order_of, put_b
 from memoire.prompts.table import PromptTable
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 
-from .batchless import BatchlessPool
-from .inspection import MAX_INSPECTED, Distribution, Histogram
-from .interface import DEFAULTS
+from .inspection import Distribution, Histogram
+from .interface import DEFAULTS, MAX_INSPECTED, AnswersPrompts, SavesRows
+from .lasting import LastingPool
 from .stats import PoolStats
 
 
-class PromptPool(BatchlessPool):
+class PromptPool(LastingPool, AnswersPrompts, SavesRows):
     """The prompts of one table. Thread-safe.
 
     Args:
@@ -47,7 +45,10 @@ class PromptPool(BatchlessPool):
         clock: Seconds that only grow.
     """
 
-    STORAGE, INSTEAD = "prompts", "memoire.Prompts"
+    parameters: Parameters
+    byte_limit: int
+    least_bytes: int
+    capacity: int
 
     def __init__(
         self,
@@ -67,8 +68,6 @@ class PromptPool(BatchlessPool):
         self.settings = settings or PromptSettings()
         self.settings.check(schema, self.parameters)
         self.capacity, self.least_bytes, self.byte_limit = capacity, 1, byte_limit
-        self.owner = b""
-        """Nobody sets priorities of entries here."""
         first = time.time_ns() if first is None else first
         rules = self.settings.rules(schema, self.parameters)
         facts: dict[str, Any] = {"score": self.settings.score, "capacity": capacity, "is_bounded": is_bounded}
@@ -126,17 +125,7 @@ class PromptPool(BatchlessPool):
         dropped = sum(row.reason == NO_PAYLOAD for row in incomplete)
         return len(incomplete) - dropped, dropped
 
-    # What every pool has to be
-
-    def check(
-        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
-    ) -> Any:
-        """Refused: nothing is pushed here. Raises ProtocolError (code "table")."""
-        raise ProtocolError("table", "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts")
-
-    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
-        """Nothing is pushed here: 0."""
-        return 0
+    # What every pool does
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
         """Follow new parameters from now on; returns 0: nothing goes by that."""
@@ -149,10 +138,6 @@ class PromptPool(BatchlessPool):
         """Hold at most this many bytes from now on. What is held stays, and workers wait; returns 0."""
         with self._waiter.lock:
             self.byte_limit = self._table.byte_limit = byte_limit
-        return 0
-
-    def clear(self) -> int:
-        """Prompts stay: they belong to no run. Returns 0."""
         return 0
 
     def saw_model(self, version: int) -> None:

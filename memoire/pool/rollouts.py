@@ -9,7 +9,6 @@ go on.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,10 +27,10 @@ from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
-from .batchless import BatchlessPool
 from .episode_checks import CheckedEpisode, checked_episode
-from .inspection import MAX_INSPECTED, Distribution
-from .interface import DEFAULTS
+from .inspection import Distribution
+from .interface import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, TakesPushes
+from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
 from .rollout_transport import check_entries, fitting, packed
@@ -41,7 +40,7 @@ DEFAULT_ENTRIES: Final = 65_536
 """Entries there is room for where nobody said a number."""
 
 
-class RolloutPool(BatchlessPool):
+class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
     """The rollouts of one table. Thread-safe.
 
     Args:
@@ -58,7 +57,10 @@ class RolloutPool(BatchlessPool):
         ParameterError: `capacity` entries do not fit into `byte_limit`.
     """
 
-    STORAGE, INSTEAD = "rollouts", "take(steps)"
+    parameters: Parameters
+    byte_limit: int
+    least_bytes: int
+    capacity: int
 
     def __init__(
         self,
@@ -82,8 +84,6 @@ class RolloutPool(BatchlessPool):
         self.on_room: Callable[[int, Changes], None] = lambda entries, told: at_once(told)
         """Told how many entries' room is given back; below 0: so many came by another way than a client. It counts them
         and makes the changes as one, by which they are told. Called under the lock."""
-        self.owner = secrets.token_bytes(16)
-        """What readers call this queue."""
         self._is_bounded, self._wall = is_bounded, wall
         self._free: Callable[[], int] = lambda: 1 << 62
         # Everything below belongs to the waiter's lock.

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,31 +20,41 @@ from memoire.arguments import whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
 from memoire.limits import Reservation
-from memoire.prompts.settings import PROMPT_NAMES, PromptSettings, refuse_elsewhere, taken_from
-from memoire.replay.limiter import Limiter, check_size
+from memoire.prompts.settings import PROMPT_NAMES, PromptSettings
+from memoire.replay.limiter import check_size
 from memoire.replay.parameters import NAMES, Parameters, Start
-from memoire.replay.room import RoomLimiter
-from memoire.replay.row_schema import row_schema_from
 from memoire.replay.sampling import Sampler, chosen
-from memoire.replay.schema import Schema, schema_from
+from memoire.replay.schema import Schema
 from memoire.replay.shared_limiter import SharedLimiter
 from memoire.suggestions import checked_names, hint, one_of
-from memoire.wire import layout
 from memoire.wire.identity import DEFAULT_TABLE, ROUNDTRIP, table_number
 
-from .caches import Pool
-from .interface import DEFAULTS, AnyPool, Intake
+from . import kinds
+from .interface import (
+    DEFAULTS,
+    AnswersPrompts,
+    BelongsToRun,
+    DrawsBatches,
+    HandsOutOnce,
+    HasRoom,
+    HearsSums,
+    SavesRows,
+    TablePool,
+    TakesPriorities,
+    TakesPushes,
+)
+from .kinds import Kind, PoolPlace, PushLimits
 
 Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 Full = Literal["wait", "oldest"]
 
-STORAGES = ("caches", "episodes", "rollouts", "prompts")
 TABLE_NAMES = (*NAMES, *PROMPT_NAMES)
 """Keywords of a table beside those that it names."""
 FULL = ("wait", "oldest")
 MAX_TABLES = 256
 _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
+C = TypeVar("C")
 
 
 @says_instead("Make another one: Table(..., NAME=...).")
@@ -107,16 +115,14 @@ class Table:
         **fields: Any,
     ) -> None:
         put = object.__setattr__
-        is_prompts = storage == "prompts"
-        put(self, "schema", row_schema_from("schema", schema) if is_prompts else schema_from(schema))
-        prompts = taken_from(fields)
+        kind = kinds.named(storage)
+        put(self, "schema", kind.schema_from(schema))
+        prompts = {name: fields.pop(name) for name in PROMPT_NAMES if name in fields}
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         if length is not None:
             fields["rollout_length"] = whole("length", length, 0)
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
-        if storage not in STORAGES:
-            raise ParameterError("storage", storage, one_of(storage, STORAGES))
         put(self, "storage", storage)
         put(self, "capacity", whole("capacity", capacity, 0))
         put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
@@ -125,55 +131,13 @@ class Table:
         if full not in (*FULL, None):
             raise ParameterError("full", full, one_of(full, FULL))
         put(self, "full", full or "wait")
-        put(self, "prompts", PromptSettings(**prompts) if is_prompts else None)
-        self._check_room()
-        self._check_rollouts(is_asked=full is not None)
-        if self.prompts is None:
-            refuse_elsewhere(prompts, storage)
-        else:
-            self.prompts.check(self.schema, self.parameters)
-            check_once(self.parameters, storage)
+        put(self, "prompts", kind.own_settings(prompts))
+        kind.check(self, is_full_said=full is not None)
 
-    def _check_room(self) -> None:
-        """Refuse room for what this storage does not hold."""
-        if self.storage == "caches" and self.capacity:
-            expected = (
-                "0 where caches are stored, since entries are at their actors: client_capacity says how many each "
-                "keeps, cache_limit how many caches are held here"
-            )
-            raise ParameterError("capacity", self.capacity, expected)
-        if self.storage != "caches" and self.cache_limit:
-            expected = f"0 where {self.storage} are stored: capacity says how many entries"
-            raise ParameterError("cache_limit", self.cache_limit, expected)
-
-    def _check_rollouts(self, is_asked: bool) -> None:
-        """Refuse what only rollouts have elsewhere, and what they do not have."""
-        parameters = self.parameters
-        if self.storage != "rollouts":
-            has_room = is_asked and self.storage != "prompts"
-            for name, value in (("full", has_room and self.full), ("rollout_length", parameters.rollout_length)):
-                if value:
-                    expected = f"nothing with storage={self.storage!r}: it is for storage='rollouts'"
-                    raise ParameterError(name, value, expected)
-            return
-        check_once(parameters, self.storage)
-
-
-def check_once(parameters: Parameters, storage: str) -> None:
-    """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
-
-    Raises:
-        ParameterError: one is set.
-    """
-    instead = {
-        "samples_per_insert_tolerance": f"None with storage={storage!r}: capacity says how far actors may be ahead",
-        "min_size": f"0 with storage={storage!r}: take(steps) and draw(step, groups) wait for what they need",
-        "max_times_sampled": f"0 with storage={storage!r}: each entry is handed out once",
-        "sequence_length": f"0 with storage={storage!r}: fragments and answers are sequences already",
-    }
-    for name, expected in instead.items():
-        if value := getattr(parameters, name):
-            raise ParameterError(name, value, expected)
+    @property
+    def kind(self) -> Kind:
+        """What its storage is the name of."""
+        return kinds.named(self.storage)
 
 
 class OpenTable:
@@ -189,13 +153,26 @@ class OpenTable:
         ParameterError: the parameters do not fit the pool, or make messages that are too large.
     """
 
-    def __init__(self, name: str, settings: Table, pool: AnyPool, message_bytes: int = DEFAULTS.message_bytes) -> None:
+    def __init__(
+        self, name: str, settings: Table, pool: TablePool, message_bytes: int = DEFAULTS.message_bytes
+    ) -> None:
         self.name, self.settings, self.pool = name, settings, pool
         self.push_bytes = self._message_bytes = int(message_bytes)
         """Of the largest push. A server sets fewer for all of its tables if their caches are small, since more of these
         may queue (docs/sockets.md).
         """
-        check_size(settings.parameters, pool.capacity)
+        self.kind = settings.kind
+        self.pushes = _able(pool, TakesPushes)
+        """What its pool can do, as `interface` says; None where it can not."""
+        self.room = _able(pool, HasRoom)
+        self.sums = _able(pool, HearsSums)
+        self.of_run = _able(pool, BelongsToRun)
+        self.draws = _able(pool, DrawsBatches)
+        self.priorities = _able(pool, TakesPriorities)
+        self.once = _able(pool, HandsOutOnce)
+        self.prompts = _able(pool, AnswersPrompts)
+        self.rows = _able(pool, SavesRows)
+        check_size(settings.parameters, self.capacity)
         self._check_messages(settings.parameters, pool.byte_limit)
         self.number = table_number(name)
         """What headers say for it."""
@@ -203,7 +180,7 @@ class OpenTable:
         self.fingerprint = settings.schema.fingerprint
         self.storage = settings.storage
         self.parameters, self.parameters_version = settings.parameters, 1
-        self.limiter = SharedLimiter(_limiter_of(settings, pool), pool.entries)
+        self.limiter = SharedLimiter(self.kind.limiter(settings, pool), pool.entries)
         """How far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
         """Bytes that it alone may hold, where it does not share in the server's."""
@@ -214,9 +191,33 @@ class OpenTable:
         return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
 
     @property
+    def capacity(self) -> int:
+        """Entries there is room for; 0: it holds none, or only bytes limit them."""
+        return 0 if self.room is None else self.room.capacity
+
+    @property
     def making(self) -> dict[str, Any]:
         """Settings beside the parameters that what it holds is made with: plain values, by name."""
-        return {} if self.settings.prompts is None else self.settings.prompts.making(self.schema)
+        return self.kind.making(self.settings)
+
+    def offered(self, capability: type[C]) -> C:
+        """Return its pool, which can do this.
+
+        Raises:
+            ParameterError: it can not; it says which kinds of tables can.
+        """
+        if not isinstance(self.pool, capability):
+            names, wanted = kinds.names_of(capability), getattr(capability, "WANTED", "")
+            expected = f"{' or '.join(map(repr, names))} {wanted.format(instead=self.kind.instead)}"
+            raise ParameterError("storage", self.storage, expected)
+        return self.pool
+
+    def asked(self, capability: type[C], what: str) -> C:
+        """The same of a message, which `what` names. Raises ProtocolError (code "table")."""
+        if not isinstance(self.pool, capability):
+            names = " and ".join(kinds.names_of(capability))
+            raise ProtocolError("table", f"{self.name!r} stores {self.storage}; {what} is for {names}")
+        return self.pool
 
     def state(self) -> dict[str, Any]:
         """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
@@ -225,8 +226,7 @@ class OpenTable:
     def check_parameters(self, parameters: Parameters) -> None:
         """Raise ParameterError if these do not fit the schema, the table, or the caches that it holds."""
         self._check(parameters)
-        if isinstance(self.pool, Pool):
-            self.pool.check_parameters(parameters)
+        self.pool.check_parameters(parameters)
 
     def take_parameters(self, parameters: Parameters, version: int, *, discard_mismatched: bool = False) -> None:
         """Follow these from now on.
@@ -245,43 +245,13 @@ class OpenTable:
 
     def _check(self, parameters: Parameters) -> None:
         parameters.check_for(self.schema)
-        check_size(parameters, self.pool.capacity)
+        check_size(parameters, self.capacity)
         self._check_messages(parameters)
-        if self.storage in ("rollouts", "prompts"):
-            check_once(parameters, self.storage)
-        if self.storage != "rollouts" and parameters.rollout_length:
-            expected = f"0 with storage={self.storage!r}: it is for storage='rollouts'"
-            raise ParameterError("rollout_length", parameters.rollout_length, expected)
+        self.kind.check_parameters(parameters)
 
     def _check_messages(self, parameters: Parameters, byte_limit: int | None = None) -> None:
-        """Refuse parameters with which an actor would find out that its caches or rollouts are too large to be sent, or
-        to be held in `byte_limit`.
-        """
-        schema, storage = self.settings.schema, self.settings.storage
-        if storage == "prompts":
-            return
-        most = {"message_bytes": self.push_bytes}
-        if storage == "caches":
-            name, count, what, one = "cache_size", parameters.cache_size, "samples that share no frame", "sample"
-            size_of = partial(layout.cache_bytes, schema, parameters, self.settings.client_capacity)
-            if byte_limit is not None and parameters.compression == "none":  # compressed ones are held as they come
-                most["byte_limit"] = byte_limit
-        else:
-            name, count, what, one = "rollout_length", max(1, parameters.rollout_length), "entries", "entry"
-            size_of = partial(layout.episode_bytes, schema)
-        limit, allowed = min(most.items(), key=itemgetter(1))
-        if size_of(count) <= allowed:
-            return
-        fitting = layout.most_fitting(size_of, allowed)
-        if fitting < 1:
-            raise ParameterError(limit, allowed, f"at least {size_of(1)}, which one {one} takes")
-        taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
-        where = f"{name}={fitting} is an argument of every server, of Table and of configure"
-        larger = f"{limit} larger; {where}"
-        if limit == "message_bytes" and allowed < self._message_bytes:
-            taken = f"{count} {what} take {size_of(count)} bytes, and a push to this server at most {allowed}"
-            larger = f"a server that begins with {name}={count}"
-        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {larger}")
+        limits = PushLimits(self.push_bytes, self._message_bytes, byte_limit)
+        self.kind.check_messages(self.settings, parameters, limits)
 
     def check_fingerprint(self, fingerprint: int) -> None:
         """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
@@ -293,11 +263,8 @@ class OpenTable:
         return f"<table {self.name!r}, number {self.number}, {self.storage}>"
 
 
-def _limiter_of(settings: Table, pool: AnyPool) -> Parameters | Limiter:
-    """What limits drawing and recording; of rollouts, the room that there is."""
-    if settings.storage != "rollouts":
-        return settings.parameters
-    return RoomLimiter(settings.parameters, pool.capacity if settings.full == "wait" else 0)
+def _able(pool: TablePool, capability: type[C]) -> C | None:
+    return pool if isinstance(pool, capability) else None
 
 
 class Tables:
@@ -316,7 +283,7 @@ class Tables:
     def __init__(
         self,
         settings: Mapping[str, Table],
-        make_pool: Callable[[str, Table], AnyPool],
+        make_pool: Callable[[str, Table], TablePool],
         reserved: Reservation | None = None,
         message_bytes: int = DEFAULTS.message_bytes,
     ) -> None:
@@ -383,10 +350,7 @@ class Tables:
             raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
 
     def _usual_bytes(self) -> int:
-        sizes = [
-            layout.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
-            for table in self._numbers.values()
-        ]
+        sizes = [table.kind.usual_bytes(table.schema, table.parameters) for table in self._numbers.values()]
         return max(sizes) if all(sizes) else 0
 
     def name_of(self, number: int) -> str:
@@ -406,14 +370,13 @@ class Tables:
             ParameterError: those leave nothing for the others, or too little; nothing was changed.
         """
         limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
-        intakes: dict[str, Intake] = {name: self[name].pool for name in limits}
         for name, limit in limits.items():
-            if limit < (least := intakes[name].least_bytes):
+            if limit < (least := self[name].pool.least_bytes):
                 expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
                 raise ParameterError("held_bytes", held_bytes, expected)
         self.reserved.reserve("held_bytes", held_bytes, sum(limits.values()))
         for name, limit in limits.items():
-            intakes[name].limit(limit)
+            self[name].pool.limit(limit)
 
     def limit(self, table: OpenTable, byte_limit: int) -> int:
         """Hold at most so many bytes in one table from now on; returns how many caches or episodes had to go.
@@ -444,8 +407,8 @@ def _roundtrip() -> OpenTable:
     settings = Table(
         {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), cache_limit=_ROUNDTRIP_CACHES
     )
-    pool = Pool(settings.schema, settings.parameters, byte_limit=_ROUNDTRIP_BYTES, cache_limit=_ROUNDTRIP_CACHES)
-    return OpenTable(ROUNDTRIP, settings, pool)
+    place = PoolPlace(ROUNDTRIP, _ROUNDTRIP_BYTES, DEFAULTS, seed=None)
+    return OpenTable(ROUNDTRIP, settings, settings.kind.make_pool(settings, place))
 
 
 def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:

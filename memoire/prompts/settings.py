@@ -109,11 +109,6 @@ PROMPT_NAMES: Final = tuple(each.name for each in fields(PromptSettings))
 """Names of settings that only tables of prompts have."""
 
 
-def taken_from(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of prompts among keywords, which do not have them any more."""
-    return {name: given.pop(name) for name in PROMPT_NAMES if name in given}
-
-
 def refuse_elsewhere(given: Mapping[str, Any], storage: str) -> None:
     """Raise ParameterError if a table of another storage was given one of these."""
     for name, value in given.items():

@@ -13,14 +13,10 @@ from memoire.accounting.runs import StateStore
 from memoire.errors import StateCorrupt
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.pool.caches import Pool
 from memoire.pool.episode_memory import seed_of
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.interface import AnyPool
-from memoire.pool.prompts import PromptPool
-from memoire.pool.rollouts import RolloutPool
+from memoire.pool.interface import DrawsAtRandom, TablePool
+from memoire.pool.kinds import PoolPlace
 from memoire.pool.tables import Table, Tables
-from memoire.prompts.columns import check_requests
 from memoire.wire import messages
 from memoire.wire.identity import table_number
 
@@ -34,18 +30,15 @@ _log = logging.getLogger(__name__)
 
 def make_tables(options: ServerOptions) -> Tables:
     """The tables, with nothing in them. Raises ParameterError."""
-    tables = Tables(
-        options.settings,
-        lambda name, settings: _make_pool(options, name, settings),
-        options.reserved,
-        options.limits.message_bytes,
-    )
+
+    def make_pool(name: str, settings: Table) -> TablePool:
+        place = PoolPlace(name, options.budgets[name], options.limits, _seed_of(options, name))
+        return settings.kind.make_pool(settings, place)
+
+    tables = Tables(options.settings, make_pool, options.reserved, options.limits.message_bytes)
     for table in tables:
-        if isinstance(table.pool, PromptPool):
-            check_requests(table.name, table.schema, options.limits.request_bytes)
-        if isinstance(table.pool, RolloutPool):
-            table.pool.on_room = table.limiter.drew
-    for table in tables:
+        if table.once is not None:
+            table.once.on_room = table.limiter.drew
         table.push_bytes = sockets.largest_push(tables.usual_bytes, options.limits.message_bytes)
     return tables
 
@@ -54,53 +47,12 @@ def reseed(options: ServerOptions, tables: Tables, lives: int) -> None:
     """Have a server that was given a seed draw otherwise than in its former lives, so many of them."""
     for table in tables:
         seed = seed_of(_seed_of(options, table.name), lives)
-        if lives and seed is not None and isinstance(table.pool, Pool | EpisodePool):
+        if lives and seed is not None and isinstance(table.pool, DrawsAtRandom):
             table.pool.reseed(seed)
 
 
 def _seed_of(options: ServerOptions, name: str) -> int | None:
     return None if options.seed is None else (options.seed ^ table_number(name)) & (2**64 - 1)
-
-
-def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
-    timeout = options.limits.client_timeout
-    seed = _seed_of(options, name)
-    if settings.storage == "episodes":
-        return EpisodePool(
-            settings.schema,
-            settings.parameters,
-            capacity=settings.capacity,
-            byte_limit=options.budgets[name],
-            client_timeout=timeout,
-            seed=seed,
-        )
-    if settings.storage == "rollouts":
-        return RolloutPool(
-            settings.schema,
-            settings.parameters,
-            capacity=settings.capacity,
-            is_bounded=settings.full == "oldest",
-            byte_limit=options.budgets[name],
-            client_timeout=timeout,
-        )
-    if settings.storage == "prompts":
-        return PromptPool(
-            settings.schema,
-            settings.parameters,
-            settings.prompts,
-            capacity=settings.capacity,
-            is_bounded=settings.full == "oldest",
-            byte_limit=options.budgets[name],
-            client_timeout=timeout,
-        )
-    return Pool(
-        settings.schema,
-        settings.parameters,
-        byte_limit=options.budgets[name],
-        cache_limit=settings.cache_limit,
-        client_timeout=timeout,
-        seed=seed,
-    )
 
 
 def make_store(options: ServerOptions, name: str) -> StateStore | None:
@@ -123,7 +75,7 @@ def open_store(
     return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 
 
-def recover_prompts(tables: Tables, store: StateStore | None) -> None:
+def recover_rows(tables: Tables, store: StateStore | None) -> None:
     """Hold again what the former life held of prompts, and have changes of them saved from now on.
 
     Raises:
@@ -131,13 +83,13 @@ def recover_prompts(tables: Tables, store: StateStore | None) -> None:
         SnapshotMismatch: it was made with other settings.
     """
     for table in tables:
-        if store is None or not isinstance(table.pool, PromptPool):
+        if store is None or table.rows is None:
             continue
-        table.pool.keep_changes()
+        table.rows.keep_changes()
         if next(iter(store.prompts(table.name)), None) is not None:
             recovery.check_making(table, store, str(store.folder))
         try:
-            again, dropped = table.pool.restore(store.prompts(table.name))
+            again, dropped = table.rows.restore(store.prompts(table.name))
         except (msgspec.MsgspecError, ValueError) as error:
             advice = "Start it with the settings that it had (group, schema), or give the server another state folder."
             raise StateCorrupt(
@@ -171,7 +123,7 @@ def make_dispatcher(
         on_lines: Called with log lines that are new, in order.
     """
     try:
-        recover_prompts(tables, store)
+        recover_rows(tables, store)
         if store is not None:
             reseed(options, tables, recovery.lives_of(store))
         return Dispatcher(

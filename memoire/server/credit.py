@@ -7,7 +7,6 @@ from collections import Counter
 
 from memoire.accounting.ledger import Ledger
 from memoire.limits import NO_LIMIT
-from memoire.pool.caches import Pool
 from memoire.pool.tables import OpenTable
 
 from .state import ServerState
@@ -59,9 +58,9 @@ class Credits:
     def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
         """Entries whose samples learners want of a client; None where they want all."""
         ratio = table.parameters.samples_per_insert
-        if not isinstance(table.pool, Pool) or not ratio:
+        if table.sums is None or not ratio:
             return None
-        room = table.pool.room(client, self.of(table, now) // STOCK_PART)
+        room = table.sums.room(client, self.of(table, now) // STOCK_PART)
         return None if room is None else min(math.ceil(room / ratio), NO_LIMIT)
 
     def _sharers(self, now: float) -> Counter[int]:

@@ -23,7 +23,6 @@ from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, Uns
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
 from memoire.pool.desk import Reply
-from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
@@ -187,7 +186,7 @@ class Committer:
         for run in runs:
             run.kept.taken()
         group = self._journal.take()
-        prompts = {table.name: table.pool.take_changes() for table in tables if isinstance(table.pool, PromptPool)}
+        prompts = {table.name: table.rows.take_changes() for table in tables if table.rows is not None}
         changed = {name: rows for name, rows in prompts.items() if rows}
         if changed:
             group = group or SavedGroup()

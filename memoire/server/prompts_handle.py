@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from memoire.errors import Closed, MemoireTimeout, ParameterError, Refused
+from memoire.errors import Closed, MemoireTimeout, Refused
 from memoire.pool.desk import Reply
+from memoire.pool.interface import AnswersPrompts
 from memoire.pool.tables import OpenTable
 from memoire.prompts.calls import PromptCalls
 from memoire.prompts.servers import PromptRequest
@@ -107,8 +108,7 @@ class LocalPrompts(PromptCalls):
         rank: tuple[int, int],
         session: str,
     ) -> None:
-        if table.storage != "prompts":
-            raise ParameterError("storage", table.storage, "'prompts' where prompts are given and answered")
+        table.offered(AnswersPrompts)
         super().__init__(
             DirectPrompts(dispatcher, table, check_open), checked_rank(rank, session), DEFAULT_TIMEOUT, session
         )

@@ -11,7 +11,6 @@ from memoire.accounting.runs import FolderStats
 from memoire.accounting.timings import Timing
 from memoire.arguments import MAX_SCALARS
 from memoire.pool.freshness import Freshness
-from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import OpenTable, Storage
 from memoire.prompts.figures import PromptStats
 from memoire.replay.limiter import RateStats
@@ -273,7 +272,7 @@ def table_stats(
         held_samples=pool.held,
         held_bytes=pool.bytes,
         byte_limit=table.pool.byte_limit,
-        capacity=table.pool.capacity or table.settings.cache_limit,
+        capacity=table.capacity or table.settings.cache_limit,
         unused_samples=pool.unused,
         overwritten_caches=pool.overwritten,
         overwritten_samples=pool.overwritten_samples,
@@ -286,7 +285,7 @@ def table_stats(
         samples_per_insert=table.parameters.samples_per_insert,
         rate=table.limiter.stats(),
         freshness=freshness,
-        prompts=table.pool.figures() if isinstance(table.pool, PromptPool) else None,
+        prompts=None if table.prompts is None else table.prompts.figures(),
     )
 
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
-from memoire.errors import Closed, NotEnoughSamples, ParameterError
+from memoire.errors import Closed, NotEnoughSamples
 from memoire.pool.draw import MAX_BATCH
-from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import FreshnessMonitor
 from memoire.pool.inspection import Distribution, InspectedSample
-from memoire.pool.interface import Drawable
+from memoire.pool.interface import DrawsBatches, DrawsEpisodes, HandsOutOnce, ShowsSamples
 from memoire.pool.rollout_queue import Release, TakeRequest
-from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episode_store import Held
@@ -107,7 +105,7 @@ class TableHandle(StrictAttributes):
         began = time.monotonic()
         try:
             size = whole("batch_size", batch_size, 1, MAX_BATCH)
-            pool: Drawable = self._table.pool
+            pool = self._table.draws or self._table.offered(DrawsBatches)
             drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
         except Closed:
             self._check_open()
@@ -140,11 +138,9 @@ class TableHandle(StrictAttributes):
             NotEnoughSamples: no episode, or no complete group, came in that time.
         """
         self._check_open()
-        pool = self._table.pool
-        if not isinstance(pool, EpisodePool):
-            raise ParameterError("storage", self._table.storage, "'episodes' where whole ones are to be drawn")
+        draws = self._table.offered(DrawsEpisodes)
         draw = functools.partial(
-            pool.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
+            draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
         try:
             batch = self._in_band(1, seconds(timeout, 0.0), lambda left: draw(timeout=left))
@@ -186,9 +182,7 @@ class TableHandle(StrictAttributes):
             Closed: the server was closed, also from another thread while waiting.
         """
         self._check_open()
-        pool, limiter, who = self._table.pool, self._table.limiter, object()
-        if not isinstance(pool, RolloutPool):
-            raise ParameterError("storage", self._table.storage, "'rollouts' where entries are to be taken")
+        pool, limiter, who = self._table.offered(HandsOutOnce), self._table.limiter, object()
         wanted = TakeRequest(steps, exact, min_clients, release)
         deadline = time.monotonic() + (patience := seconds(timeout, 0.0))
         try:
@@ -323,7 +317,8 @@ class TableHandle(StrictAttributes):
             of: Client and number of the entry that is wanted, as `InspectedSample` names them; None if it
                 is not held.
         """
-        peeked = self._table.pool.peek(of)
+        pool = self._table.pool
+        peeked = pool.peek(of) if isinstance(pool, ShowsSamples) else None
         return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
 
     def _newest_model(self) -> int:

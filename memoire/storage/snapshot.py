@@ -21,6 +21,7 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
+from memoire.pool.interface import KeepsLayout
 from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.prompts.snapshot import KeptPrompt
 from memoire.replay.dataset import KeptEpisode
@@ -96,15 +97,18 @@ def records(
         if len(rows):
             yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
-        layout = table.pool.saved_layout()
+        keeps = table.pool if isinstance(table.pool, KeepsLayout) else None
+        layout = None if keeps is None else keeps.saved_layout()
         facts, payload = ({}, b"") if layout is None else pack_layout(layout[0])
         yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
         for kept in table.pool.walk():
             if not go_on():
                 return
             yield _record(kept, place, table.schema)
-        after = None if layout is None else table.pool.saved_layout()
-        if after is not None and (layout[1], facts, payload) == (after[1], *pack_layout(after[0])):
+        if keeps is None or layout is None:
+            continue
+        after = keeps.saved_layout()
+        if (layout[1], facts, payload) == (after[1], *pack_layout(after[0])):
             yield Record(snapshot_file.TableEndRecord(), place)
 
 

@@ -22,7 +22,8 @@ from fake_store import Disk, MemoryStore
 from memoire.cli import main
 from memoire.errors import Closed, DataError, MemoireError, ParameterError, Refused, SnapshotMismatch
 from memoire.nodes import snapshots
-from memoire.pool.tables import STORAGES, Table
+from memoire.pool.kinds import STORAGES
+from memoire.pool.tables import Table
 from memoire.prompts.columns import packed, raw_columns
 from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory

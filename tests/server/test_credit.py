@@ -113,7 +113,7 @@ def stocked():
     parameters = BAND.replace(samples_per_insert=0.5, samples_per_insert_tolerance=None)
     made = state_of(tables_of(default=Table(SCHEMA, parameters=parameters)), limits=LIMITS)
     table = made.tables.first
-    table.pool = Stocked(SCHEMA, table.parameters)
+    table.pool = table.sums = Stocked(SCHEMA, table.parameters)
     return table, Credits(made)
 
 

@@ -12,7 +12,6 @@ from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
 from memoire.pool.desk import Reply
-from memoire.pool.prompts import PromptPool
 from memoire.server.state import ServerState
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader, encoded_bytes
@@ -72,7 +71,7 @@ class AccountsHandler:
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
                 guests=state.ledger.guests_since(now - SILENCE_TIMEOUT),
-                prompts=sum(table.pool.unfinished for table in state.tables if isinstance(table.pool, PromptPool)),
+                prompts=sum(table.pool.unfinished for table in state.tables),
             )
         )
 

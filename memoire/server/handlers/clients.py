@@ -143,7 +143,7 @@ class ClientsHandler:
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
         stated = {name: int(getattr(self._state.limits, name)) for name in LIMITS_OF_CLIENTS}
         stated["message_bytes"] = table.push_bytes
-        return stated | ({"episode_entries": table.pool.capacity} if table.storage != "caches" else {})
+        return stated if table.room is None else stated | {"episode_entries": table.room.capacity}
 
     # UPDATE
 
@@ -217,7 +217,10 @@ class ClientsHandler:
         if not self._state.ledger_of(table.number).is_counted(account):
             return
         client, number = header.client, header.sequence
-        table.pool.sums(client, number, body.total_weight, body.positives, body.minimum)
+        if table.sums is None:
+            table.pool.heard(client)
+        else:
+            table.sums.sums(client, number, body.total_weight, body.positives, body.minimum)
         table.limiter.reported(client, body.steps - body.passed_steps, number)
         if account.report.leaving:
             table.pool.goodbye(client)

@@ -87,7 +87,8 @@ class ControlHandler:
         state.committer.add_run(former.facts)
         state.committer.add_run(state.run.facts)
         for table in state.tables:
-            table.pool.clear()
+            if table.of_run is not None:
+                table.of_run.clear()
             table.limiter.reset()
         self._models.begin_run()
         self._feedback.give_up_all(former)

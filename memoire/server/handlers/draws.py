@@ -19,7 +19,7 @@ from memoire.server.state import ServerState
 from memoire.wire import compression, messages, pack
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
-from memoire.wire.rows import counts_of
+from memoire.wire.rows import CLIENT_SUMS, counts_of
 
 
 class DrawsHandler:
@@ -55,7 +55,9 @@ class DrawsHandler:
         self._check_rows(table, reader, body)
         page = Page(self._receiver(reader), messages.Type.DRAWN, reader)
         codec = self._compression(table, reader, body.packed)
-        payload = table.pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
+        payload = None
+        if table.draws is not None:
+            payload = table.draws.draw_counts(reader, counts, now=now, compression=codec, page=page)
         rows, is_whole = self._page(_reserve(table, reader, body), reader, b"" if body.in_pages else None)
         if payload is not None:
             table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
@@ -108,8 +110,10 @@ class DrawsHandler:
 
 
 def _reserve(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
-    """Keep for a reader what it asks for: see `Pool.reserve`."""
-    return table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
+    """Keep for a reader what it asks for: see `Pool.reserve`. Nothing where no batch can be drawn."""
+    if table.draws is None:
+        return np.empty(0, CLIENT_SUMS)
+    return table.draws.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 
 def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:

@@ -256,10 +256,11 @@ class FeedbackHandler:
         """Of one client. `has_room`: there is room for all that come with them and whose clients have some waiting."""
         ledger = self._state.ledger
         for table in self._state.tables:
-            if client == table.pool.owner and (counts := table.pool.apply(client, numbers, errors)) is not None:
+            own = table.priorities
+            if own is not None and client == own.owner and (counts := own.apply(client, numbers, errors)) is not None:
                 applied, gone = counts
-                own = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
-                at_once(setting(ledger, own_feedback=own) + adding(self, given=len(numbers)))
+                made = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                at_once(setting(ledger, own_feedback=made) + adding(self, given=len(numbers)))
                 return PriorityUpdate(applied, gone)
         account, count = ledger.find(client), len(numbers)
         if account is None or not ledger.is_counted(account):

@@ -37,7 +37,9 @@ class IntakeHandler:
         self._run_of(header)
         table = self._state.tables.numbered(header.table)
         table.check_fingerprint(header.fingerprint)
-        return table, table.pool.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
+        if table.pushes is None:
+            raise ProtocolError("table", table.kind.no_pushes)
+        return table, table.pushes.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
 
     def accept(self, now: float, header: MessageHeader, body: Pushed, table: OpenTable, held: Any) -> None:
         """Hold what was checked, and count it for its client.
@@ -47,7 +49,8 @@ class IntakeHandler:
                 are opened at once.
         """
         run = self._run_of(header)
-        table.pool.add(header.client, header.sequence, held)
+        assert table.pushes is not None
+        table.pushes.add(header.client, header.sequence, held)
         ledger = self._state.ledger_of(table.number, run)
         account = self._count(run, ledger, now, header, body, table.number)
         if account is not None:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.pool.desk import Desk, Reply, pool_of
-from memoire.pool.prompts import PromptPool
+from memoire.pool.desk import Desk, Reply
+from memoire.pool.interface import AnswersPrompts
 from memoire.prompts.bytes import PIECE_BYTES
 from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
@@ -308,8 +308,8 @@ class PromptsHandler:
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
-    def _pool_of(self, header: MessageHeader) -> PromptPool:
-        return pool_of(self._desk.table(header), PromptPool, header, "prompts")
+    def _pool_of(self, header: MessageHeader) -> AnswersPrompts:
+        return self._desk.table(header).asked(AnswersPrompts, header.type.name)
 
 
 def _key_of(key: messages.PromptKey) -> Key:

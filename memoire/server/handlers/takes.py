@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.desk import Desk, Reply, pool_of
+from memoire.pool.desk import Desk, Reply
+from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import Release, TakeRequest
-from memoire.pool.rollouts import RolloutPool
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
@@ -24,7 +24,7 @@ class TakesHandler:
     def take(self, now: float, header: MessageHeader, body: messages.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and say what is held then."""
         table = self._desk.table(header)
-        pool = pool_of(table, RolloutPool, header, "rollouts")
+        pool = table.asked(HandsOutOnce, header.type.name)
         page = self._desk.page(header.client, messages.Type.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
