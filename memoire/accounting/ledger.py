@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from memoire.errors import ProtocolError
+from memoire.limits import HELD_BYTES, Limits
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
@@ -432,3 +433,9 @@ def _check(update: Update) -> None:
         if not abs(ended.returned) <= MAX_RETURN:  # NaN is not, either
             expected = f"it must be finite, and at most {MAX_RETURN:g}"
             raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; {expected}")
+
+
+def account_bytes(limits: Limits) -> int:
+    """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
+    held = limits.held_bytes or HELD_BYTES
+    return max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))

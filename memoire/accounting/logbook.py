@@ -17,6 +17,7 @@ from sys import getsizeof
 import msgspec
 
 from memoire.errors import escape
+from memoire.limits import HELD_BYTES, Limits
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.messages import Line
 
@@ -148,3 +149,8 @@ class Logbook:
     def recent(self, after: int = 0, most: int = 1000) -> list[LogEntry]:
         """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""
         return [entry for entry in self._recent if entry.index > after][-most:]
+
+
+def line_bytes(limits: Limits) -> int:
+    """Bytes that the newest log lines may take beside `held_bytes`."""
+    return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)

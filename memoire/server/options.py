@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from memoire import arguments
-from memoire.accounting.ledger import ACCOUNT_BYTES
-from memoire.accounting.logbook import RECENT_LINE_BYTES
+from memoire.accounting.ledger import account_bytes
+from memoire.accounting.logbook import line_bytes
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
@@ -146,17 +146,6 @@ class ServerOptions:
             raise ParameterError(name, value, "left out without a state_dir to keep them in")
         if every is not None and not 0.0 < every <= FOR_EVER:
             raise ParameterError("snapshot_every", every, "seconds above 0, or None")
-
-
-def account_bytes(limits: Limits) -> int:
-    """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
-    held = limits.held_bytes or HELD_BYTES
-    return max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
-
-
-def line_bytes(limits: Limits) -> int:
-    """Bytes that the newest log lines may take beside `held_bytes`."""
-    return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)
 
 
 def check_bytes(name: str, value: object) -> None:

@@ -7,7 +7,8 @@ from sys import getsizeof
 from typing import Any
 
 from memoire.accounting.folded_sums import SumsOnlyStore
-from memoire.accounting.ledger import MAX_GUESTS, Ledger
+from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
+from memoire.accounting.logbook import line_bytes
 from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
@@ -22,7 +23,6 @@ from memoire.wire.receivers import Page, Receivers
 
 from .durability import Committer
 from .learners import Learners
-from .options import account_bytes, line_bytes
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
