@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from memoire._core import Condition
 from memoire.errors import ProtocolError, escape
 from memoire.limits import Limits
 from memoire.models.model import Model
@@ -29,7 +30,6 @@ from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
-from memoire.replay.episode_store import Condition
 from memoire.security.envelope import EnvelopedRequest
 from memoire.security.throttle import IdOwners
 from memoire.version import VERSION

@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from memoire._core import Held
 from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ProtocolError
-from memoire.replay.episode_store import Held
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""

@@ -16,9 +16,10 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from memoire import _core
+from memoire._core import setting
 from memoire.arguments import whole
 from memoire.errors import ParameterError
-from memoire.replay.episode_store import Changes, adding, putting, setting
+from memoire.replay.episode_store import Changes, adding, putting
 from memoire.replay.ragged import Ragged
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema

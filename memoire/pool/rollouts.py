@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from memoire._core import at_once, setting
 from memoire.clock import wall_clock
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.dataset import KeptEpisode
-from memoire.replay.episode_store import Changes, at_once, setting
+from memoire.replay.episode_store import Changes
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema

@@ -7,11 +7,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from memoire._core import Held
 from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
 from memoire.pool.rollout_queue import TakeRequest
-from memoire.replay.episode_store import Held
 from memoire.replay.rollouts import Fragment
 from memoire.wire.frames import Answer
 

@@ -16,10 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire._core import Condition as Condition
-from memoire._core import Held as Held
-from memoire._core import at_once as at_once
-from memoire._core import setting as setting
 
 from .parameters import Parameters
 from .schema import Schema
@@ -34,7 +30,7 @@ Changes = list[tuple[Callable[..., object], tuple[Any, ...]]]
 
 def adding(owner: object, **sums: int) -> Changes:
     """The changes that add to an object's attributes."""
-    return setting(owner, **{name: getattr(owner, name) + count for name, count in sums.items()})
+    return _core.setting(owner, **{name: getattr(owner, name) + count for name, count in sums.items()})
 
 
 def putting(value: Any, place: Any, *arrays: Any) -> Changes:

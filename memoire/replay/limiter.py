@@ -23,10 +23,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from memoire._core import at_once, setting
 from memoire.errors import ParameterError
 from memoire.limits import NO_LIMIT
 
-from .episode_store import Changes, at_once, setting
+from .episode_store import Changes
 from .parameters import Parameters
 
 MAX_WAITING_READERS = 1024

@@ -31,15 +31,7 @@ from memoire.errors import (
 )
 
 from .autoreset import autoreset_mode
-from .episode_store import (
-    AfterStep,
-    Changes,
-    EpisodeStore,
-    ExactObserver,
-    Observer,
-    ToldObserver,
-    putting,
-)
+from .episode_store import AfterStep, Changes, EpisodeStore, ExactObserver, Observer, ToldObserver, putting
 from .reset_check import ResetCheck, State, digest
 from .step_converter import StepConverter
 from .strict_attributes import never_copied

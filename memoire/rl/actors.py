@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire._core import Condition
 from memoire.client.models import ModelHandle
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
-from memoire.replay.episode_store import Condition
 
 from .spaces import default_action
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from memoire._core import Held
 from memoire.errors import ParameterError
-from memoire.replay.episode_store import Held
 from memoire.replay.forks import ForkedGenerator
 
 SPEED_LIMIT: Final = 2.0

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from memoire._core import Condition, at_once, setting
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.reader.reader import Reader
-from memoire.replay.episode_store import Condition, at_once, setting
 
 from .agent_state import put_generator, state_of_generator
 from .envelope import Sample, samples_of

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire._core import Condition
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, DataError, JobFailed, MemoireTimeout, ObserverLost, ParameterError
 from memoire.inference.computation import Function, packed_row
@@ -28,7 +29,6 @@ from memoire.inference.io_jobs import JobContent, JobService
 from memoire.inference.jobs import Jobs
 from memoire.inference.node import Inference
 from memoire.inference.stats import InferenceStats
-from memoire.replay.episode_store import Condition
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema, schema_from
 from memoire.security.keyfolder import Given

@@ -18,10 +18,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from memoire._core import Condition
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.loggers import Logger
 from memoire.reader.reader import Reader
-from memoire.replay.episode_store import Condition
 from memoire.replay.file_lock import FileLock
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Given

@@ -19,6 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from memoire import arguments
+from memoire._core import Held
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook, LogEntry
 from memoire.accounting.merge import Rows
@@ -32,7 +33,6 @@ from memoire.pool.desk import Handler, Reply
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import PriorityUpdate
-from memoire.replay.episode_store import Held
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from memoire._core import Held
 from memoire.accounting.runs import StateStore
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.pool.desk import Reply
-from memoire.replay.episode_store import Held
 from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 
+from memoire._core import Condition
 from memoire.errors import MemoireError
 from memoire.limits import Limits
 from memoire.net import sockets
@@ -14,7 +15,6 @@ from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.plain_proxy import forward
 from memoire.net.send_queues import SendQueues
-from memoire.replay.episode_store import Condition
 from memoire.wire.byte_budget import ByteHolder
 
 from .io_addresses import BoundAddresses

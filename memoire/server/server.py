@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from memoire import arguments
+from memoire._core import Held
 from memoire.accounting.account import Totals
 from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import ServerAccounts
@@ -34,7 +35,6 @@ from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Storage, Table
 from memoire.replay.batch import Batch, PriorityUpdate
-from memoire.replay.episode_store import Held
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import NAMES, Parameters, Start

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from memoire._core import Held
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples
 from memoire.pool.draw import MAX_BATCH
@@ -17,7 +18,6 @@ from memoire.pool.interface import DrawsBatches, DrawsEpisodes, HandsOutOnce, Sh
 from memoire.pool.rollout_queue import Release, TakeRequest
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
-from memoire.replay.episode_store import Held
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import NAMES, Parameters

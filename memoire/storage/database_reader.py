@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from memoire._core import Held
 from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
-from memoire.replay.episode_store import Held
 
 from .database import LINE_COLUMNS, connect, copy_into, read_facts, read_parts
 from .disk_errors import corrupt, is_damage

@@ -23,9 +23,9 @@ from typing import IO
 
 import numpy as np
 
+from memoire._core import Held
 from memoire.accounting.logbook import LogEntry, format_line
 from memoire.errors import ParameterError
-from memoire.replay.episode_store import Held
 from memoire.replay.replacement import sync
 
 from . import private_files

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from memoire._core import Condition, Held
 from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.errors import StateError, StateLost
-from memoire.replay.episode_store import Condition, Held
 from memoire.replay.replacement import drafting
 
 from . import private_files

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDict
 
+from memoire._core import Held
 from memoire.arguments import text
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
@@ -27,7 +28,6 @@ from memoire.net.addresses import check
 from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import Node, Worker, close_at_exit
-from memoire.replay.episode_store import Held
 from memoire.security.keyfolder import Given, Keys
 from memoire.wire import _bytes, keyed, messages
 from memoire.wire.frames import Answer, Message

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from tensordict import TensorDict
 
+from memoire._core import Held
 from memoire.errors import DataError, ParameterError
-from memoire.replay.episode_store import Held
 from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync
 from memoire.server.server import Server
 from memoire.storage import checked_file

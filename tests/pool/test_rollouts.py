@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from interrupts import everywhere
+from memoire._core import at_once
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollouts import RolloutPool
 from memoire.pool.tables import Table
 from memoire.replay.columns import Column
-from memoire.replay.episode_store import Changes, at_once
+from memoire.replay.episode_store import Changes
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire._core import at_once, setting
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.runs import Run
 from memoire.accounting.timings import Timing, Timings
@@ -27,7 +28,7 @@ from memoire.errors import ProtocolError
 from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
-from memoire.replay.episode_store import Changes, adding, at_once, setting
+from memoire.replay.episode_store import Changes, adding
 from memoire.server.state import ServerState
 from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import MessageHeader
