@@ -14,22 +14,22 @@ in it is pickled, and a body that does not fit is refused before anything is cha
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memoire.models import tensors as bodies
 from memoire.models.model import Model
-from memoire.replay.batch import Attributes, Batch, PriorityUpdate
+from memoire.replay.batch import Batch
+from memoire.replay.batch import TorchBatch as TorchBatch
+from memoire.replay.batch import as_tensor as as_tensor
+from memoire.replay.batch import device_of as device_of
+from memoire.replay.batch import pinned as pinned
 from memoire.replay.mixing import MixedBatch
 
 from .errors import NotInstalled, ParameterError, WrongType
-from .suggestions import no_field
 
 with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
     import torch
@@ -41,137 +41,6 @@ class Source(Protocol):
     def batches(self, batch_size: Any, timeout: float = ..., /) -> Iterator[Any]:
         """One batch after the other."""
         ...
-
-
-class TorchBatch(Attributes[torch.Tensor]):
-    """A batch whose arrays are tensors, under the same names; also as attributes, nested as a `Batch` nests them.
-
-    On the CPU tensors share their memory with the batch's arrays. ids stay as they are: `batch.ids`. `Batch.to` makes
-    one.
-
-    Args:
-        device, pin_memory, non_blocking: See `Batch.to`.
-
-    Raises:
-        ParameterError: torch has no dtype like an array's, or no such device.
-    """
-
-    def __init__(
-        self,
-        batch: Batch,
-        device: torch.device | str | None = None,
-        *,
-        pin_memory: bool = True,
-        non_blocking: bool = True,
-    ) -> None:
-        self.source = batch
-        """The batch as it was drawn."""
-        self.device = device_of(device)
-        move = functools.partial(_moved, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
-        self._arrays = {name: move(as_tensor(array)) for name, array in batch.items() if name != "ids"}
-
-    def to(
-        self, device: torch.device | str | None = None, *, pin_memory: bool = True, non_blocking: bool = True
-    ) -> TorchBatch:
-        """The same batch on another device; itself where it is there already."""
-        if device_of(device) == self.device:
-            return self
-        made = copy.copy(self)
-        made.device = device_of(device)
-        move = functools.partial(_moved, device=made.device, pin_memory=pin_memory, non_blocking=non_blocking)
-        made._arrays = {name: move(tensor) for name, tensor in self._arrays.items()}
-        return made
-
-    @property
-    def ids(self) -> NDArray[Any]:
-        """[B] which entries these are: an array, as the batch has it."""
-        ids: NDArray[Any] = self.source.ids
-        return ids
-
-    def update_priorities(self, td_errors: torch.Tensor | NDArray[Any]) -> PriorityUpdate:
-        """Tell the memory how surprising these samples were: [B], or [B, T] of sequences, on any device."""
-        if isinstance(td_errors, torch.Tensor):
-            td_errors = td_errors.detach().to("cpu", torch.float32).numpy()
-        return self.source.update_priorities(td_errors)
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._arrays[name]
-        except KeyError:
-            return _mapped(self.source[name], self._nested(name))
-
-    def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
-        if name == "ids":
-            raise no_field("this batch of tensors", name, self._arrays)
-        found = {id(array): self._arrays[key] for key, array in self.source.items() if key != "ids"}
-        return lambda array: found[id(array)]
-
-    def __repr__(self) -> str:
-        rows = (f"{name}: {str(each.dtype)[6:]}{list(each.shape)}" for name, each in self.items())
-        return f"TorchBatch({', '.join(rows)}, device={self.device})"
-
-
-def device_of(device: torch.device | str | None) -> torch.device:
-    """A device by its name, "cuda" being the current one; None is the CPU.
-
-    Raises:
-        ParameterError: torch knows no such device, or has it not here.
-    """
-    try:
-        found = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise ParameterError("device", device, f"one that torch knows ({str(error).splitlines()[0]})") from error
-    if found.type != "cuda":
-        return found
-    if not torch.cuda.is_available():
-        raise ParameterError("device", str(device), "one that is here: this torch finds no GPU that it can use")
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
-
-
-def _moved(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
-    if device == tensor.device:
-        return tensor
-    if device.type == "cuda" and pin_memory and tensor.device.type == "cpu" and not tensor.is_pinned():
-        tensor = tensor.pin_memory()  # from there the copy goes on beside everything else
-    # Onto the CPU a copy that is not waited for could be read before it is there.
-    return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
-
-
-def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor of the array's memory, shape and dtype: who writes to one writes to the other.
-
-    Raises:
-        ParameterError: torch has no such dtype.
-    """
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise ParameterError("dtype", str(array.dtype), f"one that torch has ({error})") from error
-
-
-def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(part, change) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_mapped(part, change) for part in value)
-    return change(value)
-
-
-def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
-    """Arrays like a batch's in memory that a GPU reads by itself, for `sample(..., out=)` and `get_batch(..., out=)`.
-
-    They have the shapes [B, ...] and dtypes of the batch's. Without a GPU they are ordinary ones. Ragged columns are
-    left out: they are as wide as the longest value of a batch.
-    """
-    is_there = torch.cuda.is_available()
-    ragged = {*batch.gathered.prev_lengths, *batch.gathered.next_lengths}
-    made = {}
-    for name, array in batch.items():
-        if name == "ids" or name.removeprefix("next_").removesuffix("_length") in ragged:
-            continue
-        room = torch.empty(max(1, array.nbytes), dtype=torch.uint8, pin_memory=is_there).numpy()
-        made[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)
-    return made
 
 
 def batches(

@@ -2,24 +2,30 @@
 
 `GatheredSamples` is the engine's side: both ends of each window, column by column, with the stack axis always there.
 `Batch` is the modern door's side: a mapping from names to arrays whose targets need no further thought.
+`TorchBatch` is one of tensors; torch is imported when the first is made. `memoire.torch` is its public path.
 """
 
+from __future__ import annotations
+
 import copy
-import importlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
 from memoire._core import newest_of_each as newest_of_each
-from memoire.errors import ParameterError, WrongType
+from memoire.errors import NotInstalled, ParameterError, WrongType
 from memoire.suggestions import no_field
 
 from .schema import Schema
 from .value_conversion import real_errors
+
+if TYPE_CHECKING:
+    import torch
 
 V = TypeVar("V", covariant=True)
 
@@ -81,7 +87,7 @@ class GatheredSamples:
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """The same for next."""
 
-    def rows(self, rows: slice) -> "GatheredSamples":
+    def rows(self, rows: slice) -> GatheredSamples:
         """Some of the samples, in the same arrays."""
 
         def part(value: Any) -> Any:
@@ -297,8 +303,7 @@ class Batch(Attributes[NDArray[Any]]):
             NotInstalled: torch is not here: pip install 'memoire-rl[torch]'.
             ParameterError: torch has no dtype like an array's, or no such device.
         """
-        memoire_torch = importlib.import_module("memoire.torch")  # by name: nothing here may need torch
-        return memoire_torch.TorchBatch(self, device, pin_memory=pin_memory, non_blocking=non_blocking)
+        return TorchBatch(self, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     @property
     def advantage(self) -> NDArray[np.float32]:
@@ -316,7 +321,7 @@ class Batch(Attributes[NDArray[Any]]):
         advantage: NDArray[np.float32] = self._arrays[str(returned)] - self._arrays[str(value)]
         return advantage
 
-    def copy_into(self, out: Mapping[str, NDArray[Any]]) -> "Batch":
+    def copy_into(self, out: Mapping[str, NDArray[Any]]) -> Batch:
         """Copy every array that `out` (a mapping, or an earlier batch) has a place for into it; the others stay as
         they are.
 
@@ -440,3 +445,145 @@ def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:
 
 def _form(array: NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
+
+
+def _torch() -> Any:
+    """The module, which nothing else here needs. Raises NotInstalled."""
+    with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
+        import torch
+    return torch
+
+
+class TorchBatch(Attributes["torch.Tensor"]):
+    """A batch whose arrays are tensors, under the same names; also as attributes, nested as a `Batch` nests them.
+
+    On the CPU tensors share their memory with the batch's arrays. ids stay as they are: `batch.ids`. `Batch.to` makes
+    one.
+
+    Args:
+        device, pin_memory, non_blocking: See `Batch.to`.
+
+    Raises:
+        ParameterError: torch has no dtype like an array's, or no such device.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        device: torch.device | str | None = None,
+        *,
+        pin_memory: bool = True,
+        non_blocking: bool = True,
+    ) -> None:
+        self.source = batch
+        """The batch as it was drawn."""
+        self.device = device_of(device)
+        move = functools.partial(_moved, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        self._arrays = {name: move(as_tensor(array)) for name, array in batch.items() if name != "ids"}
+
+    def to(
+        self, device: torch.device | str | None = None, *, pin_memory: bool = True, non_blocking: bool = True
+    ) -> TorchBatch:
+        """The same batch on another device; itself where it is there already."""
+        if device_of(device) == self.device:
+            return self
+        made = copy.copy(self)
+        made.device = device_of(device)
+        move = functools.partial(_moved, device=made.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        made._arrays = {name: move(tensor) for name, tensor in self._arrays.items()}
+        return made
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        """[B] which entries these are: an array, as the batch has it."""
+        ids: NDArray[Any] = self.source.ids
+        return ids
+
+    def update_priorities(self, td_errors: torch.Tensor | NDArray[Any]) -> PriorityUpdate:
+        """Tell the memory how surprising these samples were: [B], or [B, T] of sequences, on any device."""
+        torch = _torch()
+        if isinstance(td_errors, torch.Tensor):
+            td_errors = td_errors.detach().to("cpu", torch.float32).numpy()
+        return self.source.update_priorities(td_errors)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            return _mapped(self.source[name], self._nested(name))
+
+    def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
+        if name == "ids":
+            raise no_field("this batch of tensors", name, self._arrays)
+        found = {id(array): self._arrays[key] for key, array in self.source.items() if key != "ids"}
+        return lambda array: found[id(array)]
+
+    def __repr__(self) -> str:
+        rows = (f"{name}: {str(each.dtype)[6:]}{list(each.shape)}" for name, each in self.items())
+        return f"TorchBatch({', '.join(rows)}, device={self.device})"
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """A device by its name, "cuda" being the current one; None is the CPU.
+
+    Raises:
+        ParameterError: torch knows no such device, or has it not here.
+    """
+    torch = _torch()
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ParameterError("device", device, f"one that torch knows ({str(error).splitlines()[0]})") from error
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise ParameterError("device", str(device), "one that is here: this torch finds no GPU that it can use")
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
+def _moved(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
+    if device == tensor.device:
+        return tensor
+    if device.type == "cuda" and pin_memory and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()  # from there the copy goes on beside everything else
+    # Onto the CPU a copy that is not waited for could be read before it is there.
+    return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
+
+
+def as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor of the array's memory, shape and dtype: who writes to one writes to the other.
+
+    Raises:
+        ParameterError: torch has no such dtype.
+    """
+    torch = _torch()
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ParameterError("dtype", str(array.dtype), f"one that torch has ({error})") from error
+
+
+def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(part, change) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mapped(part, change) for part in value)
+    return change(value)
+
+
+def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
+    """Arrays like a batch's in memory that a GPU reads by itself, for `sample(..., out=)` and `get_batch(..., out=)`.
+
+    They have the shapes [B, ...] and dtypes of the batch's. Without a GPU they are ordinary ones. Ragged columns are
+    left out: they are as wide as the longest value of a batch.
+    """
+    torch = _torch()
+    is_there = torch.cuda.is_available()
+    ragged = {*batch.gathered.prev_lengths, *batch.gathered.next_lengths}
+    made = {}
+    for name, array in batch.items():
+        if name == "ids" or name.removeprefix("next_").removesuffix("_length") in ragged:
+            continue
+        room = torch.empty(max(1, array.nbytes), dtype=torch.uint8, pin_memory=is_there).numpy()
+        made[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)
+    return made
