@@ -3,7 +3,7 @@ are bytes.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,8 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 HELD_BYTES = 1 * GiB
 """Bytes that a server holds by default, if no container allows less."""
+MODEL_BYTES = 1 * GiB
+"""Bytes of models that a node keeps by default, if no container allows less."""
 QUEUE_BYTES = 256 * MiB
 """Bytes that a proxy keeps for each server by default, if no container allows less."""
 UNLIMITED_GROUP = 1 << 60
@@ -93,11 +95,11 @@ class Limits:
     """Largest request or reply without a draw in it."""
     tail_bytes: int = 512 * KiB
     """Largest msgpack tail of a message."""
-    model_bytes: int = UsualSize(1 * GiB)
+    model_bytes: int = 0
     """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
-    which the newest ones of other topics leave no room. In a container, the default is at most a fourth of what its
-    memory limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for
-    models on their way.
+    which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a fourth of what its memory
+    limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for models on
+    their way.
     """
     model_chunk: int = 1 * MiB
     """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
@@ -246,30 +248,29 @@ class Reservation:
             raise ParameterError(name, 0, expected)
         return min(usual or left, left)
 
-    def models(self, limits: Limits, copies: int = 1, *, is_last: bool) -> Limits:
-        """Reserve what a node may keep of models; returns its limits with `model_bytes` as they are. Call it first of
-        all, for a size that was asked for, and last, for one that takes what is left: all copies take a fourth of it.
+    def limits(self, limits: Limits, others: Callable[[Limits], Limits], **copies: int) -> Limits:
+        """Reserve what a node may fill of some limits: first those that were asked for, then what `others` reserves,
+        and last the defaults, of which all copies of each take at most a fourth of what is left.
 
         Args:
-            copies: How often a node may fill `model_bytes`.
+            others: Is given the limits, and returns them with what it has set.
+            copies: How often the node may fill `model_bytes`, and `message_bytes`: defaults are shared in this order.
+
+        Returns:
+            The limits with all of these sizes as they are.
 
         Raises:
             ParameterError: as `reserve` and `default`.
         """
-        return self._usual("model_bytes", limits, copies, is_last)
-
-    def messages(self, limits: Limits, copies: int, *, is_last: bool) -> Limits:
-        """The same for `message_bytes`, of messages that are under way."""
-        return self._usual("message_bytes", limits, copies, is_last)
-
-    def _usual(self, name: str, limits: Limits, copies: int, is_last: bool) -> Limits:
-        size = getattr(limits, name)
-        if isinstance(size, UsualSize):
-            if not is_last:
-                return limits
-            size = self.default(name, size, name, 4 * copies)
-        self.reserve(name, size, copies * size, name)
-        return replace(limits, **{name: int(size)})
+        usual = {name: size for name in copies if (size := _usual(name, getattr(limits, name)))}
+        for name in (each for each in copies if each not in usual):
+            self.reserve(name, getattr(limits, name), copies[name] * getattr(limits, name), name)
+        limits = others(limits)
+        for name, size in usual.items():
+            most = self.default(name, size, name, 4 * copies[name])
+            self.reserve(name, most, copies[name] * most, name)
+            limits = replace(limits, **{name: most})
+        return limits
 
     def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:
         limit = container.limit
@@ -284,6 +285,13 @@ class Reservation:
         self._parts.clear()
 
     __del__ = release
+
+
+def _usual(name: str, size: int) -> int:
+    """The default of a limit that was not asked for; 0 for one that was."""
+    if name == "model_bytes" and not size:
+        return MODEL_BYTES
+    return int(size) if isinstance(size, UsualSize) else 0
 
 
 def _limits_of(mounts: Iterable[Path], path: str, file: str) -> Iterator[ContainerLimit]:

@@ -51,7 +51,7 @@ from memoire.dashboard.collect.nodes import NodeError
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError, ProtocolError
-from memoire.limits import HELD_BYTES, Limits
+from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
@@ -68,7 +68,7 @@ WRONG_TOKEN_DELAY = 0.5
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
-    "limits": replace(Limits(), held_bytes=HELD_BYTES, model_bytes=int(Limits.model_bytes)),
+    "limits": replace(Limits(), held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES),
     "dashboard": Settings.defaults(),
 }
 

@@ -45,6 +45,11 @@ OWN_COPIES = 2
 """How often a node has `request_bytes` beside `held_bytes`: for requests, and for replies on their way."""
 
 
+def kept_of(held: int) -> int:
+    """Bytes of kept replies that a node has beside so many held bytes."""
+    return min(KEPT_BYTES, held // 8)
+
+
 class Inference(Node):
     """Answers clients' rows with what a function makes of them, many at a time; see the module.
 
@@ -116,11 +121,15 @@ class Inference(Node):
             _checked_sizes(sizes, whole("max_batch", max_batch, 1)),
         )
         self._reserved = Reservation(self._container)
-        limits = self._reserved.models(limits or Limits(), is_last=False)
-        held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
-        kept = min(KEPT_BYTES, held // 8)
-        self._reserved.reserve("held_bytes", held, held + kept + OWN_COPIES * limits.request_bytes)
-        self._limits = self._reserved.models(replace(limits, held_bytes=held), is_last=True)
+
+        def hold(limits: Limits) -> Limits:
+            held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
+            self._reserved.reserve("held_bytes", held, held + kept_of(held) + OWN_COPIES * limits.request_bytes)
+            return replace(limits, held_bytes=held)
+
+        self._limits = self._reserved.limits(limits or Limits(), hold, model_bytes=1)
+        held = self._limits.held_bytes
+        kept = kept_of(held)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
             if (size := rows_bytes(schema, 1)) > (most := self._limits.request_bytes):
                 raise ParameterError("request_bytes", most, f"at least {size}, which one row of the {columns} takes")

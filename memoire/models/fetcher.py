@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from memoire.errors import Closed, MemoireError, ProtocolError
-from memoire.limits import Limits
+from memoire.limits import MODEL_BYTES, Limits
 from memoire.wire import messages
 from memoire.wire.frames import Answer
 
@@ -376,7 +376,7 @@ class TopicFetcher:
             chunk.size,
             chunk.checksum,
             chunk.text,
-            byte_limit=self._limits.model_bytes,
+            byte_limit=self._limits.model_bytes or MODEL_BYTES,
             early=4 * self._limits.model_window,
         )
         fetching.stride = fetching.asked = stride

@@ -13,7 +13,7 @@ import contextlib
 from typing import Any, NamedTuple
 
 from memoire.errors import ParameterError
-from memoire.limits import Limits
+from memoire.limits import MODEL_BYTES, Limits
 from memoire.models.model import Model, ModelStore, chunk_of, known_checksum, stretch_of
 from memoire.models.notices import notice_of
 from memoire.security.envelope import EnvelopedRequest
@@ -57,7 +57,7 @@ class ModelCache:
     """
 
     def __init__(self, router: Router[Any], limits: Limits) -> None:
-        self.store = ModelStore(limits.model_bytes)
+        self.store = ModelStore(limits.model_bytes or MODEL_BYTES)
         self._router, self._limits = router, limits
         self._sources: dict[str, ModelSource] = {}  # of the newest model of each topic
         self._held: dict[tuple[bytes, int], HeldRequest] = {}  # by client and number

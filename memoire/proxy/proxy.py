@@ -121,9 +121,12 @@ class Proxy(Node):
         if tune_process:
             process.tune()
         self._reserved = Reservation(self._container)
-        limits = self._reserved.models(limits or Limits(), is_last=False)
-        queues = self._queues = self._share_out(limits, len(servers), queue_bytes)
-        self._limits = self._reserved.models(limits, is_last=True)
+
+        def queue(limits: Limits) -> Limits:
+            self._queues = self._share_out(limits, len(servers), queue_bytes)
+            return limits
+
+        self._limits = self._reserved.limits(limits or Limits(), queue, model_bytes=1)
         context = context or shared_context()
         self._gate = Gate(context, Keys.of(keys, "proxy"))
         self._pid = os.getpid()
@@ -138,7 +141,7 @@ class Proxy(Node):
                 gate=self._gate,
                 client=client,
                 name=self.name,
-                queues=queues,
+                queues=self._queues,
                 rng=random.Random(secrets.randbits(64)),
                 limits=self._limits,
                 context=context,

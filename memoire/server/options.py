@@ -90,20 +90,21 @@ class ServerOptions:
         """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         reserved = Reservation(self._container)
-        limits = reserved.models(self.limits, MODEL_COPIES, is_last=False)
-        limits = reserved.messages(limits, MESSAGE_COPIES, is_last=False)
-        if self.byte_limit is None:
-            name, held = "held_bytes", self.limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
-        else:
-            name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
-        budgets = shared_out(own, held)
-        reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
-        limits = replace(limits, held_bytes=held)
-        reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
+
+        def hold(limits: Limits) -> Limits:
+            if self.byte_limit is None:
+                name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
+            else:
+                name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
+            budgets = shared_out(own, held)
+            reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
+            limits = replace(limits, held_bytes=held)
+            reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
+            object.__setattr__(self, "budgets", budgets)
+            return limits
+
+        limits = reserved.limits(self.limits, hold, message_bytes=MESSAGE_COPIES, model_bytes=MODEL_COPIES)
         object.__setattr__(self, "reserved", reserved)
-        object.__setattr__(self, "budgets", budgets)
-        limits = reserved.messages(limits, MESSAGE_COPIES, is_last=True)
-        limits = reserved.models(limits, MODEL_COPIES, is_last=True)
         object.__setattr__(self, "limits", limits)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from sys import getsizeof
 from typing import Any
 
@@ -11,7 +12,7 @@ from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
 from memoire.accounting.logbook import line_bytes
 from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ProtocolError
-from memoire.limits import HELD_BYTES, Limits
+from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits
 from memoire.models.model import ModelStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.security.throttle import TokenBuckets
@@ -89,10 +90,12 @@ class ServerState:
         """Accounts, and what clients say of themselves."""
         lines = budget.holder("log lines", own=line_bytes(limits))
         self.name, self.home, self.epoch = name, name_hash(name), epoch
-        self.tables, self.limits, self.committer = tables, limits, committer
-        self.models = ModelStore(limits.model_bytes)
-        budget.holder("models", own=limits.model_bytes, measure=lambda: self.models.bytes + self.models.numbered_bytes)
-        self.uploads = budget.holder("uploads of models", own=limits.model_bytes)
+        self.tables, self.committer = tables, committer
+        self.limits = replace(limits, model_bytes=limits.model_bytes or MODEL_BYTES)
+        kept = self.limits.model_bytes
+        self.models = ModelStore(kept)
+        budget.holder("models", own=kept, measure=lambda: self.models.bytes + self.models.numbered_bytes)
+        self.uploads = budget.holder("uploads of models", own=kept)
         self.td_errors = budget.holder("TD errors that wait")
         """Of samples whose priorities clients are to set."""
         self.learners = Learners()

@@ -12,7 +12,7 @@ import pytest
 from dockit import ROOT
 from memoire.errors import ParameterError
 from memoire.inference.node import Inference
-from memoire.limits import HELD_BYTES, Container, Limits, MiB, Reservation
+from memoire.limits import HELD_BYTES, MODEL_BYTES, Container, Limits, MiB, Reservation
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.engine_setup import ENTRY_OVERHEAD
@@ -178,6 +178,7 @@ def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_tha
 def test_without_a_limit_a_server_holds_what_it_always_did(tmp_path):
     made = served(container(tmp_path, "0::/\n"))
     assert (made.limits.held_bytes, sum(made.budgets.values())) == (HELD_BYTES, HELD_BYTES)
+    assert (Limits().model_bytes, made.limits.model_bytes) == (0, MODEL_BYTES)
 
 
 def test_values_of_ragged_columns_stay_within_the_container_and_the_oldest_make_room(tmp_path):
