@@ -7,8 +7,8 @@ each other.
 
 from __future__ import annotations
 
-import bisect
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,10 +55,10 @@ def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
     """
     if not page.is_empty or _size(fragment, schema) <= page.most_payload:
         return len(fragment) if _takes(page, fragment, schema) else 0
-    numbers = range(2, len(fragment))
-    count = 1 + bisect.bisect_right(
-        numbers, page.payload_room, key=lambda count: _size(fragment.split(count, schema)[0], schema)
-    )
+    entries, ends = _bytes_of_entries(fragment, schema)
+    sizes = np.cumsum(entries)[1:-1] + ends[1:-1] + _overhead(schema)  # of the first 2, 3, ... entries
+    room = (sizes <= page.payload_room).nonzero()[0]
+    count = 2 + int(room[-1]) if len(room) else 1
     _takes(page, fragment if len(fragment) == 1 else fragment.split(count, schema)[0], schema)
     return count
 
@@ -70,7 +70,29 @@ def _takes(page: Page, fragment: Fragment, schema: Schema) -> bool:
 
 def _size(fragment: Fragment, schema: Schema) -> int:
     """Bytes of a fragment's container at most: arrays, head, and of each block a row of the table and a gap."""
-    return bytes_of(fragment) + HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
+    return bytes_of(fragment) + _overhead(schema)
+
+
+def _overhead(schema: Schema) -> int:
+    return HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
+
+
+def _bytes_of_entries(fragment: Fragment, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[T] bytes of each entry, and [T] of the state behind it, which ends a fragment that is split there."""
+    of = fragment.episode
+    plain = sum(array.itemsize for array in (of.init_w, of.model_version, fragment.age))
+    entries, states = np.full(len(fragment), plain, np.int64), np.zeros(len(fragment), np.int64)
+    for name, column in of.columns.items():
+        if isinstance(column, Ragged):
+            sizes = column.lengths * (column.values.itemsize * math.prod(column.values.shape[1:]))
+            entries += sizes + column.lengths.itemsize
+        else:
+            sizes = np.int64(column.nbytes // len(fragment))
+            entries += sizes
+        if name in schema.states:
+            states += sizes
+    last = sum(array.nbytes for array in (of.final_state or {}).values())
+    return entries, np.append(states[1:], last)
 
 
 def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
@@ -84,11 +106,7 @@ def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
     """
     if 2 * _size(fragment, schema) <= most:
         return
-    size, rest = 0, fragment
-    while len(rest) > 1:
-        entry, rest = rest.split(1 if schema.ragged else len(rest) - 1, schema)
-        size = max(size, _size(entry if schema.ragged else entry.split(1, schema)[0], schema))
-    size = max(size, _size(rest, schema))
+    size = _overhead(schema) + int(sum(_bytes_of_entries(fragment, schema)).max())
     if size > most:
         text = f"an entry takes {size} bytes with the state behind it; a learner far away takes {most} (message_bytes)"
         raise ProtocolError("too_large", text)

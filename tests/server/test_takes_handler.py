@@ -1,16 +1,18 @@
 """Learners far away take rollouts: each entry once, in order, also if a reply is lost and the request comes again."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool.rollout_transport import unpacked
+from memoire.pool.rollout_transport import check_entries, unpacked
 from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from rolloutkit import SCHEMA, TABLE, TakesServer
+from rolloutkit import SCHEMA, TABLE, TakesServer, fragment
 from serverkit import NOW, READER, YOU, tables_of
 
 
@@ -75,3 +77,15 @@ def test_a_wrong_request_and_a_wrong_reply_are_refused():
     served.ask(steps=0)
     served.numbers[READER] -= 2
     assert served.ask(steps=4).body.code == "missing", "its reply was acknowledged, and is not kept"
+
+
+def test_a_fragment_is_refused_by_its_largest_entry_however_many_it_has():
+    def least(entries):
+        """Bytes of a reply from which on it is taken."""
+        for most in range(1, 2000):
+            with contextlib.suppress(ProtocolError):
+                check_entries(fragment(READER, range(entries)), SCHEMA, most)
+                return most
+        raise AssertionError(entries)
+
+    assert [least(entries) for entries in (2, 3, 7)] == [least(1)] * 3
