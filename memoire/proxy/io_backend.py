@@ -106,7 +106,9 @@ class BackendLink(Backend):
             doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys
         )
         self._renewals = 0  # of the channel, that the other sockets have followed
-        self._told: set[bytes] = set()  # clients of which this connection has told what they take
+        self._told: set[bytes] = (
+            set()
+        )  # clients of which this connection has told what they take; beyond, it is told again
         self._endings = 0  # of the dealer's connections, before this one
         self._dealer = Sender(doors, is_reading=True)
         self._open_dealer()
