@@ -255,6 +255,26 @@ class Condition:
     def notify_all(self) -> None: ...
 
 @disjoint_base
+class EntryCounts:
+    steps: int
+    generated_bytes: int
+    passed: int
+    granted: int
+    _elsewhere: int
+    @property
+    def inserted(self) -> int: ...
+
+@disjoint_base
+class SampleDebt:
+    _held: Held
+    _counts: EntryCounts
+    _schedule: Any
+    _owed: float
+    _asked: int
+    _is_due: bool
+    def _take_granted(self, writer: StepCounter, samples: float, entry_bytes: int) -> bool: ...
+
+@disjoint_base
 class Moment:
     def __new__(cls, store: EntryStore) -> Self: ...
     def __enter__(self) -> None: ...

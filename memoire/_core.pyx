@@ -3150,6 +3150,65 @@ cdef class Condition:
 
 
 @cython.auto_pickle(False)
+cdef class EntryCounts:
+    """How many entries a client has recorded since it was made, and how many of them may be inserts of the run that is told.
+
+    Attributes:
+        steps, generated_bytes: Entries, and their bytes.
+        passed: Of the steps, those that are no inserts.
+        granted: Entries of the run that may be inserts in all.
+        _elsewhere: Inserts that are not the run's, less those that were counted for it before.
+    """
+
+    cdef public int64_t steps, generated_bytes, passed, granted, _elsewhere
+
+    @property
+    def inserted(self):
+        """Entries that are inserts of the run."""
+        return self.steps - self.passed - self._elsewhere
+
+
+@cython.auto_pickle(False)
+cdef class SampleDebt:
+    """What a writer's entries bring that a client pushes as caches.
+
+    Attributes:
+        _held: The lock of the counts.
+        _counts: Of the client.
+        _schedule: `is_dirty` where something was counted.
+        _owed: Samples that are to be pushed.
+        _asked: Entries that wait until they may be inserts.
+        _is_due: Whether a cache is to be pushed now.
+    """
+
+    cdef public Held _held
+    cdef public EntryCounts _counts
+    cdef public object _schedule
+    cdef public double _owed
+    cdef public int64_t _asked
+    cdef public bint _is_due
+
+    def _take_granted(self, StepCounter writer not None, double samples, int64_t entry_bytes):
+        """Count a writer's entries as inserts, of so many samples each; False, and nothing is changed, where entries wait, or not all
+        may be inserts now. Here, since an actor does this at each step: in Python it takes as long as the rest of one."""
+        cdef int64_t count = writer._untold
+        cdef EntryCounts counts = self._counts
+        self._held.lock.acquire()
+        try:
+            if self._asked or counts.granted - (counts.steps - counts.passed - counts._elsewhere) < count:
+                return False
+            if not self._schedule.is_dirty:
+                self._schedule.is_dirty = True
+            counts.steps += count
+            counts.generated_bytes += count * entry_bytes
+            self._owed += count * samples
+            writer._untold = 0
+            return True
+        finally:
+            self._held.lock.release()
+
+
+@cython.auto_pickle(False)
 cdef class Moment:
     """What `EntryStore.held` returns."""
 

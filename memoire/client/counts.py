@@ -15,7 +15,7 @@ import operator
 from collections import deque
 from dataclasses import dataclass
 
-from memoire._core import setting
+from memoire._core import EntryCounts, setting
 from memoire.replay.episode_store import Changes
 from memoire.wire import messages
 from memoire.wire.rows import MAX_RETURN
@@ -69,11 +69,11 @@ class RunBoundary:
     """Whether the former run has all of it, or is not known any more."""
 
 
-class RunCounts:
+class RunCounts(EntryCounts):
     """Counts of a client since it was made, and which of them belong to the run that is told. The owner locks."""
 
     def __init__(self) -> None:
-        self.episodes = self.steps = self.generated_bytes = 0
+        self.episodes = 0
         self.skipped = 0
         """Caches or episodes that were not pushed, because the byte window was full."""
         self.dropped_lines = 0
@@ -81,8 +81,6 @@ class RunCounts:
         """Priorities that were set, those whose entries were gone, and those of these that were gone when they were
         given.
         """
-        self.passed = 0
-        """Steps that are no inserts."""
         self.dropped_returns = 0
         """Episodes that count, but whose return is not told."""
         self.acknowledged = ClientCounts()
@@ -123,12 +121,6 @@ class RunCounts:
     def missing(self) -> ClientCounts:
         """What no home has acknowledged."""
         return self.sums - self.acknowledged
-
-    @property
-    def inserted(self) -> int:
-        """Entries that are inserts of the present run."""
-        # Of numbers: each step asks for it, and sums of all counts take as long as the rest of the step.
-        return self._already.inserted + self.steps - self.passed - self._entered.inserted
 
     @property
     def told(self) -> ClientCounts:
@@ -183,9 +175,14 @@ class RunCounts:
         """Count for this run from now on, or from the boundary on."""
         if self._run is not None and run != self._run:
             self._former[self._run] = self.told
-            self._already, self._entered = self._former.pop(run, ClientCounts()), self.reach
+            self._count_from(self._former.pop(run, ClientCounts()))
         self._run, self.boundary = run, None
 
     def enter_unknown_run(self) -> None:
         """Count from the boundary on for a run that nobody has named yet."""
-        self._already, self._entered, self.boundary = ClientCounts(), self.reach, None
+        self._count_from(ClientCounts())
+        self.boundary = None
+
+    def _count_from(self, already: ClientCounts) -> None:
+        self._already, self._entered = already, self.reach
+        self._elsewhere = self._entered.inserted - already.inserted

@@ -39,14 +39,15 @@ class InsertGrant:
         self.pause = MIN_PAUSE
         """Seconds until the home is asked again while calls wait, or leave something out."""
         self._counts, self._longest_pause = counts, longest_pause
-        self._granted = NO_LIMIT  # entries of this run
+        counts.granted = NO_LIMIT
         self._size = 0  # how much was granted last
         self._undecided = 0  # passed steps that may become inserts
 
     @property
     def left(self) -> int:
         """Entries that may be inserted before the home is asked again; negative if there are more already."""
-        return NO_LIMIT if self._granted == NO_LIMIT else self._granted - self._counts.inserted
+        counts = self._counts
+        return NO_LIMIT if counts.granted == NO_LIMIT else counts.granted - counts.inserted
 
     @property
     def held_back(self) -> str:
@@ -56,13 +57,13 @@ class InsertGrant:
     @property
     def is_half_used(self) -> bool:
         """Whether to ask for more before all is used up."""
-        return self._granted < NO_LIMIT and 0 < 2 * self.left < self._size
+        return self._counts.granted < NO_LIMIT and 0 < 2 * self.left < self._size
 
     def grant(self, granted: int, reason: str) -> None:
         """The home says how many entries of this run may be inserted in all, and why not more."""
-        is_more, was_free = granted > self._granted, self._granted == NO_LIMIT
+        is_more, was_free = granted > self._counts.granted, self._counts.granted == NO_LIMIT
         was_asked, self.is_short = self.is_short or self.waiting > 0, False
-        self._granted, self.reason = granted, reason
+        self._counts.granted, self.reason = granted, reason
         in_vain = was_asked and not is_more and self.left <= 0
         self.pause = min(max(2 * self.pause, MIN_PAUSE), self._longest_pause) if in_vain else MIN_PAUSE
         self._size = self.left if is_more or was_free else self._size

@@ -113,15 +113,6 @@ class Pusher:
             session = self._session
             _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])
 
-    def record_inserts(self, entries: int, with_it: Changes) -> bool:
-        """Count entries that a writer recorded as inserts; False, and nothing is changed, if not all may be now."""
-        session = self._session
-        with self._waiting.changed:
-            if session.inserts.left < entries:
-                return False
-            _core.at_once(session.recording(entries) + with_it)
-        return True
-
     def record_in_order(self, entries: int, with_it: Callable[[AfterStep], Changes]) -> None:
         """Count recorded entries of rollouts: inserts if there was room for the first of them, else passed steps.
 
@@ -362,16 +353,15 @@ class Pusher:
             _core.at_once([*changes, (self._waiting.wake, ())])
 
 
-class WriterObserver:
+class WriterObserver(_core.SampleDebt):
     """Takes a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for. What an
     interrupt leaves to do is done at the next call.
     """
 
     def __init__(self, session: Session, waiting: ClientLock, pusher: Pusher, local: LocalMemory) -> None:
         self._session, self._waiting, self._pusher, self._local = session, waiting, pusher, local
-        self._owed = 0.0  # samples that are to be pushed
-        self._asked = 0  # entries that wait until they may be inserts
-        self._is_due = False  # whether a cache is to be pushed now
+        self._held, self._counts, self._schedule = waiting.changed, session.counts, session.schedule
+        self._storage, self._entry_bytes = session.told.storage, session.schema.entry_bytes  # for good
 
     @property
     def is_behind(self) -> bool:
@@ -383,7 +373,7 @@ class WriterObserver:
         step is made by a model whose share is there. Entries without room are discarded.
         """
         self._waiting.check_process()
-        count, storage = writer._untold, self._session.told.storage
+        count, storage = writer._untold, self._storage
         if storage == "rollouts":
             self._pusher.record_in_order(count, lambda answer: setting(writer, _untold=0, _answer=answer))
             return
@@ -391,9 +381,7 @@ class WriterObserver:
             self._pusher.record(count, setting(writer, _untold=0))
             return
         parameters = self._session.parameters
-        owed = self._owed + count * parameters.samples_per_insert
-        changes: Changes = [(setattr, (writer, "_untold", 0)), (setattr, (self, "_owed", owed))]
-        if self._asked or not self._pusher.record_inserts(count, changes):
+        if not self._take_granted(writer, parameters.samples_per_insert, self._entry_bytes):
             self._pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=self._asked + count))
             self._insert(self._pusher.patience if waits else 0.0)
         if self._is_due or self._owed >= parameters.cache_size:
