@@ -17,6 +17,7 @@ over the caches of one server, `draw.plan` and `draw.finish` over several server
 Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +61,17 @@ from .pool_lock import PoolLock
 from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
 from .readers import Readers, check_count
-from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient, LeftSamples
+from .saved import PutBack, RecordBody, SavedRecord
+from .snapshot import (
+    CacheRecord,
+    CacheRestore,
+    CacheWalk,
+    ClientRecord,
+    KeptCache,
+    KeptClient,
+    LeftSamples,
+    record_of,
+)
 from .stats import PoolStats
 
 
@@ -366,6 +377,27 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
             if is_new:
                 self._waiter.tell()
             return is_new, gone
+
+    def records(self) -> Iterator[tuple[RecordBody, memoryview | bytes]]:
+        """Body and payload of each client and cache."""
+        return map(record_of, self.walk())
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Know a client of a snapshot, or hold one of its caches."""
+        body, client = record.body, record.heading
+        if isinstance(body, ClientRecord):
+            self.put_client(body.kept())
+            return PutBack(True)
+        if not (isinstance(body, CacheRecord) and isinstance(client, ClientRecord)):
+            raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
+        held = unpack.check(record.payload, self.layout, record.limits)
+        if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
+            raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
+        if (left := body.left_samples()) is None:
+            held.go_on_at(body.used)
+        is_new, gone = self.put_back(client.kept(), held, age=body.age, stays=record.stays, left=left)
+        counts = {"caches": 1, "samples": held.samples, "unused": held.samples - body.used}
+        return PutBack(is_new, gone, counts, client.id)
 
     # What goes out
 

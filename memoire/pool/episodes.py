@@ -32,7 +32,7 @@ from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
 from memoire.replay.memory import MAX_ROWS, Memory
-from memoire.replay.memory_state import SavedLayout, layout_of
+from memoire.replay.memory_state import layout_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
@@ -46,6 +46,7 @@ from .draw import MAX_BATCH, PooledBatch
 from .episode_checks import CheckedEpisode, checked_episode
 from .episode_draw import drawn_for, sampled, sums_of, why_nothing
 from .episode_memory import ByteRoom, EpisodeMemory, NamedMemory
+from .episode_records import HasLayout, TakenTable, pack, pack_layout, put_back
 from .inspection import Distribution, PeekedSample
 from .interface import (
     DEFAULTS,
@@ -61,6 +62,7 @@ from .interface import (
     TakesPushes,
 )
 from .lasting import LastingPool
+from .saved import PutBack, RecordBody, SavedRecord
 from .stats import PoolCounts, PoolStats
 
 T = TypeVar("T")
@@ -251,24 +253,32 @@ class EpisodePool(
         with self._waiter.lock:
             return not (self.memory.generated or self._annealing.batches)
 
-    def saved_layout(self) -> tuple[SavedLayout, int]:
-        """Where entries lie and what each weighs, and a checksum of what is known of them."""
+    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
+        """Where entries lie and what each weighs, as a `TableRecord` has it; and a checksum of all of it."""
         memory = self.memory
         with memory.held():
             layout, facts = layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
-        return layout.in_order(), facts
+        return *pack_layout(layout.in_order()), facts
 
     def heir(
-        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
-    ) -> tuple[Memory, SavedLayout] | None:
-        """Return an empty memory that can become what a memory was that was saved, and what it has to take over; None
-        if that one had another capacity.
+        self,
+        body: HasLayout,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> TakenTable:
+        """Return what is to become what a memory was that was saved: each episode comes where it lay.
 
         Args:
+            body, payload: What the file says of where its entries lie.
             parameters: Of that memory.
             keeps_generator: Whether draws follow from the generator of this pool.
+            wrong: Makes the error to raise, of what is wrong in the file.
         """
-        return self._stored.heir(layout, parameters, keeps_generator=keeps_generator)
+        facts = self._stored, self.schema, body, payload, parameters
+        return TakenTable(*facts, keeps_generator=keeps_generator, wrong=wrong)
 
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
         """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
@@ -317,6 +327,14 @@ class EpisodePool(
                     self._counts.overwritten += gone
                     self._waiter.tell()
             return is_new, gone
+
+    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
+        """Body and payload of each."""
+        return (pack(kept, self.schema) for kept in self.walk())
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold an episode of a snapshot."""
+        return put_back(record, self.schema, self.put_back)
 
     # What goes out
 

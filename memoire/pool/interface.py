@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from memoire.replay.episode_store import Changes
     from memoire.replay.episodes import EpisodeBatch
     from memoire.replay.memory import Memory
-    from memoire.replay.memory_state import SavedLayout
     from memoire.replay.parameters import Parameters
     from memoire.replay.rollouts import Rollouts
     from memoire.wire import messages
@@ -42,8 +41,10 @@ if TYPE_CHECKING:
     from memoire.wire.receivers import Page
 
     from .draw import PooledBatch
+    from .episode_records import HasLayout, TakenTable
     from .inspection import Distribution, PeekedSample
     from .rollout_queue import TakeRequest
+    from .saved import PutBack, RecordBody, SavedRecord
     from .stats import PoolStats
 
 DEFAULTS: Final = Limits()
@@ -143,8 +144,17 @@ class TablePool(ABC):
         """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
 
     @abstractmethod
-    def walk(self) -> Iterator[Any]:
-        """All that is held, one by one: for a snapshot. `put_back` takes it."""
+    def records(self) -> Iterator[tuple[RecordBody, Any]]:
+        """All that is held, one by one, for a snapshot: body and payload of each record."""
+
+    @abstractmethod
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold again what was saved of a pool of this kind, here or elsewhere.
+
+        Raises:
+            ProtocolError, MemoireError: it cannot be, or does not fit.
+            Closed: `close` was called.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -355,17 +365,23 @@ class KeepsLayout(ABC):
     """Draws depend on where entries lie, and a snapshot can bring them back there."""
 
     @abstractmethod
-    def saved_layout(self) -> tuple[SavedLayout, int]:
-        """Where entries lie, and a number that is another one after any change of an entry."""
+    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
+        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
+        change of an entry.
+        """
 
     @abstractmethod
     def heir(
-        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
-    ) -> tuple[Memory, SavedLayout] | None:
-        """An empty memory, and what it is to take over; None if that does not fit."""
+        self,
+        body: HasLayout,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> TakenTable:
+        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
 
     @abstractmethod
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
-        """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
-        nothing was changed.
-        """
+        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from memoire.prompts.settings import PromptSettings
     from memoire.replay.limiter import Limiter
 
+    from .saved import RecordBody
+
 
 class TableSettings(Protocol):
     """What a kind reads of a `Table`."""
@@ -130,6 +132,8 @@ class Kind:
     name: ClassVar[str]
     pool: ClassVar[str]
     """Its pool, "module:class"."""
+    saved: ClassVar[str] = ""
+    """The records of a snapshot that are its own, "module:class class"."""
     offers: ClassVar[tuple[type, ...]]
     """What its pool can do."""
     instead: ClassVar[str] = "get_batch(batch_size)"
@@ -142,6 +146,11 @@ class Kind:
         module, _, name = self.pool.partition(":")
         found: type[Any] = getattr(importlib.import_module(module), name)
         return found
+
+    def record_bodies(self) -> list[type[RecordBody]]:
+        """What its pools write into a snapshot."""
+        module, _, names = self.saved.partition(":")
+        return [getattr(importlib.import_module(module), name) for name in names.split() if names]
 
     def schema_class(self) -> type[Schema]:
         """What describes its columns."""
@@ -228,6 +237,7 @@ class CachesKind(Kind):
 
     name = "caches"
     pool = "memoire.pool.caches:Pool"
+    saved = "memoire.pool.snapshot:ClientRecord CacheRecord"
     offers = (TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, DrawsBatches, ShowsSamples)
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
@@ -265,6 +275,7 @@ class EpisodesKind(Kind):
 
     name = "episodes"
     pool = "memoire.pool.episodes:EpisodePool"
+    saved = "memoire.pool.episode_records:EpisodeRecord"
     offers = (
         TakesPushes, HasRoom, BelongsToRun, DrawsAtRandom, DrawsBatches, DrawsEpisodes, TakesPriorities, ShowsSamples,
         KeepsLayout,
@@ -305,6 +316,7 @@ class PromptsKind(Kind):
 
     name = "prompts"
     pool = "memoire.pool.prompts:PromptPool"
+    saved = "memoire.pool.prompts:PromptRecord"
     offers = (HasRoom, AnswersPrompts, SavesRows)
     instead = "memoire.Prompts"
     no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"

@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES
 from memoire.prompts.bytes import Saved
 from memoire.prompts.figures import PromptStats, stats_of, unfinished_of
-from memoire.prompts.rows import PromptState
+from memoire.prompts.rows import Key, PromptState
 from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
 from memoire.prompts.settings import PromptSettings
 from memoire.prompts.snapshot import KeptPrompt, go_on, kept_of, order_of, put_back
@@ -30,7 +33,37 @@ from memoire.wire.byte_budget import ByteBudget
 from .inspection import Distribution, Histogram
 from .interface import DEFAULTS, MAX_INSPECTED, AnswersPrompts, SavesRows
 from .lasting import LastingPool
+from .saved import Count, PutBack, RecordBody, RecordKind, SavedRecord
 from .stats import PoolStats
+
+
+class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
+
+    kind: ClassVar = RecordKind.PROMPT
+    has_payload: ClassVar = True
+    name: Annotated[bytes, Meta(max_length=2048)]
+    """What decides to which of several servers it belongs."""
+    row: bytes
+    """Where it stands, in msgpack."""
+    columns: Count = 0
+    """Bytes of the columns."""
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more prompt."""
+        return {"prompts": 1, "bytes": payload_bytes}
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes:
+        """By its key."""
+        return self.name
+
+    def called(self, heading: RecordBody | None) -> str:
+        """A prompt of a data set."""
+        try:
+            dataset, epoch, index = msgspec.msgpack.decode(self.name, type=Key)
+        except msgspec.MsgspecError:
+            return f"the prompt {self.name.hex()}"
+        return f"prompt {index} of data set {dataset!r} in epoch {epoch}"
 
 
 class PromptPool(LastingPool, AnswersPrompts, SavesRows):
@@ -195,6 +228,19 @@ class PromptPool(LastingPool, AnswersPrompts, SavesRows):
         with self._waiter.lock:
             self._waiter.check_open()
             return put_back(self._table, kept, is_heir=self._is_heir), 0
+
+    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
+        """Body and payload of each."""
+        for kept in self.walk():
+            yield PromptRecord(name=kept.name, row=kept.row, columns=len(kept.columns)), kept.payload + kept.columns
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold a prompt of a snapshot."""
+        body, payload = record.body, record.payload
+        if not isinstance(body, PromptRecord):
+            raise ProtocolError("container", "a record of a kind that is not known here")
+        cut = max(0, len(payload) - body.columns)
+        return PutBack(*self.put_back(KeptPrompt(body.row, payload[:cut], payload[cut:])), {"prompts": 1})
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are prompts here, and samples are groups."""

@@ -29,12 +29,14 @@ from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
 from .episode_checks import CheckedEpisode, checked_episode
+from .episode_records import pack, put_back
 from .inspection import Distribution
 from .interface import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, TakesPushes
 from .lasting import LastingPool
 from .rollout_inspection import distribution_of, fragment_of, kept_of, stats_of
 from .rollout_queue import RolloutCounts, RolloutQueue, TakeRequest
 from .rollout_transport import check_entries, fitting, packed
+from .saved import PutBack, RecordBody, SavedRecord
 from .stats import PoolStats
 
 DEFAULT_ENTRIES: Final = 65_536
@@ -221,6 +223,14 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             dropped = self._hold(fragment, len(fragment))
             self._put_back.add(name)
         return True, dropped
+
+    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
+        """Body and payload of each."""
+        return (pack(kept, self.schema) for kept in self.walk())
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold an episode of a snapshot."""
+        return put_back(record, self.schema, self.put_back)
 
     def _hold(self, fragment: Fragment, taken: int = 0) -> int:
         """Put a fragment behind all others; returns the fragments that made room. Under the lock."""

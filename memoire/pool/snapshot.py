@@ -7,7 +7,10 @@ CacheRestore puts each of these back once, here or at another server
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from memoire.errors import ProtocolError
 from memoire.wire import _bytes
@@ -15,6 +18,7 @@ from memoire.wire._container import HeldCache
 
 from ._draw import HeldClient
 from .queues import CacheQueues
+from .saved import Count, Identity, Moment, RecordBody, RecordKind, Weight, Word
 
 
 class KeptClient(NamedTuple):
@@ -59,6 +63,95 @@ class KeptCache(NamedTuple):
     payload: memoryview
     left: LeftSamples | None = None
     """None: all that come after those that were used."""
+
+
+class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A client with its newest sums, whose caches follow."""
+
+    kind: ClassVar = RecordKind.CLIENT
+    id: Identity
+    sequence: Word = 0
+    total_weight: Weight = 0.0
+    positives: Annotated[float, Meta(ge=0.0, le=2.0**53)] = 0.0
+    minimum: Weight = 0.0
+    between: Weight = 0.0
+    """Samples that were drawn between two of its caches."""
+    since: Word = 0
+    """And since its newest one came."""
+    has_caches: bool = True
+    """Whether caches of it follow; else only its sums are known."""
+
+    is_heading: ClassVar = True
+
+    @property
+    def is_alone(self) -> bool:
+        """Its caches bring its sums along."""
+        return not self.has_caches
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more client."""
+        return {"clients": 1}
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes:
+        """Each client goes whole to one server."""
+        return self.id
+
+    def kept(self) -> KeptClient:
+        """The client of it."""
+        return KeptClient(*(getattr(self, name) for name in KeptClient._fields))
+
+
+class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A cache of the client before; the payload is as it came."""
+
+    kind: ClassVar = RecordKind.CACHE
+    has_payload: ClassVar = True
+    samples: Count
+    used: Count = 0
+    """Samples of it that can be drawn no more."""
+    age: Weight = 0.0
+    """Seconds since it came to the server."""
+    left: bytes | None = None
+    """uint32: places of the samples that are left; None: all but the first `used` ones."""
+    times: bytes = b""
+    """uint32: how often each sample was drawn; empty if that is not counted."""
+    eldest: Moment | None = None
+    """Seconds since the eldest entry of those that are left was recorded; None is not known."""
+    least_model: Annotated[int, Meta(ge=1 - 2**63)] = 1 - 2**63
+    positives: Weight = 1.0
+    """Entries that those that are left stand for."""
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more cache, and its samples."""
+        return {"caches": 1, "samples": self.samples, "unused": self.samples - self.used, "bytes": payload_bytes}
+
+    def older(self, seconds: float) -> CacheRecord:
+        """So much later its samples are older."""
+        eldest = None if self.eldest is None else self.eldest + seconds
+        return msgspec.structs.replace(self, age=self.age + seconds, eldest=eldest)
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes | None:
+        """To its client."""
+        return heading.id if isinstance(heading, ClientRecord) else None
+
+    def called(self, heading: RecordBody | None) -> str:
+        """A cache of a client."""
+        return f"a cache of client {heading.id.hex()}" if isinstance(heading, ClientRecord) else "a cache"
+
+    def left_samples(self) -> LeftSamples | None:
+        """What is left of the cache, if not all but the first."""
+        if self.left is None:
+            return None
+        return LeftSamples(self.left, self.times, self.eldest, self.least_model, self.positives)
+
+
+def record_of(kept: KeptClient | KeptCache) -> tuple[RecordBody, memoryview | bytes]:
+    """Body and payload of what is saved of caches."""
+    if isinstance(kept, KeptClient):
+        return ClientRecord(**kept._asdict()), b""
+    left = {} if kept.left is None else {**kept.left._asdict(), "left": kept.left.samples}
+    facts = {"samples": kept.samples, "used": kept.used, "age": kept.age}
+    return CacheRecord(**left | facts), kept.payload
 
 
 class CacheWalk:

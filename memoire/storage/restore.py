@@ -1,6 +1,6 @@
 """Snapshots on their way back: into the same server, another one, or several that share them out.
 
-    pool.put_back   those whose client (or episode) belongs to this server's part of the whole
+    pool.put_record   those whose client (or episode) belongs to this server's part of the whole
 
 What belongs to which part follows from the client's id (an episode's from the memory and number it had), so that
 servers that restore the same files share them out without a word between them, each client whole.
@@ -8,9 +8,7 @@ servers that restore the same files share them out without a word between them, 
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,33 +17,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from memoire.accounting.merge import Rows
 from memoire.arguments import whole
 from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool.snapshot import KeptClient, LeftSamples
-from memoire.prompts.rows import Key
-from memoire.prompts.snapshot import KeptPrompt
-from memoire.replay.dataset import Episode
+from memoire.pool import kinds
+from memoire.pool.episode_records import TakenTable
+from memoire.pool.interface import KeepsLayout, SavesRows, TakesPriorities
+from memoire.pool.saved import PutBack, RecordBody, SavedRecord
 from memoire.replay.parameters import Parameters, differing
 from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
-from memoire.wire.unpack import check
 
-from .packed_episodes import TakenTable, unpack
 from .snapshot import HasMemory
 from .snapshot_file import (
     AccountsRecord,
-    CacheRecord,
-    ClientRecord,
-    EpisodeRecord,
     FileDamage,
     LimiterState,
-    PromptRecord,
     Record,
-    RecordBody,
     SnapshotFile,
     TableAbout,
     TableEndRecord,
@@ -228,12 +218,11 @@ def differing_settings(
     Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are as they
     were recorded: what follows from them is computed here.
     """
-    if table.storage == "caches":
-        return differing(table.schema, parameters, theirs)
+    made = kinds.named(table.storage).differing_parameters(table.schema, parameters, theirs)
     mine = table.making
     names = sorted(mine.keys() | told.making.keys())
     values = {name: (mine.get(name), told.making.get(name)) for name in names}
-    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    return made | {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
 _OF_PRIORITIES: Final = ("discount_factor", "mix_lambda", "reward_coeff")
@@ -278,7 +267,8 @@ class _Restoring:
     def _is_remade(self, told: TableAbout) -> bool:
         table = self._tables[told.name]
         found = differing(table.schema, table.parameters, Parameters.from_wire(told.parameters))
-        return table.schema.value is not None and not found.keys().isdisjoint(_OF_PRIORITIES)
+        has_priorities = isinstance(table.pool, TakesPriorities) and table.schema.value is not None
+        return has_priorities and not found.keys().isdisjoint(_OF_PRIORITIES)
 
     def _goes_on(self, table: HasMemory) -> bool:
         """Whether a table is what was saved, in its next life."""
@@ -326,17 +316,13 @@ class _Restoring:
             return DataError(str(file.path), f"{problem} (table {table.name!r})")
 
         body, payload = record.body, record.payload
-        if not isinstance(payload, bytes):
+        if not isinstance(payload, bytes) or not isinstance(table.pool, KeepsLayout):
             return taken
         if isinstance(body, TableRecord):
             generator, parameters = self._keeps_generators and not self._is_same, wanted or table.parameters
-            facts = table.pool, table.schema, body, payload, parameters
-            return TakenTable(*facts, keeps_generator=generator, wrong=wrong)
-        if isinstance(body, EpisodeRecord) and taken is not None and taken.memory is not None:
-            try:
-                taken.put(body, payload)
-            except ProtocolError as error:
-                raise wrong(f"has an episode that cannot be: {error}") from error
+            return table.pool.heir(body, payload, parameters, keeps_generator=generator, wrong=wrong)
+        if taken is not None:
+            taken.put(body, payload)
         return taken
 
     def run(self) -> RestoreCounts:
@@ -344,7 +330,7 @@ class _Restoring:
             told.name
             for file in self._files
             for told in file.about.tables
-            if told.storage == "episodes" and (file.path, told.name) not in self._left_out and self._is_remade(told)
+            if (file.path, told.name) not in self._left_out and self._is_remade(told)
         }
         streams = [self._of_file(file) for file in self._files]
         # Episodes of several files in the order in which they were closed: that is how they leave again.
@@ -357,52 +343,49 @@ class _Restoring:
             refused=dict(self._refused), refusals=tuple(self._refusals), **self._done,
         )  # fmt: skip
 
-    def _of_file(
-        self, file: SnapshotFile
-    ) -> Iterator[tuple[tuple[int, float], HasMemory, ClientRecord | None, Record]]:
-        """The file's records, each with its place among those of all files, its table, and the client before it."""
-        client, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
+    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], HasMemory, RecordBody | None, Record]]:
+        """The file's records, each with its place among those of all files, its table, and the heading before it."""
+        heading, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
         for record in file.records(damage):
-            name = file.about.tables[record.table].name
-            if isinstance(record.body, ClientRecord):
-                client = record.body
-                if client.has_caches:
-                    continue
-            if isinstance(record.body, TableEndRecord):
+            name, body = file.about.tables[record.table].name, record.body
+            if body.is_heading:
+                heading = body
+            if isinstance(body, TableEndRecord) or not body.is_alone:
                 continue
-            if (file.path, name) in self._left_out and not isinstance(record.body, AccountsRecord):
-                if not isinstance(record.body, TableRecord | ClientRecord):
+            if (file.path, name) in self._left_out and not isinstance(body, AccountsRecord):
+                if not (isinstance(body, TableRecord) or body.is_heading):
                     self._refuse("parameters", f"what {file.path} has of table {name!r} does not fit the table here")
                 continue
-            if isinstance(record.body, CacheRecord):
-                eldest = None if record.body.eldest is None else record.body.eldest + since
-                older = msgspec.structs.replace(record.body, age=record.body.age + since, eldest=eldest)
-                record = record._replace(body=older)
-            time = record.body.closed if isinstance(record.body, EpisodeRecord) else -math.inf
-            yield (self._rank_of[name], time), self._tables[name], client, record
+            record = record._replace(body=body.older(since))
+            yield (self._rank_of[name], body.time), self._tables[name], heading, record
         self._done["damaged"] += damage.unread or 0
 
-    def _take(self, table: HasMemory, client: ClientRecord | None, record: Record) -> None:
-        body = record.body
+    def _take(self, table: HasMemory, heading: RecordBody | None, record: Record) -> None:
+        body, payload = record.body, record.payload
         if isinstance(body, AccountsRecord):
-            self._take_accounts(body, record.payload)
+            self._take_accounts(body, payload)
         elif isinstance(body, TableRecord):
             self._take_state(table, body)
-        elif isinstance(body, ClientRecord):
-            if table.storage == "caches" and self._is_mine(body, body):
-                table.pool.put_client(_kept_of(body))
         elif table.name in self._over:
             pass  # it came with its memory
-        elif record.payload is None:
+        elif payload is None:
             self._done["damaged"] += 1
-        elif not self._is_mine(client, body):
-            self._done["elsewhere"] += 1
+        elif (name := body.belongs_to(heading)) is not None and part_of(name, self._of) != self._rank:
+            self._done["elsewhere"] += not body.is_heading
         else:
+            is_remade = table.name in self._remade
+            saved = SavedRecord(body, bytes(payload), heading, self._stays, is_remade, self._limits)
             try:
-                self._put(table, client, record)
+                self._count(table, table.pool.put_record(saved))
             except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
                 code, why = (error.code, error.detail) if isinstance(error, ProtocolError) else ("container", error)
-                self._refuse(code, f"{_called(client, body)} of table {table.name!r}: {why}")
+                self._refuse(code, f"{body.called(heading)} of table {table.name!r}: {why}")
+
+    def _count(self, table: HasMemory, put: PutBack) -> None:
+        self._done["overwritten"] += put.overwritten
+        self._done.update(put.counts if put.is_new else {"known": 1})
+        if put.is_new and put.client:
+            self._clients.add((table.name, put.client))
 
     def _refuse(self, code: str, sentence: str) -> None:
         self._refused[code] += 1
@@ -410,61 +393,19 @@ class _Restoring:
             self._refusals.append(sentence)
 
     def _take_state(self, table: HasMemory, body: TableRecord) -> None:
-        if self._is_same and body.prompts is not None:
+        if self._is_same and isinstance(table.pool, SavesRows):
             return  # state.db has it, as it was last
         goes_on, taken = self._goes_on(table), self._taken.get(table.name)
         if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
             self._limiters[table.name] = body.limiter
-        if taken is not None and table.pool.take_over(taken.memory, taken.names):
+        if taken is None or taken.memory is None or not isinstance(table.pool, KeepsLayout):
+            pass
+        elif table.pool.take_over(taken.memory, taken.names):
             self._over.add(table.name)
             self._done.update(episodes=len(taken.names), entries=taken.entries)
         if self._keeps_generators and not self._is_same:
             body = msgspec.structs.replace(body, random=b"")
         table.pool.go_on_from(body, is_same=goes_on)
-
-    def _is_mine(self, client: ClientRecord | None, body: RecordBody) -> bool:
-        if isinstance(body, EpisodeRecord):
-            return part_of(body.owner + body.number.to_bytes(8, "little", signed=True), self._of) == self._rank
-        if isinstance(body, PromptRecord):
-            return part_of(body.name, self._of) == self._rank
-        return client is None or part_of(client.id, self._of) == self._rank
-
-    def _put(self, table: HasMemory, client: ClientRecord | None, record: Record) -> None:
-        body, payload = record.body, record.payload
-        assert isinstance(payload, bytes)
-        if isinstance(body, EpisodeRecord):
-            kept = unpack(body, payload, table.schema)
-            if table.name in self._remade:
-                kept = kept._replace(episode=_remade(kept.episode))
-            is_new, overwritten = table.pool.put_back(kept)
-            self._done["overwritten"] += overwritten
-            done = {"episodes": 1, "entries": body.length}
-        elif isinstance(body, PromptRecord):
-            cut = max(0, len(payload) - body.columns)
-            is_new, _ = table.pool.put_back(KeptPrompt(body.row, payload[:cut], payload[cut:]))
-            done = {"prompts": 1}
-        elif isinstance(body, CacheRecord) and client is not None:
-            is_new, samples = self._put_cache(table, client, body, payload)
-            done = {"caches": 1, "samples": samples, "unused": samples - body.used}
-        else:
-            raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
-        self._done.update(done if is_new else {"known": 1})
-
-    def _put_cache(self, table: HasMemory, client: ClientRecord, body: CacheRecord, payload: bytes) -> tuple[bool, int]:
-        """Whether it is new here, and its samples."""
-        held = check(payload, table.pool.layout, self._limits)
-        if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
-            raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
-        left = None
-        if body.left is None:
-            held.go_on_at(body.used)
-        else:
-            left = LeftSamples(body.left, body.times, body.eldest, body.least_model, body.positives)
-        is_new, overwritten = table.pool.put_back(_kept_of(client), held, age=body.age, stays=self._stays, left=left)
-        self._done["overwritten"] += overwritten
-        if is_new:
-            self._clients.add((table.name, client.id))
-        return is_new, held.samples
 
     def _take_accounts(self, body: AccountsRecord, payload: Any) -> None:
         if payload is None:
@@ -478,29 +419,6 @@ class _Restoring:
         if any(mine):
             self._inherit(body.run, body.finished, rows[mine])
             self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
-
-
-def _called(client: ClientRecord | None, body: RecordBody) -> str:
-    """What a refusal calls a record."""
-    if isinstance(body, PromptRecord):
-        try:
-            dataset, epoch, index = msgspec.msgpack.decode(body.name, type=Key)
-        except msgspec.MsgspecError:
-            return f"the prompt {body.name.hex()}"
-        return f"prompt {index} of data set {dataset!r} in epoch {epoch}"
-    if isinstance(body, EpisodeRecord):
-        return f"episode {body.number} of memory {body.owner.hex()}"
-    return "a cache" if client is None else f"a cache of client {client.id.hex()}"
-
-
-def _kept_of(client: ClientRecord) -> KeptClient:
-    return KeptClient(*(getattr(client, name) for name in KeptClient._fields))
-
-
-def _remade(episode: Episode) -> Episode:
-    """The episode without the priorities that follow from closing it."""
-    assert episode.priority is not None
-    return dataclasses.replace(episode, priority=np.where(episode.learned, episode.priority, np.float32(np.nan)))
 
 
 def part_of(name: bytes, of: int) -> int:

@@ -1,6 +1,6 @@
 """A server's memory as records of a file, and what such a file says of itself.
 
-    pool.walk()     client 7, its caches, client 9, its caches ...          episode, episode, ...
+    pool.records()  client 7, its caches, client 9, its caches ...          episode, episode, ...
     file            about, accounts, client 7, cache, cache, client 9, cache ..., end
 
 `restore` puts the records back.
@@ -21,15 +21,11 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
-from memoire.pool.interface import KeepsLayout
-from memoire.pool.snapshot import KeptCache, KeptClient
-from memoire.prompts.snapshot import KeptPrompt
-from memoire.replay.dataset import KeptEpisode
+from memoire.pool.interface import KeepsLayout, TablePool
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 
 from . import snapshot_file
-from .packed_episodes import pack, pack_layout
 from .snapshot_file import Record, SnapshotFile, SnapshotHeader, TableAbout
 
 
@@ -57,8 +53,8 @@ class HasMemory(Protocol):
         """Raise ParameterError if it cannot take these."""
 
     @property
-    def pool(self) -> Any:
-        """What it holds: a pool with `walk` and `put_back`."""
+    def pool(self) -> TablePool:
+        """What it holds."""
 
 
 def about(
@@ -98,31 +94,14 @@ def records(
             yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
         keeps = table.pool if isinstance(table.pool, KeepsLayout) else None
-        layout = None if keeps is None else keeps.saved_layout()
-        facts, payload = ({}, b"") if layout is None else pack_layout(layout[0])
+        facts, payload, changes = ({}, b"", 0) if keeps is None else keeps.saved_layout()
         yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
-        for kept in table.pool.walk():
+        for body, held in table.pool.records():
             if not go_on():
                 return
-            yield _record(kept, place, table.schema)
-        if keeps is None or layout is None:
-            continue
-        after = keeps.saved_layout()
-        if (layout[1], facts, payload) == (after[1], *pack_layout(after[0])):
+            yield Record(body, place, held)
+        if keeps is not None and keeps.saved_layout() == (facts, payload, changes):
             yield Record(snapshot_file.TableEndRecord(), place)
-
-
-def _record(kept: KeptClient | KeptCache | KeptEpisode | KeptPrompt, place: int, schema: Schema) -> Record:
-    if isinstance(kept, KeptPrompt):
-        told = snapshot_file.PromptRecord(name=kept.name, row=kept.row, columns=len(kept.columns))
-        return Record(told, place, kept.payload + kept.columns)
-    if isinstance(kept, KeptClient):
-        return Record(snapshot_file.ClientRecord(**kept._asdict()), place)
-    if isinstance(kept, KeptCache):
-        left = {} if kept.left is None else {**kept.left._asdict(), "left": kept.left.samples}
-        facts = {"samples": kept.samples, "used": kept.used, "age": kept.age}
-        return Record(snapshot_file.CacheRecord(**left | facts), place, kept.payload)
-    return pack(kept, place, schema)
 
 
 class SavedHead(NamedTuple):

@@ -8,7 +8,6 @@ behind them: if only that is damaged, the next one is still found.
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from memoire.errors import DataError
+from memoire.pool import kinds
+from memoire.pool.saved import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
 from memoire.prompts.snapshot import TableOrder
 from memoire.replay.replacement import Fault, no_fault
-from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 
 from . import checked_file, private_files
@@ -31,36 +31,6 @@ _PAYLOAD: Final = 255
 _KINDS: Final = 256  # tags are kind + _KINDS * table
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-# A file may be anybody's: what could spoil a server's sums or numbers is refused where it is read.
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
-Word: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none beyond 64 bits
-Moment: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
-Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
-Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
-
-
-class RecordKind(enum.IntEnum):
-    """What a record is."""
-
-    ABOUT = 1
-    CLIENT = 2
-    CACHE = 3
-    EPISODE = 4
-    ACCOUNTS = 5
-    END = 6
-    PROMPT = 7
-    TABLE = 8
-    TABLE_END = 9
-
-
-class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
-
-    kind: ClassVar[RecordKind]
-    has_payload: ClassVar[bool] = False
 
 
 class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +47,8 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def read_schema(self) -> Schema:
         """Its columns. Raises SchemaError."""
-        return (RowSchema if self.storage == "prompts" else Schema).from_json(self.schema)
+        kind = kinds.KINDS.get(self.storage)
+        return (Schema if kind is None else kind.schema_class()).from_json(self.schema)
 
 
 class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,23 +67,6 @@ class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A record's table is a place in this list."""
 
 
-class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A client with its newest sums, whose caches follow."""
-
-    kind: ClassVar = RecordKind.CLIENT
-    id: Identity
-    sequence: Word = 0
-    total_weight: Weight = 0.0
-    positives: Annotated[float, Meta(ge=0.0, le=2.0**53)] = 0.0
-    minimum: Weight = 0.0
-    between: Weight = 0.0
-    """Samples that were drawn between two of its caches."""
-    since: Word = 0
-    """And since its newest one came."""
-    has_caches: bool = True
-    """Whether caches of it follow; else only its sums are known."""
-
-
 class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     """What a limiter has counted."""
 
@@ -129,7 +83,7 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
 
 class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What draws of a table go on from beside what it holds. Before its other records; of episodes the payload says
-    where entries lie (see `packed_episodes`).
+    where entries lie (see `pool.episode_records`).
     """
 
     kind: ClassVar = RecordKind.TABLE
@@ -160,61 +114,6 @@ class TableEndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """Behind a table's other records, if its entries were as its `TableRecord` says until then."""
 
     kind: ClassVar = RecordKind.TABLE_END
-
-
-class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A cache of the client before; the payload is as it came."""
-
-    kind: ClassVar = RecordKind.CACHE
-    has_payload: ClassVar = True
-    samples: Count
-    used: Count = 0
-    """Samples of it that can be drawn no more."""
-    age: Weight = 0.0
-    """Seconds since it came to the server."""
-    left: bytes | None = None
-    """uint32: places of the samples that are left; None: all but the first `used` ones."""
-    times: bytes = b""
-    """uint32: how often each sample was drawn; empty if that is not counted."""
-    eldest: Moment | None = None
-    """Seconds since the eldest entry of those that are left was recorded; None is not known."""
-    least_model: Annotated[int, Meta(ge=1 - 2**63)] = 1 - 2**63
-    positives: Weight = 1.0
-    """Entries that those that are left stand for."""
-
-
-class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode; the payload is its arrays, one after the other (see `snapshot`)."""
-
-    kind: ClassVar = RecordKind.EPISODE
-    has_payload: ClassVar = True
-    owner: Identity
-    number: Number
-    """Of its first entry under that owner: the two name it."""
-    length: Count
-    closed: Moment = 0.0
-    """When its last entry was made, in seconds since 1970: what brings episodes of several files into one order."""
-    multiplier: Weight = 1.0
-    terminated: bool | None = None
-    cut: bool = False
-    """Of rollouts: the episode goes on in another fragment."""
-    has_final: bool = False
-    has_bootstrap: bool = False
-    update_value: bool = True
-    update_weight: bool = True
-
-
-class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
-
-    kind: ClassVar = RecordKind.PROMPT
-    has_payload: ClassVar = True
-    name: Annotated[bytes, Meta(max_length=2048)]
-    """What decides to which of several servers it belongs."""
-    row: bytes
-    """Where it stands, in msgpack."""
-    columns: Count = 0
-    """Bytes of the columns."""
 
 
 class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -276,16 +175,11 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         return cls(tables=tables, accounts=accounts, complete=bool(complete))
 
 
-_BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
-    body.kind: body
-    for body in (
-        SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, PromptRecord, TableRecord,
-        TableEndRecord,
-    )
-}  # fmt: skip
+_OWN: Final[list[type[RecordBody]]] = [SnapshotHeader, AccountsRecord, TableRecord, TableEndRecord]
+_BODIES: Final = [*_OWN, *(body for kind in kinds.KINDS.values() for body in kind.record_bodies())]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
-    **{kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()},
+    **{body.kind: msgspec.msgpack.Decoder(body).decode for body in _BODIES},
     RecordKind.END: EndRecord.unpack,
 }
 
@@ -346,24 +240,12 @@ class _RecordCounts:
         body, size = record.body, len(record.payload or b"")
         if isinstance(body, AccountsRecord):
             self._accounts += 1
-            return
-        counts = self._tables[record.table]
-        if isinstance(body, ClientRecord):
-            counts["clients"] += 1
-        elif isinstance(body, CacheRecord):
-            counts["caches"] += 1
-            counts["samples"] += body.samples
-            counts["unused"] += body.samples - body.used
-            counts["bytes"] += size
-        elif isinstance(body, EpisodeRecord):
-            counts["episodes"] += 1
-            counts["entries"] += body.length
-            counts["bytes"] += size
-        elif isinstance(body, PromptRecord):
-            counts["prompts"] += 1
-            counts["bytes"] += size
         elif isinstance(body, TableEndRecord):
             self._still.add(record.table)
+        else:
+            counts = self._tables[record.table]
+            for name, count in body.counted(size).items():
+                counts[name] += count
 
     def end(self) -> EndRecord:
         tables = [Counts(**counts, is_still=place in self._still) for place, counts in enumerate(self._tables)]

@@ -16,12 +16,14 @@ import make_vectors
 from memoire.accounting.merge import merge
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
 from memoire.limits import Limits
+from memoire.pool import episode_records
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
+from memoire.pool.snapshot import CacheRecord, ClientRecord
 from memoire.pool.tables import OpenTable, Table
 from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
-from memoire.storage import packed_episodes, snapshot, snapshot_file
+from memoire.storage import snapshot, snapshot_file
 from memoire.storage.restore import restore
 from memoire.wire import _bytes
 from memoire.wire.rows import ACCOUNT
@@ -55,7 +57,7 @@ def file_of(*records: snapshot_file.Record, storage: str = "caches", **about: ob
 
 def _client(**changed: object) -> snapshot_file.Record:
     facts = {"id": b"c" * 16, "sequence": 3, "total_weight": 5.0, "positives": 3.0, "minimum": 0.5, "between": 2.0}
-    return snapshot_file.Record(snapshot_file.ClientRecord(**facts | changed))
+    return snapshot_file.Record(ClientRecord(**facts | changed))
 
 
 def _episode(**changed: object) -> snapshot_file.Record:
@@ -66,8 +68,8 @@ def _episode(**changed: object) -> snapshot_file.Record:
     columns = {"obs": np.zeros((5, 2), np.uint8), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
     final = {"obs": np.zeros(2, np.uint8)}
     made = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
-    record = packed_episodes.pack(KeptEpisode(b"o" * 16, 7, made), 0, SCHEMA)
-    return record._replace(body=msgspec.structs.replace(record.body, **changed))
+    body, payload = episode_records.pack(KeptEpisode(b"o" * 16, 7, made), SCHEMA)
+    return snapshot_file.Record(msgspec.structs.replace(body, **changed), 0, payload)
 
 
 def seeds() -> list[bytes]:
@@ -75,7 +77,7 @@ def seeds() -> list[bytes]:
     payload = (VECTORS / "cache.payload").read_bytes()
     rows = np.zeros(2, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
-    cache = snapshot_file.Record(snapshot_file.CacheRecord(samples=3, used=1, age=2.0), 0, payload)
+    cache = snapshot_file.Record(CacheRecord(samples=3, used=1, age=2.0), 0, payload)
     accounts = snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())
     deep = json.dumps({"columns": []}).encode()
     return [

@@ -14,9 +14,10 @@ from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetcher
 from memoire.net import descriptors
 from memoire.net.send_queues import SendQueue
+from memoire.pool import episode_records
 from memoire.pool.caches import Pool
 from memoire.replay.batch import ID, td_errors_for
-from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
+from memoire.storage import disk_errors, records
 from memoire.wire import messages
 from netkit import FakeSystem
 from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name
@@ -147,15 +148,15 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
 
 def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
     (kept,) = episodes_of(memory_of([1])).walk()
-    record = packed_episodes.pack(kept, 0, STATES)
-    assert packed_episodes.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (1, 3)
-    weightless = changed(record.body, multiplier=0.0)
-    assert packed_episodes.unpack(weightless, record.payload, STATES).episode.multiplier == 0.0
+    body, payload = episode_records.pack(kept, STATES)
+    assert episode_records.unpack(body, payload, STATES).episode.columns["obs"].shape == (1, 3)
+    weightless = changed(body, multiplier=0.0)
+    assert episode_records.unpack(weightless, payload, STATES).episode.multiplier == 0.0
     for multiplier in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ProtocolError):
-            packed_episodes.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
+            episode_records.unpack(changed(body, multiplier=multiplier), payload, STATES)
     with pytest.raises(ProtocolError):
-        packed_episodes.unpack(snapshot_file.EpisodeRecord(owner=b"", number=1, length=0), record.payload, STATES)
+        episode_records.unpack(episode_records.EpisodeRecord(owner=b"", number=1, length=0), payload, STATES)
 
 
 @pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])

@@ -15,17 +15,18 @@ from scipy import stats
 import mutations
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
+from memoire.pool import episode_records
 from memoire.pool.caches import Pool
 from memoire.pool.draw import plan
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.snapshot import KeptCache, KeptClient
+from memoire.pool.snapshot import ClientRecord, KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
-from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
+from memoire.storage import restore, snapshot, snapshot_file
 from memoire.storage.snapshot_file import Record, SnapshotFile
 from memoire.wire import _bytes, pack, unpack
 from memoire.wire.parts import Part
@@ -341,7 +342,7 @@ def test_episodes_of_states_of_any_length_come_back(tmp_path):
             np.testing.assert_array_equal(one.final_state["set"], other.final_state["set"])
     for payload in (b"x" * 100, b"\xff" * 1000):
         with pytest.raises(ProtocolError):
-            packed_episodes.unpack(snapshot_file.EpisodeRecord(owner=b"", number=1, length=2), payload, schema)
+            episode_records.unpack(episode_records.EpisodeRecord(owner=b"", number=1, length=2), payload, schema)
 
 
 CHANGES = {
@@ -434,20 +435,20 @@ def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_pat
 
 def test_an_episode_that_cannot_be_is_refused():
     (kept,) = episodes_of(memory_of([5])).walk()
-    record = packed_episodes.pack(kept, 0, STATES)
-    assert packed_episodes.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (5, 3)
-    broken = bytearray(record.payload)
+    body, payload = episode_records.pack(kept, STATES)
+    assert episode_records.unpack(body, payload, STATES).episode.columns["obs"].shape == (5, 3)
+    broken = bytearray(payload)
     broken[0:4] = np.float32(np.nan).tobytes()
-    for body, payload in [
-        (record.body, record.payload[:-1]),
-        (record.body, record.payload + b"x"),
-        (record.body, bytes(broken)),
-        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=0), record.payload),
-        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=2**60), record.payload),
-        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
+    for said, held in [
+        (body, payload[:-1]),
+        (body, payload + b"x"),
+        (body, bytes(broken)),
+        (episode_records.EpisodeRecord(owner=b"", number=1, length=0), payload),
+        (episode_records.EpisodeRecord(owner=b"", number=1, length=2**60), payload),
+        (episode_records.EpisodeRecord(owner=b"", number=1, length=5, multiplier=float("nan")), payload),
     ]:
         with pytest.raises(ProtocolError):
-            packed_episodes.unpack(body, payload, STATES)
+            episode_records.unpack(said, held, STATES)
 
 
 # ---------------------------------------------------------------------------------------------------- what fits not
@@ -660,7 +661,7 @@ def test_what_fails_leaves_the_former_file_whole(tmp_path):
     before = of_two(path)
 
     def broken():
-        yield Record(snapshot_file.ClientRecord(id=name(1)))
+        yield Record(ClientRecord(id=name(1)))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):

@@ -17,9 +17,10 @@ from pathlib import Path
 from memoire.accounting.unsaved_changes import RunFacts
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.pool.snapshot import ClientRecord
 from memoire.prompts.bytes import COLUMNS, PAYLOAD, ROW
 from memoire.storage import snapshot_file
-from memoire.storage.snapshot_file import ClientRecord, Record, SnapshotHeader, TableAbout
+from memoire.storage.snapshot_file import Record, SnapshotHeader, TableAbout
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)

@@ -16,12 +16,14 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.nodes.tables_file import parameters_from, read_tables
+from memoire.pool.episode_records import EpisodeRecord
 from memoire.pool.readers import MAX_READERS
+from memoire.pool.snapshot import ClientRecord
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.handlers.accounts import AccountsHandler
 from memoire.storage import records, snapshot
-from memoire.storage.snapshot_file import ClientRecord, EpisodeRecord, Record
+from memoire.storage.snapshot_file import Record
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MAX_RETURN, MAX_RETURNS, unpack_accounts

@@ -7,10 +7,11 @@ The same of where all of them lie in their memory: `pack_layout` and `TakenTable
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,48 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 
-from .snapshot_file import EpisodeRecord, Record, TableRecord
+from .saved import Count, Identity, Moment, Number, PutBack, RecordBody, RecordKind, SavedRecord, Weight
 
 
-def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
+class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """An episode; the payload is its arrays, one after the other (see `pack`)."""
+
+    kind: ClassVar = RecordKind.EPISODE
+    has_payload: ClassVar = True
+    owner: Identity
+    number: Number
+    """Of its first entry under that owner: the two name it."""
+    length: Count
+    closed: Moment = 0.0
+    """When its last entry was made, in seconds since 1970: what brings episodes of several files into one order."""
+    multiplier: Weight = 1.0
+    terminated: bool | None = None
+    cut: bool = False
+    """Of rollouts: the episode goes on in another fragment."""
+    has_final: bool = False
+    has_bootstrap: bool = False
+    update_value: bool = True
+    update_weight: bool = True
+
+    @property
+    def time(self) -> float:
+        """Episodes of several files come back in the order in which they were closed: that is how they leave again."""
+        return self.closed
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more episode, and its entries."""
+        return {"episodes": 1, "entries": self.length, "bytes": payload_bytes}
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes:
+        """By its name."""
+        return self.owner + self.number.to_bytes(8, "little", signed=True)
+
+    def called(self, heading: RecordBody | None) -> str:
+        """An episode of a memory."""
+        return f"episode {self.number} of memory {self.owner.hex()}"
+
+
+def pack(kept: KeptEpisode, schema: Schema) -> tuple[EpisodeRecord, bytes]:
     """An episode: facts of its entries, columns, final state and bootstrap value, one after the other. Of a ragged
     column its lengths come before its elements.
     """
@@ -55,7 +94,7 @@ def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
         update_value=episode.update_value,
         update_weight=episode.update_weight,
     )
-    return Record(body, place, b"".join(map(_bytes_of, parts)))
+    return body, b"".join(map(_bytes_of, parts))
 
 
 def _bytes_of(part: NDArray[Any] | Ragged) -> bytes:
@@ -95,6 +134,24 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     return KeptEpisode(body.owner, body.number, episode)
 
 
+def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], tuple[bool, int]]) -> PutBack:
+    """Put an episode of a snapshot back by `put`, which says whether it is new, and what made room for it.
+
+    Raises:
+        ProtocolError: (code "container") it is none of this schema.
+    """
+    if not isinstance(record.body, EpisodeRecord):
+        raise ProtocolError("container", "a record of a kind that is not known here")
+    kept = unpack(record.body, record.payload, schema)
+    if record.is_remade:  # without the priorities that follow from closing it
+        episode = kept.episode
+        assert episode.priority is not None
+        priority = np.where(episode.learned, episode.priority, np.float32(np.nan))
+        kept = kept._replace(episode=dataclasses.replace(episode, priority=priority))
+    is_new, overwritten = put(kept)
+    return PutBack(is_new, overwritten, {"episodes": 1, "entries": record.body.length})
+
+
 class _PackedArrays:
     """Arrays that lie one after the other in a payload."""
 
@@ -131,7 +188,19 @@ def pack_layout(layout: SavedLayout) -> tuple[dict[str, Any], bytes]:
     return {"memory": json.dumps(layout.numbers), "arrays": sizes}, b"".join(parts.values())
 
 
-def _unpack_layout(body: TableRecord, payload: bytes, wrong: Callable[[str], Exception]) -> SavedLayout:
+class HasLayout(Protocol):
+    """What a file says of where entries lie: its `TableRecord`."""
+
+    @property
+    def memory(self) -> str:
+        """Numbers of the memory's state, in JSON."""
+
+    @property
+    def arrays(self) -> dict[str, int]:
+        """Bytes of each array of that state, in the order of the payload."""
+
+
+def _unpack_layout(body: HasLayout, payload: bytes, wrong: Callable[[str], Exception]) -> SavedLayout:
     """The other way. Raises what `wrong` makes, and what NumPy and JSON raise."""
     place, arrays = 0, {}
     for name, size in body.arrays.items():
@@ -143,7 +212,7 @@ def _unpack_layout(body: TableRecord, payload: bytes, wrong: Callable[[str], Exc
 
 
 class HasHeir(Protocol):
-    """What takes the place of a saved memory: `EpisodePool`."""
+    """What takes the place of a saved memory: `EpisodeMemory`."""
 
     def heir(
         self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
@@ -165,7 +234,7 @@ class TakenTable:
         self,
         pool: HasHeir,
         schema: Schema,
-        body: TableRecord,
+        body: HasLayout,
         payload: bytes,
         parameters: Parameters,
         *,
@@ -203,8 +272,16 @@ class TakenTable:
         self._number, self._weight = np.empty(rows.capacity, np.int64), np.empty(rows.capacity)
         self._number[every], self._weight[every] = arrays["number"], arrays["weight"]
 
-    def put(self, body: EpisodeRecord, payload: bytes) -> None:
-        """Put the next episode into its place."""
+    def put(self, body: RecordBody, payload: bytes) -> None:
+        """Put the next episode into its place. Raises what `wrong` makes: also if it cannot be one."""
+        if not isinstance(body, EpisodeRecord) or self.memory is None:
+            return
+        try:
+            self._put(body, payload)
+        except ProtocolError as error:
+            raise self._wrong(f"has an episode that cannot be: {error}") from error
+
+    def _put(self, body: EpisodeRecord, payload: bytes) -> None:
         kept, place = unpack(body, payload, self._schema), len(self.names)
         if place == len(self._slots) or self._length[self._slots[place]] != body.length:
             raise self._wrong(f"has an episode of {body.length} entries that lies nowhere")
