@@ -130,7 +130,7 @@ class Dispatcher:
             epoch=epoch if store is None else store.epoch,
             budget=self.budget,
         )
-        self.tables, self.limits, self.name = tables, limits, name
+        self.tables, self.limits, self.name = tables, state.limits, name
         self.home, self.epoch = state.home, state.epoch
         self.runs, self.models = state.runs, state.models
         self.learners, self.newcomers = state.learners, state.newcomers
