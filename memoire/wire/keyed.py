@@ -109,6 +109,10 @@ def unpack_values(payload: Buffer | None) -> list[RowValues]:
     return rows
 
 
+MAX_BEGUN: Final = 16
+"""Times that the values of some keys are begun again because a row is written meanwhile."""
+
+
 class ValuesReading:
     """Reads the values of some keys, which come in several replies; all parts of a row are of one version.
 
@@ -123,6 +127,7 @@ class ValuesReading:
         """Whether all have come."""
         self._asks = FindRows(call="values", partition=partition, fields=list(fields), known=0)
         self._part: dict[str, bytes] = {}  # of the row that has come in part
+        self._begun = 0
 
     @property
     def request(self) -> FindRows:
@@ -130,9 +135,18 @@ class ValuesReading:
         return self._asks
 
     def take(self, said: KeyedRows, payload: Buffer | None) -> list[RowValues]:
-        """The rows that are whole by this reply. Raises ProtocolError, and nothing else."""
+        """The rows that are whole by this reply.
+
+        Raises:
+            ProtocolError: they cannot be read, or (code "busy") a row is written faster than it can be read in parts.
+        """
         rows = unpack_values(payload)
-        if rows and self._part and said.version == self._asks.version:
+        if self._part and said.version != self._asks.version:
+            self._begun += 1
+            if self._begun > MAX_BEGUN:
+                text = f"a row of partition {self._asks.partition!r} was written {self._begun} times while it was read"
+                raise ProtocolError("busy", f"{text} in parts. Read it again when it is written less often")
+        elif rows and self._part:
             rows[0] = RowValues(rows[0].is_there, rows[0].names, self._part | rows[0].fields)
         self._part = rows.pop().fields if said.known and rows else {}
         version = said.version if said.known else 0

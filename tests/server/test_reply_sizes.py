@@ -526,6 +526,16 @@ def test_all_parts_of_a_row_that_is_changed_between_two_of_them_are_of_one_versi
     assert list(found[0].fields) == found[0].names
 
 
+def test_a_row_that_is_written_between_any_two_of_its_parts_is_given_up_by_name():
+    end, reading = keyed_end(), keyed.ValuesReading("p")
+    with pytest.raises(ProtocolError, match="row of partition 'p' was written 17 times while it was read in parts"):
+        while not reading.is_whole:
+            for name in ("one", "two", "three"):
+                put(end, "p", keyed.PutRow("long", {}, {name: bytes(2000)}, []))
+            reply = end.one(reading.request, keyed.pack(["long"]))
+            reading.take(reply.body, reply.payload)
+
+
 def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():
     end = keyed_end()
     for number in range(16):
