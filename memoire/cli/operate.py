@@ -9,6 +9,8 @@ from pathlib import Path
 
 from memoire.errors import ParameterError
 from memoire.nodes.sizes import size
+from memoire.pool import kinds
+from memoire.pool.interface import DrawsBatches
 
 from .addresses import endpoint_of
 from .options import SCHEMA, Commands, add_env, add_keys
@@ -143,7 +145,9 @@ def add_plan(commands: Commands) -> None:
     )
     for name, kind, default, words in numbers:
         plan.add_argument(name, type=kind, default=default, metavar="N", help=f"{words} (default: %(default)s)")
-    plan.add_argument("--storage", choices=("caches", "episodes"), default="caches", help="(default: %(default)s)")
+    plan.add_argument(
+        "--storage", choices=kinds.names_of(DrawsBatches), default=kinds.CACHES.name, help="(default: %(default)s)"
+    )
     plan.add_argument("--embedded", action="store_true", help="each learner has a server in its own process")
     plan.set_defaults(command=_plan)
 

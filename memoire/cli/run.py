@@ -5,6 +5,7 @@ import time
 
 from memoire.errors import NotInstalled, ParameterError
 from memoire.nodes.sizes import size
+from memoire.pool import kinds
 
 from .addresses import endpoint_of
 from .launch import nodes_of, tables_of
@@ -43,9 +44,7 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
-    server.add_argument(
-        "--storage", choices=("caches", "episodes", "rollouts", "prompts"), help="what is stored (default: caches)"
-    )
+    server.add_argument("--storage", choices=kinds.STORAGES, help="what is stored (default: caches)")
     server.add_argument(
         "--capacity",
         type=int,

@@ -16,10 +16,11 @@ from typing import Any
 from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.net.descriptors import raise_limit
-from memoire.pool.tables import TABLE_NAMES, Full, Storage, Table
+from memoire.pool import kinds
+from memoire.pool.kinds import Storage
+from memoire.pool.tables import TABLE_NAMES, Full, Table
 from memoire.proxy.proxy import Proxy
 from memoire.replay.parameters import NAMES, Parameters
-from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 from memoire.security.tokens import Tokens
@@ -58,7 +59,7 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
     """
     if given is None:
         return _of_environment(str(env))
-    kind = RowSchema if storage == "prompts" else Schema
+    kind = kinds.named(storage or kinds.CACHES.name).schema_class()
     if given.lstrip().startswith("{"):
         return kind.from_json(given)
     try:

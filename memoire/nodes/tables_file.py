@@ -18,9 +18,9 @@ from typing import Any
 
 from memoire.arguments import mapping
 from memoire.errors import MemoireError, ParameterError
+from memoire.pool import kinds
 from memoire.pool.tables import TABLE_NAMES, Table
 from memoire.replay.parameters import Parameters
-from memoire.replay.row_schema import RowSchema
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.suggestions import refuse_unknown
@@ -75,7 +75,7 @@ def _value(name: str, value: Any) -> Any:
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    given, kind = settings["schema"], RowSchema if settings.get("storage") == "prompts" else Schema
+    given, kind = settings["schema"], kinds.named(settings.get("storage", kinds.CACHES.name)).schema_class()
     return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
 
 

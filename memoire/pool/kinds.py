@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 from memoire.errors import ParameterError
 from memoire.limits import Limits
@@ -388,6 +388,7 @@ def check_once(parameters: Parameters, storage: str) -> None:
             raise ParameterError(name, value, expected)
 
 
+Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 CACHES: Final = CachesKind()
 KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (CACHES, EpisodesKind(), RolloutsKind(), PromptsKind())}
 """All kinds, by name."""
@@ -406,3 +407,9 @@ def named(storage: Any) -> Kind:
 def names_of(capability: type) -> tuple[str, ...]:
     """The kinds whose pools offer this."""
     return tuple(kind.name for kind in KINDS.values() if capability in kind.offers)
+
+
+def offers(storage: str, capability: type) -> bool:
+    """Whether pools of tables of this storage can do this; not if the kind is not known here."""
+    kind = KINDS.get(storage)
+    return kind is not None and capability in kind.offers

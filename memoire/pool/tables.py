@@ -43,9 +43,8 @@ from .interface import (
     TakesPriorities,
     TakesPushes,
 )
-from .kinds import Kind, PoolPlace, PushLimits
+from .kinds import Kind, PoolPlace, PushLimits, Storage
 
-Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 Full = Literal["wait", "oldest"]
 
 TABLE_NAMES = (*NAMES, *PROMPT_NAMES)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memoire.errors import ParameterError, SchemaMismatch
+from memoire.pool import kinds
 from memoire.replay.parameters import Parameters
-from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
@@ -201,7 +201,7 @@ class Directory:
         if self.terms is not None and told.schema == self.terms.schema.to_json():
             schema = self.terms.schema  # nearly always
         else:
-            schema = (RowSchema if told.storage == "prompts" else Schema).from_json(told.schema)
+            schema = kinds.named(told.storage).schema_class().from_json(told.schema)
         terms = TableTerms(
             schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
         )

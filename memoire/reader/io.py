@@ -27,7 +27,9 @@ from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
+from memoire.pool import kinds
 from memoire.pool.draw import PooledBatch
+from memoire.pool.interface import HandsOutOnce
 from memoire.replay.limiter import check_batch
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
@@ -119,7 +121,7 @@ class ReaderThread:
     def _is_ready(self, batch_size: int) -> bool:
         """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
         if (terms := self.directory.terms) is not None:
-            if terms.storage == "rollouts":
+            if kinds.offers(terms.storage, HandsOutOnce):
                 expected = "'caches' or 'episodes' for a batch: entries of rollouts are taken by take(steps)"
                 raise ParameterError("storage", terms.storage, f"{expected}, table {terms.table!r}")
             check_batch(terms.parameters, batch_size)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
+from memoire.pool import kinds
+from memoire.pool.interface import AnswersPrompts
 from memoire.prompts.servers import PromptRequest
 from memoire.replay.schema import Schema
 from memoire.wire.frames import Answer
@@ -36,7 +38,7 @@ class RemotePrompts:
         self._monitor.check_open()
         terms = self._directory.terms
         assert terms is not None
-        if terms.storage != "prompts":
+        if not kinds.offers(terms.storage, AnswersPrompts):
             expected = f"'prompts' for memoire.Prompts; table {terms.table!r} is for memoire.connect"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema

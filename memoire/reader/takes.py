@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
+from memoire.pool import kinds
+from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import RolloutQueue, TakeRequest
 from memoire.pool.rollout_transport import unpacked
 from memoire.replay.rollouts import Fragment
@@ -240,7 +242,7 @@ class Takes:
             raise self.failed
         if wanted is None or terms is None:
             return []
-        if terms.storage != "rollouts":
+        if not kinds.offers(terms.storage, HandsOutOnce):
             expected = f"'rollouts' where entries are to be taken; table {terms.table!r} gives batches (get_batch)"
             raise ParameterError("storage", terms.storage, expected)
         self._check_capacity(wanted.steps)

@@ -20,6 +20,8 @@ from memoire.arguments import seconds as checked_seconds
 from memoire.arguments import whole
 from memoire.client.client import Client, connect
 from memoire.errors import Closed, MemoireTimeout, ParameterError
+from memoire.pool import kinds
+from memoire.pool.interface import HandsOutOnce
 from memoire.security.keyfolder import Given
 from memoire.suggestions import checked_names
 
@@ -312,7 +314,7 @@ def _autoreset_mode(envs: Any) -> str:
 
 
 def _check_table(client: Client) -> None:
-    if client.storage != "rollouts":
+    if not kinds.offers(client.storage, HandsOutOnce):
         raise ParameterError("table", f"{client.table!r}, which stores {client.storage}", "one that stores rollouts")
     if client.closed:
         raise Closed("this client")

@@ -13,7 +13,8 @@ from memoire.accounting.logbook import line_bytes
 from memoire.arguments import FOR_EVER, mapping, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
-from memoire.pool.tables import Full, Storage, Table, checked, shared_out
+from memoire.pool.kinds import Storage
+from memoire.pool.tables import Full, Table, checked, shared_out
 from memoire.replay.parameters import Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema

@@ -33,7 +33,8 @@ from memoire.net import process
 from memoire.net.addresses import beside, check
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Storage, Table
+from memoire.pool.kinds import Storage
+from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Table
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch

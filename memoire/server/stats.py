@@ -11,7 +11,8 @@ from memoire.accounting.runs import FolderStats
 from memoire.accounting.timings import Timing
 from memoire.arguments import MAX_SCALARS
 from memoire.pool.freshness import Freshness
-from memoire.pool.tables import OpenTable, Storage
+from memoire.pool.kinds import Storage
+from memoire.pool.tables import OpenTable
 from memoire.prompts.figures import PromptStats
 from memoire.replay.limiter import RateStats
 from memoire.security.exposure import Security
