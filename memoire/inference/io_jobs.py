@@ -24,7 +24,7 @@ from memoire.limits import HELD_BYTES, Limits
 from memoire.pool import rollout_transport
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget, PeerTable
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receiver, Receivers
@@ -40,7 +40,7 @@ KEPT_ANSWERS = 4
 """Newest answers to each client that are kept for resends; a client asks for one job at a time."""
 
 
-_NOBODY: Final = MessageHeader(messages.Type.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
+_NOBODY: Final = MessageHeader(types.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

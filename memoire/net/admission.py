@@ -18,14 +18,12 @@ from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import Message, MessageHeader, parse, parse_header, refusal
 
 from .context import Socket
 from .curve_server import Gate
 
-PUSHED = (messages.Type.CACHE, messages.Type.EPISODE)
-"""What may come without a reply going back."""
 REQUEST_PLACE = 1
 """Where a request has its passport: behind the address of the connection that it came by."""
 PUSH_PLACE = 0
@@ -113,7 +111,7 @@ class Admission:
             message = parse(frames, self._limits, verify_payload=False)
             if peer is not OPEN:
                 self._check_sender(peer, message)
-            if message.header.type not in PUSHED:
+            if not message.header.type.pushed:
                 raise _not_pushed(message.header.type)
         except ProtocolError as error:
             self.refuse(error)
@@ -128,7 +126,7 @@ class Admission:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
             header, _ = parse_header(frames, self._limits)
             peer.check(header.type)
-            if header.type not in PUSHED:
+            if not header.type.pushed:
                 raise _not_pushed(header.type)
         except ProtocolError as error:
             self.refuse(error)
@@ -162,5 +160,5 @@ class Admission:
         return None if answer is None else [*request.envelope, *answer]
 
 
-def _not_pushed(kind: messages.Type) -> ProtocolError:
+def _not_pushed(kind: types.Type) -> ProtocolError:
     return ProtocolError("unexpected", f"{kind.name} was pushed; caches and episodes are taken here")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from memoire.limits import Limits
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import Page
@@ -48,5 +48,5 @@ class Desk(Protocol):
     def table(self, header: MessageHeader) -> OpenTable:
         """The table that a header names. Raises ProtocolError if there is none, or it has another schema."""
 
-    def page(self, client: bytes, kind: messages.Type) -> Page:
+    def page(self, client: bytes, kind: types.Type) -> Page:
         """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""

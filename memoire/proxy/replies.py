@@ -15,7 +15,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
 from memoire.security.envelope import RoutedMessage, opened
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import Buffer, parse, peek
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.receivers import Receivers
@@ -56,7 +56,7 @@ class Replies(Generic[B]):
             self._counts.refuse("frames")
             return None
         kind = _type_of(reply.message)
-        if kind != messages.Type.WELCOME and not (kind == messages.Type.UPDATED and back in self._router.retiring):
+        if kind is not types.WELCOME and not (kind is types.UPDATED and back in self._router.retiring):
             return frames
         try:
             return [*reply.envelope, *self._changed(back, reply)]
@@ -81,6 +81,6 @@ class Replies(Generic[B]):
         return frames
 
 
-def _type_of(message: Sequence[Buffer]) -> int:
-    """What a message says it is, unchecked; 0 if it says nothing."""
-    return 0 if peek(message) is None else int.from_bytes(memoryview(message[0])[6:8], "little")
+def _type_of(message: Sequence[Buffer]) -> types.Type | None:
+    """What a message says it is, unchecked; None if it says nothing that is known."""
+    return None if peek(message) is None else types.TYPES.get(int.from_bytes(memoryview(message[0])[6:8], "little"))

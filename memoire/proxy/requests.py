@@ -16,7 +16,7 @@ import msgspec
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.security.envelope import EnvelopedRequest
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import Buffer, MessageHeader, parse, parse_header, reply
 from memoire.wire.receivers import Receivers, passed_on
 from memoire.wire.refusals import FOR_INFERENCE, no_inference
@@ -79,7 +79,7 @@ class Requests(Generic[B]):
         """A request came in, or waited for servers."""
         if header.type in FOR_INFERENCE:
             raise no_inference(header.type)
-        if header.type is messages.Type.FETCH:
+        if header.type is types.FETCH:
             asked = self._fetch_of(request)
             if self._cache.has_run(asked.topic, header.run):
                 reply = self._cache.reply(header, asked)
@@ -107,7 +107,7 @@ class Requests(Generic[B]):
     def _route(self, request: EnvelopedRequest, header: MessageHeader, now: float) -> ForwardRequest[B] | None:
         back = self._router.homes.get(header.home)
         is_unknown = self._router.is_unknown(header.home, now)
-        if back is None and header.type is messages.Type.HELLO:
+        if back is None and header.type is types.HELLO:
             self._check_let_in()
             if is_unknown or not header.home:  # else its home may only be away
                 if not self._router.is_ready(now):
@@ -120,7 +120,7 @@ class Requests(Generic[B]):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return None  # its server may answer soon, and the request comes again
         self._counts.requests += 1
-        if header.type is messages.Type.HELLO:
+        if header.type is types.HELLO:
             request = self._introduced(request)
         introduction = self._introduction(request, header)
         return ForwardRequest(back, request, introduction, header.client if introduction else b"")

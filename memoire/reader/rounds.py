@@ -25,7 +25,7 @@ from memoire.pool import draw
 from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
-from memoire.wire import messages, unpack
+from memoire.wire import messages, types, unpack
 from memoire.wire.compression_choice import CompressionChoice
 from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
@@ -167,7 +167,7 @@ class Rounds:
     @property
     def is_hungry(self) -> bool:
         """Whether another round is to be drawn, and may be on its way."""
-        return len(self._rounds) < messages.DRAWS_IN_FLIGHT and self._prefetch.has_room
+        return len(self._rounds) < types.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
     def stock(self, server: RemoteServer) -> ServerStock:
         """What a server has."""

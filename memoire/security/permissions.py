@@ -1,46 +1,23 @@
-"""Roles of keys, and what each may send; how a proxy says whose message it passes on."""
+"""Roles of keys, and what each may do; how a proxy says whose message it passes on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from memoire.errors import ProtocolError
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import Buffer
 from memoire.wire.identity import ROUNDTRIP, table_number
-from memoire.wire.messages import Type
+from memoire.wire.types import Type
 
 ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
 """What a key may be for; the place in this list is the number in a passport."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """What a key may be called."""
 
-_READ = {
-    Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW, Type.TAKE, Type.INFER, Type.FIND_ROWS, Type.PROMPTS,
-}  # fmt: skip
-_PUSH = {
-    Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE, Type.INFER, Type.WORK, Type.RESULT, Type.PROMPTS,
-    Type.ANSWERS,
-}  # fmt: skip
-_ROWS = {Type.FIND_ROWS, Type.CHANGE_ROWS}
-_LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT, Type.GROUPS}
-MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
-    {
-        "actor": frozenset(_PUSH | _ROWS),
-        "reader": frozenset(_READ),
-        "learner": frozenset(_READ | _PUSH | _ROWS | _LEAD),
-        "server": frozenset(_READ | _PUSH | _ROWS | _LEAD),
-        "proxy": frozenset({Type.HELLO, Type.FETCH}),
-        "inference": frozenset({Type.HELLO, Type.FETCH}),
-    }
-)
-"""What each role may send to a server, proxy or inference node. A proxy may pass on what others may
-send, and says whose it is."""
-_TRY: Final = frozenset({Type.SUMS, Type.DRAW})
+_TRY: Final = frozenset({types.SUMS, types.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""
 _CALLS_ITSELF: Final = {
@@ -69,7 +46,7 @@ class Peer:
     def check(self, kind: Type, table: int = 0) -> None:
         """Raise ProtocolError (code "role") where this peer may not send messages of this type about this table."""
         is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
-        if self.role and kind not in MAY[self.role] and not is_try:
+        if self.role and self.role not in kind.sent_by and not is_try:
             raise ProtocolError(
                 "role", f"the key {self.name!r} is {article(self.role)}'s, which may not send {kind.name}"
             )

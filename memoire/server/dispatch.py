@@ -62,17 +62,6 @@ from .state import ServerState
 
 _log = logging.getLogger(__name__)
 
-MAX_KEPT_REPLIES = 64
-ONCE: Mapping[type[messages.Body], int] = {
-    messages.Publish: MAX_KEPT_REPLIES,
-    messages.Draw: messages.DRAWS_IN_FLIGHT,  # batches: only as many as can be on their way
-    messages.Take: 1,  # one at a time: the next one says that this one's reply came
-    messages.Feedback: MAX_KEPT_REPLIES,
-    messages.ChangeRows: MAX_KEPT_REPLIES,
-    messages.Control: MAX_KEPT_REPLIES,  # one sent again must not undo a later one
-}
-"""Requests that are granted once, and how many replies to each client's are kept for those that come again."""
-
 
 class Dispatcher:
     """One server without its sockets: the door to its handlers, from any thread.
@@ -262,8 +251,7 @@ class Dispatcher:
         """The reply to a request; REFUSED if it cannot be granted. Never raises for what a peer sent."""
         try:
             self._check(message)
-            most = ONCE.get(type(message.body))
-            return self._handle(message) if most is None else self._handle_once(message, most)
+            return self._handle_once(message) if message.type.kept else self._handle(message)
         except ProtocolError as error:
             return self.refuse(error)
 
@@ -287,13 +275,13 @@ class Dispatcher:
         with Held(self._lock):
             return self.handlers[type(body)](self._clock(), header, body, payload)
 
-    def _handle_once(self, message: Message, most: int) -> Reply:
+    def _handle_once(self, message: Message) -> Reply:
         """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""
         with self._granting:
-            reply = self._given.find(message.header, most, self._clock())
+            reply = self._given.find(message.header, self._clock())
             if reply is None:
                 reply = self._handle(message)
-                self._given.keep(message.header, reply, most)
+                self._given.keep(message.header, reply)
             return reply
 
     def answer_with(self, body: type[messages.Body], answer: Callable[[MessageHeader, Any, Any], Reply]) -> None:

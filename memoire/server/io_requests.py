@@ -25,7 +25,7 @@ from memoire.net.send_queues import SendQueues
 from memoire.net.thread import Worker
 from memoire.pool.desk import Reply
 from memoire.security.envelope import EnvelopedRequest
-from memoire.wire import messages
+from memoire.wire import types
 from memoire.wire.frames import Message, MessageHeader
 
 from .dispatch import Dispatcher
@@ -69,7 +69,7 @@ class RequestThread:
         self.saving = ReplySaver(dispatcher, store, self.worker)
         self.lanes, self._shared = SendQueues(room=dispatcher.replies), sockets.SharedFrame()
         """Replies that wait for room."""
-        self.timings = Timings(kind.name for kind in messages.Type)
+        self.timings = Timings(kind.name for kind in types.TYPES.values())
         """Seconds that requests took, by type."""
         self.is_drained = threading.Event()
         """Set when no request is taken any more."""

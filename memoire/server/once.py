@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from memoire.errors import ProtocolError
 from memoire.pool.desk import Reply
-from memoire.wire import messages
+from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
 
@@ -25,8 +25,6 @@ IDLE_TIMEOUT = 60.0
 
 REPLY_BYTES = 1024
 """What a reply takes beside its payload, about."""
-BOUNDED = frozenset({messages.Type.CHANGE_ROWS})
-"""Requests of actors: one whose reply would be kept beside others is refused if there is no room."""
 
 
 @dataclass(slots=True)
@@ -55,31 +53,29 @@ class GivenReplies:
         self._room = None
         if budget is not None:
             self._room = budget.holder("kept replies", own=own, measure=lambda: self.bytes)
-        self._given: OrderedDict[tuple[bytes, messages.Type, int], _Row] = OrderedDict()  # the idlest one first
+        self._given: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # the idlest one first
 
-    def find(self, header: MessageHeader, most: int, now: float) -> Reply | None:
+    def find(self, header: MessageHeader, now: float) -> Reply | None:
         """The reply that this request was given before; None if it has to be granted now.
-
-        Args:
-            most: Replies that are kept for requests of this type.
 
         Raises:
             ProtocolError: (code "missing") it is older than all that are kept: nobody knows whether it was granted.
-                (code "busy") too many others ask: none of their replies may go that they may still ask for.
+                (code "busy") too many others ask: none of their replies may go that they may still ask for; or an actor
+                asks, and there is no room to keep one more reply.
         """
         key = header.client, header.type, header.table
         row = self._given.get(key) or self._new_row(key, now)
         row.asked_at = now
         self._given.move_to_end(key)
-        given, number = row.replies, header.sequence
+        given, number, most = row.replies, header.sequence, header.type.kept
         if number not in given and len(given) == most and number < min(given):
             raise ProtocolError("missing", f"request {number} was overtaken by {min(given)}")
         is_more = number not in given and len(given) < most
-        if is_more and header.type in BOUNDED and self._room is not None and not self._room.room:
+        if is_more and "actor" in header.type.sent_by and self._room is not None and not self._room.room:
             raise self._room.no_room(REPLY_BYTES)
         return given.get(number)
 
-    def _new_row(self, key: tuple[bytes, messages.Type, int], now: float) -> _Row:
+    def _new_row(self, key: tuple[bytes, types.Type, int], now: float) -> _Row:
         while len(self._given) >= KEPT_ROWS and now >= next(iter(self._given.values())).asked_at + IDLE_TIMEOUT:
             self.bytes -= sum(map(_size, self._given.popitem(last=False)[1].replies.values()))
         if len(self._given) >= MAX_ROWS:
@@ -88,10 +84,10 @@ class GivenReplies:
         row = self._given[key] = _Row(now)
         return row
 
-    def keep(self, header: MessageHeader, reply: Reply, most: int) -> None:
+    def keep(self, header: MessageHeader, reply: Reply) -> None:
         """The request that `find` was asked for last was granted."""
         given = self._given[header.client, header.type, header.table].replies
         given[header.sequence] = reply
         self.bytes += _size(reply)
-        while len(given) > most:
+        while len(given) > header.type.kept:
             self.bytes -= _size(given.pop(min(given)))

@@ -16,7 +16,7 @@ from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits
 from memoire.models.model import ModelStore
 from memoire.pool.tables import OpenTable, Tables
 from memoire.security.throttle import TokenBuckets
-from memoire.wire import messages
+from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.frames import MessageHeader
 from memoire.wire.identity import name_hash
@@ -131,7 +131,7 @@ class ServerState:
             table.check_fingerprint(header.fingerprint)
         return table
 
-    def page(self, client: bytes, kind: messages.Type) -> Page:
+    def page(self, client: bytes, kind: types.Type) -> Page:
         """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
         most = self.limits.message_bytes // REPLY_PART
         return Page(self.receivers.of(client), kind, client, payload_bytes=most)

@@ -14,9 +14,10 @@ from memoire import limits as _limits
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
-from . import _bytes, former
+from . import _bytes, former, types
 from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
-from .messages import BODIES, VERSION, Body, News, Notice, PayloadRule, Refused, Type, Update
+from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refused, Update
+from .types import ALWAYS, NEVER, TYPES, Type
 
 MAGIC: Final = b"MEMR"
 HEADER_BYTES: Final = _limits.HEADER_BYTES
@@ -63,24 +64,6 @@ Answer = Message | MemoireError
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
 _SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
-_TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
-_PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
-LARGE: Final = frozenset(
-    {
-        Type.CACHE,
-        Type.EPISODE,
-        Type.FEEDBACK,
-        Type.UPDATED,
-        Type.DRAWN,
-        Type.ROLLOUTS,
-        Type.KEYED_ROWS,
-        Type.PROMPTED,
-    }
-)
-"""Messages whose payload may have `message_bytes`; that of others has `request_bytes` at most."""
-_SMALL: Final = frozenset(kind for kind, rule in _PAYLOADS.items() if rule is PayloadRule.ALWAYS) - LARGE
-_WITH_PAYLOAD: Final = {number: kind for number, kind in _TYPES.items() if _PAYLOADS[kind] is not PayloadRule.NEVER}
 _UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()
 
@@ -103,10 +86,11 @@ def encode(
         payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
     """
     size = 0 if payload is None else len(payload) if type(payload) is bytes else memoryview(payload).nbytes
-    if (body.payload is PayloadRule.NEVER and size) or (body.payload is PayloadRule.ALWAYS and not size):
-        raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
+    kind = body.type
+    if (kind.payload is NEVER and size) or (kind.payload is ALWAYS and not size):
+        raise ValueError(f"{kind.name} {'has no' if size else 'needs a'} payload")
     facts = table, client, run, home, sequence, fingerprint, payload, payload_checksum
-    frame = _bytes.write_header(MAGIC, VERSION, body.type, *facts, _ENCODER.encode(body))
+    frame = _bytes.write_header(MAGIC, VERSION, kind.number, *facts, _ENCODER.encode(body))
     return [frame, payload] if size else [frame]
 
 
@@ -157,11 +141,11 @@ def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
     """The message in two frames, checked in one step; None if anything is wrong or large, which `parse` looks into."""
     most = min(limits.request_bytes, limits.message_bytes)
     found = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tail_bytes, most)
-    if found is None or (named := _WITH_PAYLOAD.get(found[0][0])) is None:
+    if found is None or (known := WITH_PAYLOAD.get(found[0][0])) is None:
         return None
-    facts, tail = found
+    (facts, tail), (kind, decode) = found, known
     try:
-        return Message(MessageHeader(named, *facts[1:]), _DECODERS[named].decode(tail), frames[1])
+        return Message(MessageHeader(kind, *facts[1:]), decode(tail), frames[1])
     except _UNDECODED:
         return None
 
@@ -204,7 +188,7 @@ def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
         return None
     magic, _, _, _, table, client, run, home, sequence, fingerprint, *_ = _HEADER.unpack_from(frame)
     return (
-        MessageHeader(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
+        MessageHeader(types.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
     )
 
 
@@ -224,12 +208,13 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
     frame = memoryview(frames[0])
     found = _bytes.read_header(frame, MAGIC, VERSION, limits.tail_bytes)
-    named = None if found is None else _TYPES.get(found[0])
+    named = None if found is None else TYPES.get(found[0])
     if found is None or named is None:
         raise _wrong_header(frame, limits)
     header = MessageHeader(named, *found[1:])
     size = header.payload_bytes
-    if not 0 < size <= limits.request_bytes or len(frames) != 2 or len(frames[1]) != size or named not in _SMALL:
+    is_small = 0 < size <= limits.request_bytes and named.payload is ALWAYS and not named.large
+    if not is_small or len(frames) != 2 or len(frames[1]) != size:
         _check_payload(header, frames, limits)
     return header, frame[HEADER_BYTES:]
 
@@ -260,25 +245,21 @@ def _check_header(frame: memoryview, limits: Limits) -> None:
         raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
     if _bytes.header_checksum(frame) != checksum:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
-    if number not in _TYPES:
-        raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
+    if number not in TYPES:
+        raise ProtocolError("type", f"type {number}, which this node does not know. Upgrade the older of the two")
     if flags or reserved:
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
 
 
 def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limits) -> None:
-    wants, size = _PAYLOADS[header.type], header.payload_bytes
-    if (
-        (wants is PayloadRule.NEVER and size)
-        or (wants is PayloadRule.ALWAYS and not size)
-        or bool(size) != (len(frames) == 2)
-    ):
+    wants, size = header.type.payload, header.payload_bytes
+    if (wants is NEVER and size) or (wants is ALWAYS and not size) or bool(size) != (len(frames) == 2):
         raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
     if not size:
         if header.payload_checksum:
             raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
         return
-    allowed = limits.message_bytes if header.type in LARGE else limits.request_bytes
+    allowed = limits.message_bytes if header.type.large else limits.request_bytes
     if size > allowed:
         raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
     if (given := memoryview(frames[1]).nbytes) != size:
@@ -295,7 +276,7 @@ def check_bounds(kind: Type, frame: Buffer) -> None:
     its receiver would throw it away.
     """
     try:
-        _DECODERS[kind].decode(memoryview(frame)[HEADER_BYTES:])
+        DECODERS[kind].decode(memoryview(frame)[HEADER_BYTES:])
     except _UNDECODED as problem:
         raise ProtocolError("too_large", f"a reply of {kind.name} is beyond what it may hold: {problem}") from None
 
@@ -307,15 +288,18 @@ def tail_of(body: Body) -> bytes:
 
 def update_of(tail: bytes) -> Update:
     """The UPDATE whose tail was kept. Raises ProtocolError."""
-    update = _decode(Type.UPDATE, memoryview(tail))
+    update = _decode(types.UPDATE, memoryview(tail))
     assert isinstance(update, Update)
     return update
 
 
-def _decode(number: Type, tail: memoryview) -> Body:
+def _decode(kind: Type, tail: memoryview) -> Body:
+    decoder = DECODERS.get(kind)
+    if decoder is None:
+        raise ProtocolError("type", f"{kind.name}, which this node passes on, but does not read")
     if not _bytes.is_plain_msgpack(tail):
-        raise ProtocolError("tail", f"{number.name}: the tail is not one plain msgpack value")
+        raise ProtocolError("tail", f"{kind.name}: the tail is not one plain msgpack value")
     try:
-        return _DECODERS[number].decode(tail)
+        return decoder.decode(tail)
     except _UNDECODED as problem:
-        raise ProtocolError("tail", f"{number.name}: {problem}") from None
+        raise ProtocolError("tail", f"{kind.name}: {problem}") from None

@@ -4,75 +4,21 @@
 docs/wire.md has each message on its own.
 """
 
-import enum
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from memoire.arguments import NAME_OF_PROCESS
+from memoire.errors import ParameterError
 from memoire.limits import NO_LIMIT
 
+from . import types
 from .rows import ACCOUNT_KEY_BYTES, unpack_accounts, unpack_counts, unpack_sums
+from .types import PayloadRule, Type
 
 VERSION: Final = 2
-DRAWS_IN_FLIGHT = 2
-"""Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
-nothing.
-"""
-
-
-class Type(enum.IntEnum):
-    """The number of each message in its header; numbers are never reused."""
-
-    HELLO = 1
-    WELCOME = 2
-    UPDATE = 3
-    UPDATED = 4
-    CACHE = 5
-    EPISODE = 6
-    FEEDBACK = 7
-    TAKEN = 8
-    NOTICE = 9
-    FETCH = 10
-    CHUNK = 11
-    PUBLISH = 12
-    PUBLISHED = 13
-    SUMS = 14
-    SUMMED = 15
-    DRAW = 16
-    DRAWN = 17
-    CONTROL = 18
-    REFUSED = 19
-    NEWS = 20
-    LEDGER = 21
-    ACCOUNTS = 22
-    INHERIT = 23
-    TAKE_SNAPSHOT = 24
-    SNAPSHOT = 25
-    INFER = 26
-    INFERRED = 27
-    WORK = 28
-    JOB = 29
-    RESULT = 30
-    TAKE = 31
-    ROLLOUTS = 32
-    PROMPTS = 33
-    ANSWERS = 34
-    GROUPS = 35
-    PROMPTED = 36
-    FIND_ROWS = 40
-    CHANGE_ROWS = 41
-    KEYED_ROWS = 42
-
-
-class PayloadRule(enum.Enum):
-    """Whether a message has frame 1."""
-
-    NEVER = 0
-    MAYBE = 1
-    ALWAYS = 2
-
 
 # What tails are made of. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds.
 
@@ -102,7 +48,33 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tail of a message: a msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
     type: ClassVar[Type]
-    payload: ClassVar[PayloadRule] = PayloadRule.NEVER
+
+
+_B = TypeVar("_B", bound=Body)
+BODIES: Final[dict[Type, type[Body]]] = {}
+DECODERS: Final[dict[Type, msgspec.msgpack.Decoder[Body]]] = {}
+"""By type, the bodies that this process has loaded, and what reads them."""
+WITH_PAYLOAD: Final[dict[int, tuple[Type, Callable[[Any], Body]]]] = {}
+"""By number, what reads those of messages that may have a payload: `frames` looks here first."""
+
+
+def body(kind: Type) -> Callable[[type[_B]], type[_B]]:
+    """Decorates the class of a type's body: messages of this type can be made and read from then on.
+
+    Raises:
+        ParameterError: the type has a body already.
+    """
+
+    def register(made: type[_B]) -> type[_B]:
+        if kind in BODIES:
+            raise ParameterError("body", made, f"of a type without one; that of {kind.name} is {BODIES[kind]}")
+        decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(made)
+        made.type, BODIES[kind], DECODERS[kind] = kind, made, decoder
+        if kind.payload is not PayloadRule.NEVER:
+            WITH_PAYLOAD[kind.number] = kind, decoder.decode
+        return made
+
+    return register
 
 
 class TailRow(msgspec.Struct, frozen=True, array_like=True):
@@ -132,10 +104,10 @@ class ClusterRate(TailRow, frozen=True, array_like=True):
     tolerance: Weight
 
 
+@body(types.HELLO)
 class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     """First request of a client, reader or publisher, answered by WELCOME. The header's home is 0 or its last one."""
 
-    type: ClassVar = Type.HELLO
     role: Annotated[str, Meta(max_length=16)] = "actor"  # actor, reader, publisher
     table: Name = ""  # name of the table it wants; "": the first
     label: Small = 0  # the 32-bit uuid of log lines
@@ -158,10 +130,10 @@ class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
     publish: Annotated[str, Meta(max_length=1024)] = ""
 
 
+@body(types.WELCOME)
 class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     """All that a client needs to begin. The header's home, run and fingerprint are the ones it uses from now on."""
 
-    type: ClassVar = Type.WELCOME
     schema: Annotated[str, Meta(max_length=262144)]  # Schema.to_json()
     parameters: Parameters = {}  # Parameters.to_wire()
     parameters_version: Count = 0
@@ -216,10 +188,10 @@ class Ended(TailRow, frozen=True, array_like=True):
     kind: Small = 0  # 0 of training, 1 a test; only those of training count
 
 
+@body(types.UPDATE)
 class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a client has done since it was made, cumulative, so that a resend or a lost reply changes nothing."""
 
-    type: ClassVar = Type.UPDATE
     epoch: Word = 0  # of the home, as last heard
     episodes: Count = 0
     steps: Count = 0
@@ -246,11 +218,10 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False  # it knows that the run is over
 
 
+@body(types.UPDATED)
 class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     """What the home has of a client. The payload, where there is one, is a feedback container for this client."""
 
-    type: ClassVar = Type.UPDATED
-    payload: ClassVar = PayloadRule.MAYBE
     epoch: Word = 0
     durable: bool = False  # totals and lines below are on disk, not only in memory
     episodes: Count = 0
@@ -277,21 +248,19 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     wait: Text = ""  # why not more, where it may not go on
 
 
+@body(types.CACHE)
 class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A cache on its way to the home; the payload is a container of kind CACHE. Pushed, never answered."""
 
-    type: ClassVar = Type.CACHE
-    payload: ClassVar = PayloadRule.ALWAYS
     since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
     number: Count = 0  # caches and episodes pushed to this home since then, this one included
     pushed_bytes: Count = 0  # their payload bytes, this one's included
 
 
+@body(types.EPISODE)
 class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A whole episode on its way to the home; the payload is a container of kind EPISODE. Pushed, never answered."""
 
-    type: ClassVar = Type.EPISODE
-    payload: ClassVar = PayloadRule.ALWAYS
     since: Word = 0
     number: Count = 0
     pushed_bytes: Count = 0
@@ -306,28 +275,25 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     )
 
 
+@body(types.FEEDBACK)
 class Feedback(Body, frozen=True, kw_only=True, omit_defaults=True):
     """New TD errors for samples of one home's clients: a container of kind FEEDBACK. Answered by TAKEN."""
 
-    type: ClassVar = Type.FEEDBACK
-    payload: ClassVar = PayloadRule.ALWAYS
 
-
+@body(types.TAKEN)
 class Taken(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to FEEDBACK and CONTROL."""
 
-    type: ClassVar = Type.TAKEN
     samples: Count = 0  # that were handed on
     lost: Count = 0  # whose client is not known here (any more)
     parameters_version: Count = 0
     finished: bool = False
 
 
+@body(types.NOTICE)
 class Notice(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A new version of a model, published; a body of at most `inline_model` bytes is the payload."""
 
-    type: ClassVar = Type.NOTICE
-    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     version: Count
     size: Count
@@ -336,21 +302,20 @@ class Notice(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
 
 
+@body(types.FETCH)
 class Fetch(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for a stretch of a model's body; answered by CHUNK, or REFUSED with code missing."""
 
-    type: ClassVar = Type.FETCH
     topic: Topic
     version: Count = 0  # 0: the newest
     offset: Count = 0
     size: Count = 0  # most bytes wanted; 0: as the node likes
 
 
+@body(types.CHUNK)
 class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A stretch of a model's body, the payload; an empty body has none."""
 
-    type: ClassVar = Type.CHUNK
-    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     version: Count
     size: Count  # of the whole body, as its checksum
@@ -361,11 +326,10 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
 
 
+@body(types.PUBLISH)
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Brings a stretch of a new model to a server; stretches come in order, each is answered by PUBLISHED."""
 
-    type: ClassVar = Type.PUBLISH
-    payload: ClassVar = PayloadRule.MAYBE
     topic: Topic
     size: Count
     checksum: Hash  # XXH3 of the whole body
@@ -374,19 +338,19 @@ class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     version: Count = 0  # 0: the next one
 
 
+@body(types.PUBLISHED)
 class Published(Body, frozen=True, kw_only=True, omit_defaults=True):
     """How much of a model the server has; `version` is set when that is all of it and everyone is told."""
 
-    type: ClassVar = Type.PUBLISHED
     topic: Topic
     received: Count = 0
     version: Count = 0
 
 
+@body(types.SUMS)
 class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A reader asks for a server's clients and keeps samples for itself; answered by SUMMED."""
 
-    type: ClassVar = Type.SUMS
     reserve: Small = 0  # unused samples to hold back for this reader, over all clients
     elsewhere: Count = 0  # samples that it has drawn from other servers so far
     part: Small = 0  # its clients are every `of`-th one in the order in which they came, beginning with this one
@@ -399,10 +363,10 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
         _check_part(self.part, self.of)
 
 
+@body(types.SUMMED)
 class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answers SUMS: for each client of which the server holds samples, one row of `CLIENT_SUMS`, packed."""
 
-    type: ClassVar = Type.SUMMED
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
@@ -414,10 +378,10 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
         unpack_sums(self.clients)
 
 
+@body(types.DRAW)
 class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Takes samples of a server's clients: `CLIENT_COUNTS`, packed; answered by DRAWN. A resend has its sequence."""
 
-    type: ClassVar = Type.DRAW
     counts: Annotated[bytes, Meta(max_length=2**27)] = b""
     reserve: Small = 0
     elsewhere: Count = 0
@@ -433,11 +397,10 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
         _check_part(self.part, self.of)
 
 
+@body(types.DRAWN)
 class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
     """The samples, a container of kind DRAWN (none when all clients were gone), and the sums after the draw."""
 
-    type: ClassVar = Type.DRAWN
-    payload: ClassVar = PayloadRule.MAYBE
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
@@ -461,10 +424,10 @@ class FragmentRow(TailRow, frozen=True, array_like=True):
     bootstrap: Annotated[list[float], Meta(max_length=65536)] | None
 
 
+@body(types.TAKE)
 class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Takes the oldest entries of a table of rollouts; answered by ROLLOUTS. A resend has its sequence."""
 
-    type: ClassVar = Type.TAKE
     steps: Small = 0  # most entries; 0 only asks what is held
     least: Small = 0  # nothing is taken while fewer are held
     exact: bool = True  # the last fragment is split, so that there are no more than `steps`
@@ -472,11 +435,10 @@ class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
     wanted: Small = 0  # entries that the reader waits for here
 
 
+@body(types.ROLLOUTS)
 class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
     """What was taken, containers of kind EPISODE one after the other, and what is held after it."""
 
-    type: ClassVar = Type.ROLLOUTS
-    payload: ClassVar = PayloadRule.MAYBE
     epoch: Word = 0
     fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
     held: Count = 0  # entries
@@ -584,10 +546,10 @@ class AnswerColumns(TailRow, frozen=True, array_like=True):
     bytes: Count
 
 
+@body(types.PROMPTS)
 class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for prompts of a table that stores them; only cursors of consumers are changed. Answered by PROMPTED."""
 
-    type: ClassVar = Type.PROMPTS
     call: Literal["counts", "list", "fetch", "payloads", "forget"]
     states: Annotated[list[Small], Meta(max_length=16)] = []  # none: any
     tags: Annotated[dict[Name, Name], Meta(max_length=32)] = {}  # that a prompt has to have
@@ -604,11 +566,10 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     ranks: Small = 0  # of how many; 0: these are no groups of a step
 
 
+@body(types.ANSWERS)
 class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A worker leases prompts, answers them or gives them back; anybody amends answers. Answered by PROMPTED."""
 
-    type: ClassVar = Type.ANSWERS
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     call: Literal["lease", "renew", "answer", "amend", "fail", "release"]
     count: Small = 1  # leases
     seconds: Seconds = 0.0  # that a lease lasts; 0: as the table says
@@ -617,11 +578,10 @@ class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):
     pieces: Annotated[list[AnswerPiece], Meta(max_length=65536)] = []
 
 
+@body(types.GROUPS)
 class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A giver adds prompts and orders them; a trainer draws groups, commits and rewinds. Answered by PROMPTED."""
 
-    type: ClassVar = Type.GROUPS
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     call: Literal[
         "add",
         "known",
@@ -657,11 +617,10 @@ class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     version: Count | None = None  # of the newest model
 
 
+@body(types.PROMPTED)
 class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answers PROMPTS, ANSWERS and GROUPS."""
 
-    type: ClassVar = Type.PROMPTED
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     epoch: Word = 0
     counts: Annotated[dict[Name, Count], Meta(max_length=64)] = {}  # prompts in each state, and other figures
     done: Count = 0  # prompts, leases or groups that the call has changed
@@ -684,11 +643,10 @@ class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     is_whole: bool = True  # whether there are no further prompts or groups to ask for
 
 
+@body(types.FIND_ROWS)
 class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for keyed rows, or for their tags: the payload names the keys. Answered by KEYED_ROWS."""
 
-    type: ClassVar = Type.FIND_ROWS
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     call: Literal["tags", "facts", "values"]
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
@@ -699,22 +657,20 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
 
 
+@body(types.CHANGE_ROWS)
 class ChangeRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Writes keyed rows, or takes them away: the payload has them. Answered by KEYED_ROWS."""
 
-    type: ClassVar = Type.CHANGE_ROWS
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     call: Literal["put", "stage", "clear", "reset"]
     partition: Name = ""
     upload: Word = 0  # staged bytes that values of this request refer to, or that this piece belongs to
     offset: Count = 0  # of the piece
 
 
+@body(types.KEYED_ROWS)
 class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answers FIND_ROWS and CHANGE_ROWS; the payload has the rows that were asked for."""
 
-    type: ClassVar = Type.KEYED_ROWS
-    payload: ClassVar[PayloadRule] = PayloadRule.MAYBE
     epoch: Word = 0  # of the server: its rows are new if it is
     after: Word = 0  # what to ask with next
     known: Small = 0  # values: likewise; fields of the next key that came
@@ -725,39 +681,36 @@ class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     bytes: Count = 0
 
 
+@body(types.INFER)
 class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks an inference node for its function's value of some rows: a container of kind ROWS. Answered by INFERRED."""
 
-    type: ClassVar = Type.INFER
-    payload: ClassVar = PayloadRule.ALWAYS
     patience: Seconds  # after which whoever asks needs no answer any more
     min_version: Count = 0  # of the weights: the rows wait until these are there
     job: Count = 0  # that the rows are for, which goes on; 0: none
 
 
+@body(types.INFERRED)
 class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
     """The value of each row, a container of kind ROWS of the outputs; all are of one version of the weights."""
 
-    type: ClassVar = Type.INFERRED
-    payload: ClassVar = PayloadRule.ALWAYS
     version: Count = 0  # of the weights; 0: nobody has said one
     batch: Small = 0  # rows that were given to the function together
     waited: Seconds = 0.0  # for others
 
 
+@body(types.WORK)
 class Work(Body, frozen=True, kw_only=True, omit_defaults=True):
     """An observer asks an agent for a job, or tells that it is still at one; answered by JOB, late if there is none."""
 
-    type: ClassVar = Type.WORK
     patience: Seconds  # after which the answer comes, although there is no job
     job: Count = 0  # that goes on: it is told at once whether it is still wanted. 0: whatever it had is given up
 
 
+@body(types.JOB)
 class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A job, with its start as a container of kind ROWS if it has one; or that there is none."""
 
-    type: ClassVar = Type.JOB
-    payload: ClassVar = PayloadRule.MAYBE
     number: Count = 0  # 0: there is none
     lease: Seconds = 0.0  # after which it is somebody else's, unless something is heard of it before
     options: Parameters = {}
@@ -765,21 +718,20 @@ class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
     leaving: bool = False  # the agent is closing: ask another one
 
 
+@body(types.RESULT)
 class Result(Body, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a job: containers of kind EPISODE, one after the other. Answered by TAKEN."""
 
-    type: ClassVar = Type.RESULT
-    payload: ClassVar = PayloadRule.MAYBE
     job: Count
     status: Literal["done", "failed"] = "done"
     text: Text = ""  # why it failed
     fragments: Annotated[list[FragmentRow], Meta(max_length=1024)] = []
 
 
+@body(types.CONTROL)
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
 
-    type: ClassVar = Type.CONTROL
     parameters: Parameters = {}  # those to change
     finish: bool = False
     run: Name = ""  # begin this run, or go on with it
@@ -787,25 +739,25 @@ class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     discard_mismatched: bool = False  # let caches go that were made with other values than these
 
 
+@body(types.NEWS)
 class News(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Published to everyone by a server that has something to tell its clients: whoever hears it sends UPDATE soon."""
 
-    type: ClassVar = Type.NEWS
     epoch: Word = 0
 
 
+@body(types.LEDGER)
 class Ledger(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks a server what it has counted; answered by ACCOUNTS."""
 
-    type: ClassVar = Type.LEDGER
     run: Name = ""  # of which run; "": the one that is counted now
     after: Annotated[bytes, Meta(max_length=ACCOUNT_KEY_BYTES)] = b""  # key of the last row of the page before
 
 
+@body(types.ACCOUNTS)
 class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A page of a server's accounts: one row for each client, home and since, `ACCOUNT`, packed, in ascending order."""
 
-    type: ClassVar = Type.ACCOUNTS
     run_name: Name
     epoch: Word = 0
     finished: bool = False
@@ -823,10 +775,10 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
         unpack_accounts(self.accounts)
 
 
+@body(types.INHERIT)
 class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Brings accounts of a server that is being drained to another one, which keeps them; answered by TAKEN."""
 
-    type: ClassVar = Type.INHERIT
     run_name: Name
     finished: bool = False
     accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
@@ -835,18 +787,18 @@ class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
         unpack_accounts(self.accounts)
 
 
+@body(types.TAKE_SNAPSHOT)
 class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Orders a snapshot of what a server holds, or asks how an order stands; answered by SNAPSHOT."""
 
-    type: ClassVar = Type.TAKE_SNAPSHOT
     name: Name  # of the file in the server's state folder
     order: Annotated[bytes, Meta(min_length=16, max_length=16)]  # names the order: said again, it is the same one
 
 
+@body(types.SNAPSHOT)
 class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answers TAKE_SNAPSHOT: how far the ordered snapshot is, and when it is done, what was written."""
 
-    type: ClassVar = Type.SNAPSHOT
     name: Name
     state: Annotated[str, Meta(max_length=16)]  # writing, done, failed
     text: Text = ""  # why it failed
@@ -859,28 +811,16 @@ class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
     entries: Count = 0
 
 
+@body(types.REFUSED)
 class Refused(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to a request that was understood, or not, and declined."""
 
-    type: ClassVar = Type.REFUSED
     code: Annotated[str, Meta(max_length=64)]  # one of CODES, or of a newer node's
     text: Text = ""
     field: Name = ""
     limit: Count = 0
     versions: Annotated[list[Small], Meta(max_length=16)] = msgspec.field(default_factory=lambda: [VERSION])
     """Of the protocol, that the refusing node speaks."""
-
-
-BODIES: Final[dict[int, type[Body]]] = {
-    body.type: body
-    for body in (
-        Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
-        Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
-        TakeSnapshot, Snapshot, Infer, Inferred, Work, Job, Result, Take, Rollouts,
-        Prompts, Answers, Groups, Prompted,
-        FindRows, ChangeRows, KeyedRows,
-    )
-}  # fmt: skip
 
 
 def _check_part(part: int, of: int) -> None:

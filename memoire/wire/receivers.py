@@ -16,9 +16,10 @@ import msgspec
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 
-from . import frames
+from . import frames, types
 from .byte_budget import PeerTable
-from .messages import Body, Hello, Type
+from .messages import Body, Hello
+from .types import Type
 
 MAX_RECEIVERS: Final = 1 << 16
 """Peers that are known to take something else than others do."""
@@ -32,7 +33,7 @@ CHECKED_TAIL: Final = 128
 """Bytes of a tail from which on the lengths of its lists are compared with their bounds: what is shorter cannot be
 beyond one that counts.
 """
-_SUMS: Final = frozenset({Type.SUMMED, Type.DRAWN})  # their rows are one field, which the tail's bytes bound
+_SUMS: Final = frozenset({types.SUMMED, types.DRAWN})  # their rows are one field, which the tail's bytes bound
 _DEFAULTS: Final = Limits()
 
 
@@ -66,7 +67,7 @@ class Receiver(NamedTuple):
 
     def payload_bytes(self, kind: Type) -> tuple[int, str]:
         """Bytes of the payload of such a message, and the limit's name."""
-        if kind in frames.LARGE:
+        if kind.large:
             return self.message_bytes, "message_bytes"
         return self.request_bytes, "request_bytes"
 

@@ -4,7 +4,8 @@ from typing import Final
 
 from memoire.errors import ProtocolError
 
-from .messages import Type
+from . import types
+from .types import Type
 
 CODES: Final = {
     "frames": "not one or two frames, or a payload that this type of message must or must not have",
@@ -49,7 +50,7 @@ PASSING: Final = ("busy", "closed", "denied", "disk")
 """Codes of refusals that end by themselves: what was asked is asked again."""
 TOO_LARGE: Final = ("too_large", "tail")
 """Codes of refusals for a size: the same request would be refused again. "tail" is that of a list beyond its bound."""
-FOR_INFERENCE: Final = frozenset({Type.INFER, Type.WORK, Type.RESULT})
+FOR_INFERENCE: Final = frozenset({types.INFER, types.WORK, types.RESULT})
 """What only inference nodes and agents answer: nobody passes it on."""
 
 

@@ -183,8 +183,8 @@ def forgotten_replies() -> None:
     """Servers that are asked a second time for rollouts hand out the next ones: those of the first answer are lost."""
     from memoire.server.once import GivenReplies
 
-    GivenReplies.find = lambda self, header, most, now: None  # type: ignore[method-assign]
-    GivenReplies.keep = lambda self, header, reply, most: None  # type: ignore[method-assign]
+    GivenReplies.find = lambda self, header, now: None  # type: ignore[method-assign]
+    GivenReplies.keep = lambda self, header, reply: None  # type: ignore[method-assign]
 
 
 # What follows is about state folders: servers are killed.

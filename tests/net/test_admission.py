@@ -10,7 +10,7 @@ from memoire.limits import Limits
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.curve_server import Gate
 from memoire.security.permissions import OPEN, PASSPORT_MAGIC, Peer, passport
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import encode, parse
 
 CLIENT, OTHER = bytes([1] * 16), bytes([2] * 16)
@@ -124,7 +124,7 @@ def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(door, peer, 
 def test_a_proxy_asks_for_the_role_by_the_header_alone(door):
     asked = said(messages.Hello(role="reader"))
     header = door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
-    assert header.type is messages.Type.HELLO and door.owners == []  # the server behind looks at the rest
+    assert header.type is types.HELLO and door.owners == []  # the server behind looks at the rest
     asked = said(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
         door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)

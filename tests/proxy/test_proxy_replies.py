@@ -5,7 +5,7 @@ import pytest
 from memoire.models.model import ModelStore
 from memoire.proxy.replies import Replies
 from memoire.proxy.stats import ProxyCounts
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import encode, parse
 from memoire.wire.receivers import Receiver, Receivers
 from proxykit import ADDRESS, HOME, LIMITS, Back, router, welcome
@@ -86,7 +86,7 @@ def test_a_damaged_reply_is_refused_if_it_is_looked_into():
 def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
     world = World()
     world.receivers.register(b"c" * 16, Receiver(tail_bytes=2000))
-    assert read(world.take(reply(welcome("a")))).type is messages.Type.WELCOME
+    assert read(world.take(reply(welcome("a")))).type is types.WELCOME
     refused = read(
         world.take(reply(welcome("a", software="s" * 250, models={f"{i} {'t' * 100}": 1 for i in range(20)})))
     )

@@ -11,7 +11,7 @@ from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
 from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
 from memoire.replay.parameters import NAMES, Parameters
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import unpack_counts
 from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, refused, welcome
@@ -117,7 +117,7 @@ def test_no_more_rounds_are_on_their_way_than_a_server_keeps_replies():
     world = two(ahead=10)
     world.begin()
     world.answer()
-    assert len(world.begin()) == 2 * messages.DRAWS_IN_FLIGHT and not world.rounds.is_hungry
+    assert len(world.begin()) == 2 * types.DRAWS_IN_FLIGHT and not world.rounds.is_hungry
     world.answer()
     assert world.rounds.is_hungry
 

@@ -10,7 +10,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages, pack, unpack
+from memoire.wire import pack, types, unpack
 from memoire.wire.frames import _decode
 from netkit import SCHEMA, entry, until
 from poolkit import name
@@ -59,7 +59,7 @@ def test_a_part_that_is_none_is_refused():
     for part in ((2, 2), (0, 0)):
         with pytest.raises(ValueError, match="part"):
             pool.reserve(name(100), 1, 0, part)
-    for kind in (messages.Type.SUMS, messages.Type.DRAW):
+    for kind in (types.SUMS, types.DRAW):
         assert _decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
         for part, of in ((2, 2), (0, 0)):
             with pytest.raises(ProtocolError, match="of"):

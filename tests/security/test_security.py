@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,7 @@ from memoire.errors import KeyFileError, ProtocolError
 from memoire.security import key_files, key_writer, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.security.permissions import Peer
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.identity import ROUNDTRIP, table_number
 
 
@@ -220,25 +221,6 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     assert sum(found) == 1 and len(found) == 8
 
 
-def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    words = "HELLO UPDATE FETCH SUMS DRAW TAKE LEDGER INFER WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS"
-    requests = {messages.Type[name] for name in words.split()}
-    leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT", "GROUPS"]}
-    pushes = {messages.Type.CACHE, messages.Type.EPISODE}
-    for role in ("learner", "server"):
-        assert permissions.MAY[role] == requests | leads | pushes
-    assert not permissions.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS, messages.Type.TAKE})
-    assert not permissions.MAY["reader"] & (leads | pushes | {messages.Type.UPDATE})
-    for role in permissions.ROLES:
-        for kind in messages.Type:
-            if kind in permissions.MAY[role]:
-                Peer(role, "x").check(kind)
-            else:
-                with pytest.raises(ProtocolError, match=f"'x' is an? {role}'s, which may not send {kind.name}"):
-                    Peer(role, "x").check(kind)
-    permissions.OPEN.check(messages.Type.CONTROL)
-
-
 def test_a_key_may_not_call_itself_another_role():
     with pytest.raises(ProtocolError, match="an actor's, and was used by a reader"):
         Peer("actor", "x").check_hello(messages.Hello(role="reader"))
@@ -258,16 +240,9 @@ CALLED = {
     "": set(NAMES),  # no keys are asked for
 }
 """By the role of a key: what its process may call itself in HELLO."""
-SENDS = {
-    "actor": "HELLO FETCH UPDATE CACHE EPISODE INFER WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS",
-    "reader": "HELLO FETCH LEDGER SUMS DRAW TAKE INFER FIND_ROWS PROMPTS",
-    "proxy": "HELLO FETCH",
-    "inference": "HELLO FETCH",
-    "learner": "HELLO FETCH LEDGER SUMS DRAW TAKE UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT INFER "
-    "WORK RESULT FIND_ROWS CHANGE_ROWS PROMPTS ANSWERS GROUPS",
-}
-SENDS["server"] = SENDS["learner"]
-SENDS[""] = " ".join(kind.name for kind in messages.Type)
+LISTED = [line.split() for line in (Path(__file__).parents[1] / "wire" / "types.txt").read_text().splitlines()]
+SENDS = {role: {row[1] for row in LISTED if role in row[5:]} for role in permissions.ROLES}
+SENDS[""] = {row[1] for row in LISTED}
 """What it may send; an actor may draw as well from the table in which `memoire doctor` tries."""
 
 
@@ -293,8 +268,8 @@ def test_every_pair_of_a_keys_role_and_a_name_is_taken_or_refused(role):
 def test_every_pair_of_a_role_and_a_message_is_taken_or_refused(role):
     for table in (0, table_number("others"), table_number(ROUNDTRIP)):
         tries = {"SUMS", "DRAW"} if role == "actor" and table == table_number(ROUNDTRIP) else set()
-        taken = {*SENDS[role].split(), *tries}
-        for kind in messages.Type:
+        taken = SENDS[role] | tries
+        for kind in types.TYPES.values():
             assert is_refused(Peer(role, "x").check, kind, table) == (kind.name not in taken), (table, kind.name)
 
 

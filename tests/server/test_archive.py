@@ -33,7 +33,7 @@ from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.server import Server
 from memoire.storage import snapshot
 from memoire.storage.snapshot_file import SnapshotFile
-from memoire.wire import messages, pack
+from memoire.wire import messages, pack, types
 from memoire.wire.frames import MessageHeader
 from netkit import QUICK, SCHEMA, pool_in, record, table_in, until
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 WORKER = b"w" * 16
-HEADER = MessageHeader(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
+HEADER = MessageHeader(types.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
 def serving(cluster, clients=3, caches=4, **options):

@@ -11,7 +11,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.pool.desk import Reply
 from memoire.replay.batch import ID
-from memoire.server.dispatch import ONCE, Dispatcher
+from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages
 from memoire.wire.identity import NO_CLIENT
 from memoire.wire.rows import ACCOUNT
@@ -104,14 +104,6 @@ def test_requests_of_one_kind_may_be_answered_elsewhere(dispatcher):
 
 
 def test_what_would_change_something_twice_is_granted_once(dispatcher):
-    assert set(ONCE) == {
-        messages.Publish,
-        messages.Draw,
-        messages.Take,
-        messages.Feedback,
-        messages.ChangeRows,
-        messages.Control,
-    }
     handler, granted = dispatcher.handlers[messages.Control], []
 
     def control(*request):

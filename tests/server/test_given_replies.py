@@ -17,13 +17,13 @@ def reply(number):
     return Reply(messages.Taken(samples=number))
 
 
-def find(given, number, most=2, now=0.0, **facts):
-    return given.find(header(number, **facts), most, now)
+def find(given, number, now=0.0, **facts):
+    return given.find(header(number, **facts), now)
 
 
-def give(given, number, most=2, now=0.0, **facts):
-    assert find(given, number, most, now, **facts) is None
-    given.keep(header(number, **facts), reply(number), most)
+def give(given, number, now=0.0, **facts):
+    assert find(given, number, now, **facts) is None
+    given.keep(header(number, **facts), reply(number))
 
 
 def test_a_request_that_comes_again_gets_the_reply_of_the_first_time():

@@ -30,7 +30,7 @@ from memoire.reader.takes import Takes
 from memoire.replay.memory import Memory
 from memoire.replay.row_schema import RowSchema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import keyed, messages, pack, unpack
+from memoire.wire import keyed, messages, pack, types, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from memoire.wire.receivers import Page, Receiver
@@ -146,7 +146,7 @@ def test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages():
 
 
 def test_a_page_has_no_more_rows_than_a_list_of_rows_may_have():
-    page = Page(Receiver(tail_bytes=1 << 40), messages.Type.PROMPTED, bytes(16))
+    page = Page(Receiver(tail_bytes=1 << 40), types.PROMPTED, bytes(16))
     assert all(page.takes("a row", 1) for _ in range(1 << 16)) and not page.takes("a row", 1)
 
 
@@ -642,11 +642,13 @@ REQUESTS = {
 def test_every_kind_of_reply_is_tried_at_its_largest():
     grow = {kind for kinds in TESTS for kind in kinds.split()}
     parts = [grow, IN_INFERENCE, BOUNDED, REQUESTS]
-    assert set.union(*parts) == {kind.name for kind in messages.Type} and sum(map(len, parts)) == len(messages.Type)
+    assert set.union(*parts) == {kind.name for kind in types.TYPES.values()} and sum(map(len, parts)) == len(
+        types.TYPES
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(BOUNDED))
 def test_a_kind_that_is_said_not_to_grow_has_no_lists_but_those_of_versions(kind):
-    body = messages.BODIES[messages.Type[kind]]
+    body = messages.BODIES[getattr(types, kind)]
     for field in msgspec.structs.fields(body):
         assert field.name == "versions" or not any(word in str(field.type) for word in ("list", "dict", "bytes")), field

@@ -13,7 +13,7 @@ from memoire.errors import ProtocolError
 from memoire.pool.desk import Reply
 from memoire.security import throttle
 from memoire.server import once
-from memoire.wire import messages, receivers
+from memoire.wire import messages, receivers, types
 from memoire.wire.frames import MessageHeader
 from poolkit import Clock
 from structure_imports import tree_of
@@ -178,9 +178,9 @@ def replies(clock: Clock) -> tuple[Use, int, float]:
     given = once.GivenReplies()
 
     def use(peer: int) -> None:
-        header = MessageHeader(messages.Type.DRAW, 0, id_of(peer), 0, 0, 1, 0, 0, 0)
-        if given.find(header, 1, clock.now) is None:
-            given.keep(header, Reply(messages.Taken()), 1)
+        header = MessageHeader(types.TAKE, 0, id_of(peer), 0, 0, 1, 0, 0, 0)
+        if given.find(header, clock.now) is None:
+            given.keep(header, Reply(messages.Taken()))
 
     return use, once.MAX_ROWS, once.IDLE_TIMEOUT
 

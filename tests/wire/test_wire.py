@@ -1,5 +1,6 @@
 """Every message goes to frames and back, golden vectors hold, and nothing but ProtocolError comes out of the parser."""
 
+import copy
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make_vectors
-from memoire.errors import ProtocolError
+from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.wire import _bytes, messages
+from memoire.security.permissions import ROLES
+from memoire.wire import _bytes, messages, types
 from memoire.wire.frames import encode, parse, parse_header, parse_notice, reply
 from memoire.wire.identity import name_hash, topic_frame
 from memoire.wire.refusals import CODES
@@ -49,7 +51,42 @@ def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:
 
 
 def test_every_type_has_a_vector() -> None:
-    assert {BODIES[name][0].type for name in NAMES} == set(messages.Type) == set(messages.BODIES)
+    assert {BODIES[name][0].type for name in NAMES} == set(types.TYPES.values()) == set(messages.BODIES)
+
+
+def test_the_types_are_those_of_the_list() -> None:
+    """`types.txt` has a line for each: number, name, rule of its payload, limit of that, kept replies, and who sends it.
+    A number that is in use stays what it is.
+    """
+    told = [
+        f"{kind.number} {kind.name} {kind.payload.name} {'message_bytes' if kind.large else 'request_bytes'} {kind.kept} "
+        + " ".join(["pushed"] * kind.pushed + [role for role in ROLES if role in kind.sent_by])
+        for kind in types.TYPES.values()
+    ]
+    assert "\n".join(map(str.rstrip, told)) + "\n" == Path(__file__).with_name("types.txt").read_text()
+    assert all(getattr(types, kind.name) is copy.deepcopy(kind) is kind for kind in types.TYPES.values())
+
+
+def test_a_number_and_a_name_belong_to_one_type_and_a_type_has_one_body() -> None:
+    for number, name, expected in (
+        (16, "NEW", "of another number and name than the type DRAW (16)"),
+        (130, "DRAW", "of another number and name than the type DRAW (16)"),
+        (4096, "NEW", "1 to 4095 for the type NEW"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            types.Type(number, name)
+        assert caught.value.expected == expected
+    with pytest.raises(ParameterError, match="of a type without one; that of DRAW is"):
+        messages.body(types.DRAW)(messages.Draw)
+
+
+def test_a_type_without_a_body_is_passed_on_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("take", "drawn"):  # without a payload, and with one
+        frames = golden(name)
+        header, _ = parse_header(frames)
+        monkeypatch.delitem(messages.DECODERS, header.type)
+        monkeypatch.delitem(messages.WITH_PAYLOAD, header.type.number, raising=False)
+        assert parse_header(frames)[0] == header and refused(frames) == "type"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -308,11 +345,12 @@ def test_tails_of_the_right_names_and_wrong_values_are_parsed_or_refused(name: s
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("number", list(messages.Type))
-def test_the_page_describes_every_message_and_field(number: messages.Type) -> None:
-    body = messages.BODIES[number]
-    assert f"| {int(number)} | {number.name} |" in PAGE
-    told = PAGE[PAGE.index(f"**{number.name}**") :].split("\n\n")[0]
+@pytest.mark.parametrize("name", [kind.name for kind in messages.BODIES])
+def test_the_page_describes_every_message_and_field(name: str) -> None:
+    kind = getattr(types, name)
+    body = messages.BODIES[kind]
+    assert f"| {kind.number} | {name} |" in PAGE
+    told = PAGE[PAGE.index(f"**{name}**") :].split("\n\n")[0]
     for field in msgspec.structs.fields(body):
         assert f"`{field.name}`" in told, field.name
 

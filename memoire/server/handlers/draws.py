@@ -16,7 +16,7 @@ from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
 from memoire.replay.limiter import ClusterSurplus
 from memoire.server.state import ServerState
-from memoire.wire import compression, messages, pack
+from memoire.wire import compression, messages, pack, types
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
 from memoire.wire.rows import CLIENT_SUMS, counts_of
@@ -53,7 +53,7 @@ class DrawsHandler:
         parameters = table.parameters
         counts = counts_of(body.counts)
         self._check_rows(table, reader, body)
-        page = Page(self._receiver(reader), messages.Type.DRAWN, reader)
+        page = Page(self._receiver(reader), types.DRAWN, reader)
         codec = self._compression(table, reader, body.packed)
         payload = None
         if table.draws is not None:

@@ -10,7 +10,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.pool.desk import Desk, Reply
 from memoire.pool.keyed_store import KeyedRow, KeyedStore, RowChange
-from memoire.wire import keyed, messages
+from memoire.wire import keyed, messages, types
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page
 
@@ -46,7 +46,7 @@ class KeyedHandler:
             return answer(body, keys, found, page)
 
     def _page(self, client: bytes) -> Page:
-        return self._desk.page(client, messages.Type.KEYED_ROWS)
+        return self._desk.page(client, types.KEYED_ROWS)
 
     def _list(self, body: messages.FindRows, page: Page) -> Reply:
         of = None if body.is_everywhere else body.partition

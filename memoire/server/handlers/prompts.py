@@ -24,7 +24,7 @@ from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
 from memoire.prompts.table import PromptTable
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page, too_large
 
@@ -299,7 +299,7 @@ class PromptsHandler:
 
     def _page(self, client: bytes) -> Page:
         """An empty reply to a client."""
-        return self._desk.page(client, messages.Type.PROMPTED)
+        return self._desk.page(client, types.PROMPTED)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
         committed = table.book.facts.committed

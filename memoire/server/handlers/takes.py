@@ -11,7 +11,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.pool.desk import Desk, Reply
 from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import Release, TakeRequest
-from memoire.wire import messages
+from memoire.wire import messages, types
 from memoire.wire.frames import MessageHeader
 
 
@@ -25,7 +25,7 @@ class TakesHandler:
         """Hand out the oldest entries, and say what is held then."""
         table = self._desk.table(header)
         pool = table.asked(HandsOutOnce, header.type.name)
-        page = self._desk.page(header.client, messages.Type.ROLLOUTS)
+        page = self._desk.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
