@@ -219,7 +219,7 @@ def test_nothing_is_pickled() -> None:
 @pytest.mark.slow
 def test_the_client_library_imports_only_what_it_declares() -> None:
     allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
-    optional = {"lz4", "gymnasium"}  # imported where they are used, inside functions
+    optional = {"lz4", "gymnasium", "torch"}  # imported where they are used, inside functions
     for path in sources():
         if package_of(path) in HEAVY:
             continue
