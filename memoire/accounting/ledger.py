@@ -17,7 +17,7 @@ client's next message is looked at.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from operator import setitem
@@ -28,7 +28,7 @@ import msgspec
 
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
-from memoire.wire.byte_budget import ByteBudget, ByteHolder
+from memoire.wire.byte_budget import ByteBudget, ByteHolder, PeerTable
 from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
@@ -78,7 +78,9 @@ class Ledger:
         self._store = EmptyAccountStore() if store is None else store
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
-        self._guests: OrderedDict[bytes, Account] = OrderedDict()  # the one that spoke last is the last
+        self._guests: PeerTable[bytes, Account] = PeerTable(
+            "clients that have reported nothing yet", MAX_GUESTS, SILENCE_TIMEOUT, self._guest_left
+        )
         self._folded = self._store.sums()
         self.sums: Counter[str] = Counter()
         """Running sums over all clients, by the names of `Totals`: those of `TABLE_SUMS`, accepted_caches and gone."""
@@ -137,7 +139,7 @@ class Ledger:
     @property
     def guests(self) -> list[Account]:
         """Clients that have said hello and reported nothing that counts."""
-        return list(self._guests.values())
+        return [guest for _, guest in self._guests.items()]
 
     def find(self, client: bytes) -> Account | None:
         """What is known of a client: its account, brought back where it was folded, or what it said as a guest."""
@@ -145,7 +147,7 @@ class Ledger:
 
     def guests_since(self, since: float) -> int:
         """Guests that were heard since then."""
-        return sum(guest.last_seen >= since for guest in self._guests.values())
+        return sum(guest.last_seen >= since for guest in self.guests)
 
     def is_counted(self, account: Account) -> bool:
         """Whether this is an account, and not a guest's."""
@@ -159,30 +161,27 @@ class Ledger:
         """
         account = self.find(client)
         if account is None:
-            if len(self._guests) >= MAX_GUESTS:
-                self._make_place(now)
             self._room.check(ACCOUNT_BYTES)
+            account = Account(client, now, now, self.since, table=table)
+            self._guests.put(client, account, now)
             self._room.add(ACCOUNT_BYTES)
-            account = self._guests[client] = Account(client, now, now, self.since, table=table)
             self.present[table] += 1
         return self._heard(account, now)
 
-    def _make_place(self, now: float) -> None:
-        idlest = next(iter(self._guests.values()))
-        if now < idlest.last_seen + SILENCE_TIMEOUT:
-            text = f"{MAX_GUESTS} clients that have reported nothing yet are here, the most. Ask again: one that is "
-            raise ProtocolError("busy", f"{text}silent for {SILENCE_TIMEOUT:g} s leaves")
-        self.dismiss(idlest.client)
-
     def _heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
-        if account.client in self._guests:
-            self._guests.move_to_end(account.client)
+        if account.client not in self._accounts:
+            self._guests.hear(account.client, now)
         return account
 
     def dismiss(self, client: bytes) -> None:
         """Forget a guest."""
-        self.present[self._guests.pop(client).table] -= 1
+        guest = self._guests.pop(client)
+        assert guest is not None
+        self._guest_left(client, guest)
+
+    def _guest_left(self, client: bytes, guest: Account) -> None:
+        self.present[guest.table] -= 1
         self._left(client)
 
     def _left(self, client: bytes) -> None:
@@ -206,7 +205,7 @@ class Ledger:
         return self._heard(account, now)
 
     def _open(self, account: Account) -> None:
-        if self._guests.pop(account.client, None) is not None:
+        if self._guests.pop(account.client) is not None:
             self.present[account.table] -= 1
         else:
             self._room.add(ACCOUNT_BYTES)
@@ -247,8 +246,9 @@ class Ledger:
 
     def expire(self, since: float) -> None:
         """Forget guests that were not heard since then."""
-        for client in [client for client, guest in self._guests.items() if guest.last_seen < since]:
-            self.dismiss(client)
+        for client, guest in self._guests.items():
+            if guest.last_seen < since:
+                self.dismiss(client)
 
     # What clients say
 
@@ -373,7 +373,7 @@ class Ledger:
 
     def active(self, since: float) -> list[Account]:
         """Clients that have not said goodbye and were heard from `since` then, guests among them."""
-        everybody = (*self._accounts.values(), *self._guests.values())
+        everybody = (*self, *self.guests)
         return [account for account in everybody if account.last_seen >= since and not account.report.leaving]
 
     def totals(self) -> Totals:
@@ -389,7 +389,7 @@ class Ledger:
         self._check_sums()
         present = (account for account in (*self, *self.guests) if not account.report.leaving)
         assert +self.present == Counter(account.table for account in present)
-        assert not self._guests.keys() & self._accounts.keys()
+        assert not any(guest.client in self._accounts for guest in self.guests)
         for guest in self.guests:
             assert not any(value for name, value in counts_of(guest).items() if name not in ("clients", "gone"))
         for client, account in self._accounts.items():

@@ -212,6 +212,9 @@ class PeerTable(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
     def items(self) -> list[tuple[K, V]]:
         """All rows, the idlest first."""
         return [(key, value) for key, (value, _) in list(self._rows.items())]

@@ -25,14 +25,12 @@ ROOMS = (
 )  # fmt: skip
 LEAVES = {
     "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
-    "_make_place",
 }  # fmt: skip
 """What is called to take something out of a table that is full."""
 HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
 """What a file has in which that happens."""
 
 REFUSES = {
-    "accounting/ledger:Ledger.greet",
     "server/once:GivenReplies._new_row",
     "wire/byte_budget:PeerTable.put",
 }
@@ -70,6 +68,7 @@ HARMLESS = {
     "pool/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
     "prompts/steps:PromptSteps.rewind": "as any new session may",
     "prompts/worker:PromptWorker.learn": "each server is asked",
+    "proxy/io_backend:BackendLink._send_request": "if this connection has told nothing of the client yet",
     "proxy/backend:Backend._keep_epoch": "as many as a WELCOME can name",
     "proxy/io_backend:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",
