@@ -68,7 +68,6 @@ HARMLESS = {
     "pool/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
     "prompts/steps:PromptSteps.rewind": "as any new session may",
     "prompts/worker:PromptWorker.learn": "each server is asked",
-    "proxy/io_backend:BackendLink._send_request": "if this connection has told nothing of the client yet",
     "proxy/backend:Backend._keep_epoch": "as many as a WELCOME can name",
     "proxy/io_backend:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",

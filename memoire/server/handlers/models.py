@@ -8,7 +8,7 @@ from typing import Any
 
 from memoire.accounting.unsaved_changes import Ticket
 from memoire.errors import ParameterError, ProtocolError, WrongType
-from memoire.limits import Limits
+from memoire.limits import MODEL_BYTES, Limits
 from memoire.models.model import SMALL_BYTES, Model, StaleVersion, chunk_of, known_checksum, make, stretch_of
 from memoire.pool.desk import Reply
 from memoire.server.state import ServerState
@@ -28,8 +28,9 @@ def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limi
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
         raise WrongType("content", "bytes or str", type(content).__name__, "serialize it first.")
     size = len(content)
-    if size > limits.model_bytes:
-        allowed = f"at most {limits.model_bytes} bytes (limits.model_bytes)"
+    most = limits.model_bytes or MODEL_BYTES
+    if size > most:
+        allowed = f"at most {most} bytes (limits.model_bytes)"
         raise ParameterError("content", f"{size} bytes", allowed)
     return make(topic, content, 0)
 
