@@ -34,7 +34,7 @@ from memoire import _core
 from memoire.client.io_client_lock import ClientLock
 from memoire.client.local_memory import LocalMemory
 from memoire.client.models import HandedModels
-from memoire.client.pushes import Pusher, WriterObserver
+from memoire.client.pushes import Pusher
 from memoire.client.session import Session
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -135,10 +135,8 @@ def client_writer(schema: memoire.Schema) -> Any:
     session.enter(answer, 0.0)
     waiting = ClientLock(1.0)
     pusher = Pusher(session, waiting, itertools.count(1), when_full="skip", block_timeout=1.0, clock=lambda: 1.0)
-    more: Any = {"pack": pusher.pack, "ship": pusher.ship, "check_open": lambda: None}
-    local = LocalMemory(session, capacity=10_000, live=True, seed=0, **more)
-    observer = WriterObserver(session, waiting, pusher, local)
-    return local.writer(None, None, "disabled", observer, HandedModels(session).stamp)
+    local = LocalMemory(session, pusher, capacity=10_000, live=True, seed=0, check_open=lambda: None)
+    return local.writer(None, None, "disabled", HandedModels(session).stamp)
 
 
 def stepping(environments: int | None, *, is_client: bool = False) -> Call:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from memoire import arguments
-from memoire.arguments import mapping, process_name, seconds, table_name, whole
+from memoire.arguments import process_name, seconds, table_name, whole
 from memoire.clock import wall_clock
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
@@ -32,7 +32,6 @@ from memoire.models.model import check_topic
 from memoire.net.addresses import seen_from
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
-from memoire.replay.episode_store import Changes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -42,13 +41,12 @@ from memoire.suggestions import checked_names
 from memoire.wire.messages import TEST, TRAIN
 
 from . import former_clients, io
-from .episodes import OpenEpisodes
 from .io import Connection
 from .io_client_lock import ClientLock
 from .local_memory import LocalMemory
 from .log_lines import LogLines
 from .models import HandedModels, ModelHandle, Receiver
-from .pushes import Pusher, WhenFull, WriterObserver, check_when_full
+from .pushes import Pusher, WhenFull, check_when_full
 from .reports import remainder_of
 from .schedule import HEARTBEAT_INTERVAL
 from .session import Session
@@ -212,11 +210,10 @@ class Client(Node):
         )
         self._local = LocalMemory(
             self._session,
+            self._pusher,
             capacity=capacity,
             live=live,
             seed=self._seed,
-            pack=self._pusher.pack,
-            ship=self._pusher.ship,
             check_open=self._waiting.check_open,
         )
         self._io = Connection(
@@ -351,8 +348,7 @@ class Client(Node):
         client's model last handed out: of the table's `model_topic`, or else of the only topic.
         """
         self._check_open()
-        observer = WriterObserver(self._session, self._waiting, self._pusher, self._local)
-        made = self._local.writer(envs, num_envs, autoreset, observer, self._handed.stamp, **options)
+        made = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
         self._check_open()  # `close` ends the writers that were there when it was called
         return made
 
@@ -392,7 +388,7 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
-        return self._pusher.push_cache(self._local, self._waiting.seconds(timeout))
+        return self._local.side.push_cache(self._waiting.seconds(timeout))
 
     def push_episode(
         self,
@@ -431,21 +427,11 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
-        self._pusher.check_storage(("episodes", "rollouts"), "push_episode", "caches: use a writer, or push_cache")
-        memory = self.memory
-        assert isinstance(memory, OpenEpisodes)
         ending = {"final_state": final_state, "terminated": terminated, "bootstrap_value": bootstrap_value}
         ending |= {"multiplier": multiplier, "update_value": update_value, "update_weight": update_weight}
-        shipment = memory.whole(mapping("columns", columns), init_w, model_version, ending)
-        counted = shipment.entries if steps is None else whole("steps", steps, 0, shipment.entries)
-        if is_cut:
-            shipment.facts["cut"] = True
-        returned = None if is_cut else shipment.returned
-
-        def counting(is_pushed: bool) -> Changes:
-            return self._pusher.counting(counted, returned) if is_pushed else []
-
-        return self._pusher.push_episode(shipment, self._waiting.seconds(timeout), counting)
+        entries = {"init_w": init_w, "model_version": model_version}
+        patience = self._waiting.seconds(timeout)
+        return self._local.side.push_episode(columns, entries, ending, steps=steps, is_cut=is_cut, patience=patience)
 
     def configure_limits(
         self,
@@ -644,7 +630,7 @@ class Client(Node):
         with waiting.changed:
             if not waiting.is_closing:
                 has_home = waiting.failed is None and session.welcome is not None
-                waiting.is_parting = has_home and self.storage != "caches"
+                waiting.is_parting = has_home and self._local.side.leaves_open
                 waiting.closed_by = deadline
             waiting.is_closing = True
             waiting.changed.notify_all()

@@ -1,4 +1,4 @@
-"""What an actor keeps of episodes that the server stores: those that are open, until they are closed and leave.
+"""Episodes at an actor: those that are open, until they are closed and leave for the server, which stores them.
 
     writer ──add──▶ OpenEpisodes ──close──▶ Shipment ──▶ the byte window; or counted as skipped
 
@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
+from memoire._core import setting
+from memoire.arguments import mapping, whole
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
+from memoire.limits import CONTAINER, Reservation
 from memoire.replay.entry_conversion import ending, init_weights
 from memoire.replay.episode_store import Changes, putting
-from memoire.replay.memory import Memory
+from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 from memoire.replay.value_conversion import exact, finite
-from memoire.wire import messages
+from memoire.wire import messages, pack
+from memoire.wire.layout import episode_bytes, most_fitting
 from memoire.wire.parts import Payload
+
+from .actor_side import ActorSide, WriterObserver
+from .pushes import HELD_BACK, WINDOW_FULL
 
 
 class Shipment(NamedTuple):
@@ -216,3 +224,122 @@ def by_column(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in schema.entry_names if name not in found]:
         raise EntryError(missing[0], f"[T] of {schema[missing[0]]}", "nothing")
     return {name: found[name] for name in schema.entry_names}
+
+
+class EpisodesObserver(WriterObserver):
+    """Only counts: an episode is pushed when it is closed, and granted then."""
+
+    def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
+        """Take what was recorded: it is decided with its episode whether it is inserted."""
+        self._waiting.check_process()
+        self._pusher.record(writer._untold, setting(writer, _untold=0))
+
+
+class EpisodesSide(ActorSide):
+    """Open episodes, each of which is pushed when it is closed."""
+
+    STORED = "whole episodes: closed ones are pushed, or push_episode pushes one"
+    observer: ClassVar[type[WriterObserver]] = EpisodesObserver
+    is_granted_at_once: ClassVar[bool] = False
+    """Whether entries that a writer recorded were granted then."""
+    fitting = MAX_ROWS
+    """Entries of an episode that fit a message."""
+
+    def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
+        """An `OpenEpisodes`, from which nothing is drawn."""
+        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
+        schema, most_bytes = self.session.schema, self.session.most_bytes
+        ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
+        self.fitting = max(1, most_fitting(partial(episode_bytes, schema), most_bytes - ragged))
+        room, parameters = self._room(entries), self.session.parameters
+        episodes = OpenEpisodes(schema, room, parameters, pack=self._pack, ship=self._ship)
+        episodes.limit_ragged(ragged)
+        return episodes
+
+    def _room(self, entries: int) -> int:
+        """Entries of open episodes, of which a writer cuts half off."""
+        return min(entries, 2 * min(self.session.told.limits.get("episode_entries", entries), self.fitting))
+
+    def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """No episode is cut off so late that it fits no message."""
+        self.memory()  # knows how much fits
+        longest = options.get("longest")
+        if longest is not None and whole("longest", longest, 1) > self.fitting:
+            expected = f"at most {self.fitting}: more make a message above limits.message_bytes"
+            raise ParameterError("longest", longest, f"{expected} ({self.session.most_bytes})")
+        return dict(options)
+
+    def _pack(self, *episode: Any) -> Payload:
+        """The container of an episode, as of this moment; see `OpenEpisodes`."""
+        pusher, (*columns, final) = self.pusher, episode
+        began = pusher.waiting.now()
+        payload = pack.pack_episode(
+            self.session.schema,
+            *columns,
+            final=final,
+            now=pusher.clock(),
+            compression=pusher.codec(),
+        )
+        pusher.spend(began)
+        return payload
+
+    def _ship(self, shipment: Shipment, with_it: Changes) -> None:
+        """Push an episode that a writer closed, or count it as skipped; `with_it` is changed together with that."""
+        pusher = self.pusher
+        pusher.waiting.check_process()
+        left = pusher.waiting.closed_by - pusher.waiting.now()
+        patience = max(0.0, min(pusher.patience, left))
+        self._push(shipment, patience, lambda is_pushed: with_it, is_granted=self.is_granted_at_once)
+
+    def push_episode(
+        self,
+        columns: Mapping[str, Any],
+        entries: Mapping[str, Any],
+        ending: Mapping[str, Any],
+        *,
+        steps: int | None,
+        is_cut: bool,
+        patience: float,
+    ) -> bool:
+        """Push an episode, and count it with its steps if it was pushed."""
+        memory = self.memory()
+        assert isinstance(memory, OpenEpisodes)
+        shipment = memory.whole(mapping("columns", columns), **entries, ending=ending)
+        counted = shipment.entries if steps is None else whole("steps", steps, 0, shipment.entries)
+        if is_cut:
+            shipment.facts["cut"] = True
+        returned = None if is_cut else shipment.returned
+
+        def counting(is_pushed: bool) -> Changes:
+            return self.pusher.counting(counted, returned) if is_pushed else []
+
+        return self._push(shipment, patience, counting)
+
+    def _push(
+        self,
+        shipment: Shipment,
+        patience: float,
+        with_it: Callable[[bool], Changes],
+        *,
+        is_granted: bool = False,
+    ) -> bool:
+        """Push an episode; False, after so many seconds, if there was no room for it.
+
+        Args:
+            with_it: The changes that go with it, under the lock; from whether it was pushed.
+            is_granted: Whether its entries were granted when they were recorded.
+        """
+        pusher, entries, inserts = self.pusher, shipment.entries, self.session.inserts
+        pusher.waiting.check_shipping()
+        size, most_bytes = shipment.payload.nbytes, self.session.most_bytes
+        if size > most_bytes:
+            expected = f"at most {most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
+            raise ParameterError("payload bytes", size, expected)
+        deadline = pusher.waiting.now() + patience
+        is_granted = is_granted or pusher.is_granted(deadline)
+        if not (is_granted and pusher.has_room(size, deadline)):
+            reason = WINDOW_FULL if is_granted else HELD_BACK
+            return pusher.skip(reason, lambda: inserts.settling(entries, 0) + with_it(False))
+        more = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
+        pusher.enqueue(shipment.payload, entries, shipment.message, more)
+        return True

@@ -28,7 +28,6 @@ from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Buffer, Message
-from memoire.wire.layout import usual_bytes
 
 from . import former_clients
 from .home_watch import Change
@@ -272,8 +271,7 @@ class Connection:
         former, told = self._session.welcome, welcomed.told
         if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
-            is_cached = told.storage == "caches"
-            usual = usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
+            usual = self._local.choose_side(told.storage).usual_bytes(welcomed.schema, welcomed.parameters)
             if self.data.open(told.endpoints, usual):
                 self.topics.opened()
 
@@ -349,7 +347,7 @@ class Connection:
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
             self.topics.noticed(message.body, message.payload, message.header.home)
-            if self._session.told.storage == "rollouts":  # a model may give the room back of what was taken
+            if self._local.side.waits_for_models:  # it may give the room back of what was taken
                 with self._waiting.changed:
                     self._session.inserts.expect()
 

@@ -1,30 +1,29 @@
-"""Which memory a client has: recent episodes to draw caches from, or only open ones if the server stores episodes."""
+"""The memory of a client and its writers, as the kind of its table has them."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.arguments import whole
 from memoire.errors import ParameterError
 from memoire.limits import CONTAINER, MiB, Reservation
 from memoire.replay.autoreset import layout
 from memoire.replay.engine_setup import memory_bytes
-from memoire.replay.episode_store import Changes, ExactObserver
-from memoire.replay.memory import MAX_ROWS, Memory
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.wire.layout import episode_bytes, most_fitting
-from memoire.wire.parts import Payload
+from memoire.suggestions import one_of
 
-from .episodes import OpenEpisodes, Shipment
+from .actor_side import ActorSide
+from .pushes import Pusher
 from .reports import MemorySums
 from .session import Session
 
@@ -32,6 +31,25 @@ _log = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 """Fewest and most entries that a memory has room for if nobody says how many."""
+SIDES: Final[Mapping[str, str]] = {
+    "caches": "memoire.client.caches:CachesSide",
+    "episodes": "memoire.client.episodes:EpisodesSide",
+    "rollouts": "memoire.client.rollouts:RolloutsSide",
+}
+"""Kinds of tables that actors fill, and what each is at an actor. Others are entry points of the group `ELSEWHERE`."""
+ELSEWHERE: Final = "memoire.actors"
+
+
+def side_of(storage: str) -> type[ActorSide]:
+    """What a kind of table is at an actor. Raises ParameterError if it is not known here."""
+    if storage not in SIDES:
+        for entry in importlib.metadata.entry_points(group=ELSEWHERE, name=storage):
+            found: type[ActorSide] = entry.load()
+            return found
+        raise ParameterError("storage", storage, f"{one_of(storage, SIDES)}, of which this version can fill a table")
+    module, _, name = SIDES[storage].partition(":")
+    side: type[ActorSide] = getattr(importlib.import_module(module), name)
+    return side
 
 
 class LocalMemory:
@@ -42,28 +60,37 @@ class LocalMemory:
     Args:
         capacity: Entries that it has room for; None leaves it to the server, or to what fits.
         live: Whether entries can be drawn before their episode is closed.
-        pack, ship: Of episodes that leave, see `OpenEpisodes`.
         check_open: Raises once the client is closed.
     """
 
     def __init__(
         self,
         session: Session,
+        pusher: Pusher,
         *,
         capacity: int | None,
         live: bool,
         seed: int | None,
-        pack: Callable[..., Payload],
-        ship: Callable[[Shipment, Changes], None],
         check_open: Callable[[], None],
     ) -> None:
         self.lock = threading.RLock()
         """Held while the memory is made, replaced or configured, and while it gets a writer."""
         self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
-        self._pack, self._ship, self._check_open = pack, ship, check_open
+        self._pusher, self._check_open = pusher, check_open
+        self._side: ActorSide | None = None  # from the first WELCOME on
         self._memory: Memory | None = None
         self._writers: WriterRegistry | None = None
-        self._fitting = MAX_ROWS  # entries of an episode that fit a message; of caches, no episode is sent
+
+    @property
+    def side(self) -> ActorSide:
+        """What this client does for the kind of its table."""
+        return self.choose_side(self._session.told.storage)
+
+    def choose_side(self, storage: str) -> ActorSide:
+        """The same, before the session has entered its first home. Raises ParameterError: this kind is not known."""
+        if self._side is None:
+            self._side = side_of(storage)(self._pusher, lambda: self.memory)
+        return self._side
 
     @property
     def memory(self) -> Memory:
@@ -96,28 +123,9 @@ class LocalMemory:
         if allowed:
             fitting = max(1, min(fitting, allowed // memory_bytes(schema, 1)))
         entries = capacity or told.max_step or min(most, fitting)
-        if told.storage == "caches":
-            # Whoever chose a capacity has thought of how much its entries take.
-            return self._make_recent(entries, 0 if capacity or told.max_step else usual)
-        return self._make_open(entries)
-
-    def _make_recent(self, entries: int, ragged_bytes: int) -> Memory:
-        schema, parameters = self._session.schema, self._session.parameters
-        memory = Memory(schema, entries, parameters, live=self._live, seed=self._seed)
-        memory.limit_ragged(ragged_bytes if schema.ragged else 0)
-        memory.saw_model(parameters.newest_model(self._session.models))
-        return memory
-
-    def _make_open(self, entries: int) -> OpenEpisodes:
-        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
-        schema, most_bytes = self._session.schema, self._session.most_bytes
-        ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
-        self._fitting = max(1, most_fitting(partial(episode_bytes, schema), most_bytes - ragged))
-        largest = min(self._session.told.limits.get("episode_entries", entries), self._fitting)
-        room = entries if self._session.told.storage == "rollouts" else min(entries, 2 * largest)
-        episodes = OpenEpisodes(schema, room, self._session.parameters, pack=self._pack, ship=self._ship)
-        episodes.limit_ragged(ragged)
-        return episodes
+        # Whoever chose a capacity has thought of how much its entries take.
+        ragged_bytes = 0 if capacity or told.max_step else usual
+        return self.side.make_memory(entries, ragged_bytes=ragged_bytes, live=self._live, seed=self._seed)
 
     # Writers
 
@@ -126,7 +134,6 @@ class LocalMemory:
         envs: Any,
         num_envs: int | None,
         autoreset: str | None,
-        observer: ExactObserver,
         stamp: Callable[[Any], int],
         **options: Any,
     ) -> Writer:
@@ -134,22 +141,10 @@ class LocalMemory:
         with _core.Held(self.lock):
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = WriterRegistry(self.memory)
-            longest = options.get("longest")
-            if longest is not None and whole("longest", longest, 1) > self._fitting:
-                expected = f"at most {self._fitting}: more make a message above limits.message_bytes"
-                raise ParameterError("longest", longest, f"{expected} ({self._session.most_bytes})")
-            if self._session.told.storage == "rollouts":
-                length = self._session.parameters.rollout_length
-                if longest is not None and length and longest != length:
-                    expected = f"{length}, the length of the table's rollouts, or left out"
-                    raise ParameterError("longest", longest, expected)
-                options |= {"cuts_at_once": True, "longest": self._longest(longest)}
-            return self._writers.make(*layout(envs, num_envs, autoreset), observer, stamp=stamp, **options)
-
-    def _longest(self, given: int | None = None) -> int:
-        """Entries of a rollout: as its writer's maker says, or the table; no more than fit there and into a message."""
-        most = self._session.told.limits.get("episode_entries", self.memory.capacity)
-        return min(given or self._session.parameters.rollout_length or most, most, self._fitting)
+            made, side = self._writers, self.side
+            return made.make(
+                *layout(envs, num_envs, autoreset), side.observer(side), stamp=stamp, **side.writer_options(options)
+            )
 
     def end_writers(self, closed: str, deadline: float) -> Iterable[str]:
         """Store what is open in writers, and have them refuse further steps, because `closed` is closed; returns what
@@ -169,15 +164,13 @@ class LocalMemory:
             session.parameters, session.parameters_version = parameters, version
             if self._memory is not None:
                 self._memory.configure(parameters)
-            if self._writers is not None and session.told.storage != "rollouts":
+            if self._writers is not None:
                 try:
-                    self._writers.check(parameters)
+                    self.side.follow(self._writers, former)
                 except ParameterError as error:  # no caller is there to refuse it
                     _log.warning(
                         "the server now sets %s=%s; here it must be %s", error.name, error.value, error.expected
                     )
-            if self._writers is not None and former.rollout_length != parameters.rollout_length:
-                self._writers.shorten(self._longest())
 
     def saw_models(self, models: dict[str, int]) -> None:
         """The newest versions: what is older than `max_model_lag` allows weighs nothing from now on."""

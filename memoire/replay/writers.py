@@ -11,46 +11,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from memoire import _core
-from memoire._core import setting
 from memoire.arguments import whole
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 from memoire.suggestions import checked_names
 
 from .autoreset import autoreset_mode
-from .episode_store import EpisodeStore, ExactObserver, Observer, putting
+from .episode_store import EpisodeStore, ExactObserver, Observer
 from .parameters import Parameters
 from .step_converter import StepConverter
 from .writer import Writer
 from .writer_state import WriterState
-
-
-class RolloutWriter(Writer):
-    """A `Writer` whose fragments have `longest` entries: shipped at once, so that no entry waits for a step that does.
-
-    Arguments are those of `Writer`.
-    """
-
-    __slots__ = ()
-    _cuts_at_once: ClassVar[bool] = True
-
-    def _between(self, is_after: bool, waits: bool) -> None:
-        """Cut what is long enough, or all so that a learner has it while the observer waits, if it is to."""
-        if is_after or self._owned:  # else the environment may have written over where the step ended
-            self._cut_here(1 if self._answer else self._longest)
-        if self._answer and waits and self._observer is not None:
-            self._observer.pause(self)
-
-    def _discard(self) -> None:
-        """Drop the entries of open episodes, and go on in these; then wait."""
-        changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
-        for i in np.flatnonzero(self._opened < self._clock).tolist():
-            changes += self._memory.opening(int(self.lanes[i]))
-        self._commit(changes)
 
 
 class _LeftWriter(NamedTuple):
@@ -87,7 +60,7 @@ class WriterRegistry:
         *,
         longest: int | None = None,
         check: bool = True,
-        cuts_at_once: bool = False,
+        made_by: type[Writer] = Writer,
         stamp: Callable[[Any], int] | None = None,
         resume: bool = False,
     ) -> Writer:
@@ -95,7 +68,7 @@ class WriterRegistry:
 
         Args:
             longest: None leaves half of the capacity to the open episodes of all writers.
-            cuts_at_once: Whether what has so many entries is stored at that step, and not before the next one.
+            made_by: The class of writer.
             stamp: See `Writer`.
             resume: Go on as a writer of these environments that was saved. Without it open episodes of those end.
 
@@ -129,9 +102,8 @@ class WriterRegistry:
             share = self._share(self._lanes)
             if longest is None:
                 longest = share if is_shared or resumed is None else resumed.longest
-            kind = RolloutWriter if cuts_at_once else Writer
             facts: dict[str, Any] = {"first_lane": first, "longest": longest, "check": check, "stamp": stamp}
-            writer = kind(self.memory, num_envs, mode, observer, **facts, resumed=resumed)
+            writer = made_by(self.memory, num_envs, mode, observer, **facts, resumed=resumed)
             writer._leave = weakref.finalize(writer, self._free.append, (first, lanes))
             self._living.add(writer)
             for other in self._sharing:

@@ -14,7 +14,7 @@ from clientkit import CLIENT, reply
 from interrupts import Call, check_whole
 from memoire.client.io_client_lock import ClientLock
 from memoire.client.local_memory import LocalMemory
-from memoire.client.pushes import Pusher, WriterObserver
+from memoire.client.pushes import Pusher
 from memoire.client.session import Session
 from memoire.errors import MemoireError
 from memoire.limits import Limits
@@ -81,13 +81,12 @@ class Actor:
         self.waiting = ClientLock(1.0)
         rest: Any = {"when_full": case.when_full, "block_timeout": 0.001, "clock": lambda: 1.0}
         self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
-        more: Any = {"pack": self.pusher.pack, "ship": self.pusher.ship, "check_open": lambda: None}
-        self.local = LocalMemory(self.session, capacity=40, live=True, seed=1, **more)
+        more: Any = {"check_open": lambda: None}
+        self.local = LocalMemory(self.session, self.pusher, capacity=40, live=True, seed=1, **more)
         self.local.memory.set_clock(1.0)
-        observer = WriterObserver(self.session, self.waiting, self.pusher, self.local)
         autoreset = None if case.num_envs is None else "next_step"
         options: Any = {} if case.longest is None else {"longest": case.longest}
-        self.writer = self.local.writer(None, case.num_envs, autoreset, observer, lambda version: version, **options)
+        self.writer = self.local.writer(None, case.num_envs, autoreset, lambda version: version, **options)
         self.refused: list[str] = []
         self.go_on(case.before)
 

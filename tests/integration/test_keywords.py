@@ -77,7 +77,7 @@ CLIENT_ALONE = {
 }  # fmt: skip
 """Of `when_full`, a table of rollouts has `full`: the one is about bytes on their way, the other about entries held.
 Number and mode of environments are compared with what the environments say."""
-INSIDE = {"self", "options", "observer", "stamp", "cuts_at_once", "resume"}
+INSIDE = {"self", "options", "observer", "stamp", "made_by", "resume"}
 
 
 def test_every_setting_of_client_and_table_is_listed():

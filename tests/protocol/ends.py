@@ -182,6 +182,14 @@ class Nothing:
         """Nothing to draw."""
         return MemorySums()
 
+    def choose_side(self, storage: str) -> Any:
+        """What it pushes says nothing of usual sizes."""
+        return self
+
+    def usual_bytes(self, *given: Any) -> int:
+        """They cannot be known."""
+        return 0
+
 
 class Offline(Connection):
     """A client's connection without its thread and sockets."""
@@ -204,7 +212,7 @@ class CachePusher(Pusher):
 
     def push(self) -> None:
         """Push one."""
-        self._enqueue(
+        self.enqueue(
             PAYLOAD,
             1,
             lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coded_env import KINDS, CodedEnv, action_at, decode, encode, reward_at
+from memoire.client.rollouts import RolloutWriter
 from memoire.errors import (
     Closed,
     EntryError,
@@ -28,7 +29,6 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
-from memoire.replay.writers import RolloutWriter
 
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)

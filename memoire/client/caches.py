@@ -1,0 +1,133 @@
+"""Caches at an actor: recent episodes stay here, and samples that are drawn of them are pushed.
+
+entries ──▶ granted? ──▶ samples_per_insert of them are owed ──▶ cache_size are owed: draw and push a cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memoire import _core
+from memoire._core import setting
+from memoire.errors import EmptyMemory, ParameterError
+from memoire.replay.episode_store import Changes
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import messages, pack
+from memoire.wire.layout import usual_bytes
+from memoire.wire.parts import Payload
+
+from .actor_side import ActorSide, WriterObserver
+from .pushes import HELD_BACK, WINDOW_FULL
+
+NOTHING_TO_DRAW = "nothing to draw"
+"""Why nothing was pushed while no entry of the memory weighs anything."""
+
+
+class CachesObserver(_core.SampleDebt, WriterObserver):
+    """Pushes as many samples as the parameters ask for."""
+
+    def __init__(self, side: CachesSide) -> None:
+        WriterObserver.__init__(self, side)
+        self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # for good
+        self._held, self._counts = self._waiting.changed, self._session.counts
+        self._schedule = self._session.schedule
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something of entries that it took is not done yet."""
+        return self._is_due or self._asked > 0
+
+    def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
+        """Take what was recorded, and push a cache if so many samples are owed."""
+        self._waiting.check_process()
+        count, pusher, parameters = writer._untold, self._pusher, self._session.parameters
+        if not self._take_granted(writer, parameters.samples_per_insert, self._entry_bytes):
+            pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=self._asked + count))
+            self._insert(pusher.patience if waits else 0.0)
+        if self._is_due or self._owed >= parameters.cache_size:
+            self._push(pusher.patience if waits else 0.0)
+
+    def _insert(self, patience: float) -> None:
+        """Make inserts of the entries that wait for that, or let them stay passed steps."""
+        pusher, parameters = self._pusher, self._session.parameters
+
+        def admitting(count: int) -> Changes:
+            owed = self._owed + count * parameters.samples_per_insert
+            return setting(self, _asked=self._asked - count, _owed=owed)
+
+        if not pusher.admit(lambda: self._asked, admitting, patience):
+            inserts = self._session.inserts
+            pusher.skip(HELD_BACK, lambda: inserts.settling(self._asked, 0) + setting(self, _asked=0))
+
+    def _push(self, patience: float) -> None:
+        """Push the cache that is due."""
+        if not self._is_due:
+            # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
+            size = self._session.parameters.cache_size
+            _core.at_once(setting(self, _owed=min(self._owed - size, size), _is_due=True))
+        try:
+            self._side.push_granted(patience, lambda: setting(self, _is_due=False))
+        except Exception:
+            self._is_due = False
+            raise
+
+
+class CachesSide(ActorSide):
+    """A memory of recent episodes, of which caches are drawn."""
+
+    STORED = "caches: use a writer, or push_cache"
+    observer = CachesObserver
+    leaves_open = False
+
+    def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
+        """A `Memory` of closed and open episodes."""
+        schema, parameters = self.session.schema, self.session.parameters
+        memory = Memory(schema, entries, parameters, live=live, seed=seed)
+        memory.limit_ragged(ragged_bytes if schema.ragged else 0)
+        memory.saw_model(parameters.newest_model(self.session.models))
+        return memory
+
+    def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
+        """Of a cache."""
+        return usual_bytes(schema, parameters)
+
+    def push_cache(self, patience: float) -> bool:
+        """Draw a cache and push it, as soon as an entry may be inserted."""
+        pusher = self.pusher
+        deadline = pusher.waiting.now() + patience
+        if not pusher.is_granted(deadline):
+            return pusher.skip(HELD_BACK)
+        return self.push_granted(pusher.waiting.left(deadline))
+
+    def push_granted(self, patience: float, with_it: Callable[[], Changes] = list) -> bool:
+        """The same for a writer whose entries were granted; `with_it` is changed together with what comes of it."""
+        pusher, memory = self.pusher, self.memory()
+        deadline = pusher.waiting.now() + patience
+        if memory.num_positive == 0:
+            return pusher.skip(NOTHING_TO_DRAW, with_it)
+        if not pusher.has_room(pusher.last_size or 1, deadline):
+            return pusher.skip(WINDOW_FULL, with_it)
+        try:
+            payload = self._build(memory)
+        except EmptyMemory:
+            return pusher.skip(NOTHING_TO_DRAW, with_it)
+        if not pusher.has_room(payload.nbytes, deadline):
+            return pusher.skip(WINDOW_FULL, with_it)
+        pusher.enqueue(payload, self.session.parameters.cache_size, _message, with_it)
+        return True
+
+    def _build(self, memory: Memory) -> Payload:
+        session, pusher, began = self.session, self.pusher, self.pusher.waiting.now()
+        payload = pack.build(memory, now=pusher.clock(), compression=pusher.codec())
+        pusher.spend(began)
+        if payload.nbytes > session.most_bytes:
+            fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
+            expected = f"such that a cache of {payload.nbytes} bytes {fitting}"
+            raise ParameterError("cache_size", session.parameters.cache_size, expected)
+        return payload
+
+
+def _message(since: int, number: int, pushed_bytes: int) -> messages.Cache:
+    return messages.Cache(since=since, number=number, pushed_bytes=pushed_bytes)
