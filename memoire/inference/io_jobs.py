@@ -101,8 +101,13 @@ class JobService:
 
     # From any thread
 
-    def run(self, content: JobContent, only: str = "", attempts: int | None = None) -> Future[Any]:
+    def run(
+        self, content: JobContent, only: str = "", attempts: int | None = None, future: Future[Any] | None = None
+    ) -> Future[Any]:
         """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer.
+
+        Args:
+            future: It gets the result; None makes one.
 
         Raises:
             ParameterError: start and options are more than an observer takes in one message.
@@ -111,17 +116,17 @@ class JobService:
             self._packed(_NOBODY, 0, content, Receiver())
         except ProtocolError as error:
             raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
-        future: Future[Any] = Future()
+        made: Future[Any] = Future() if future is None else future
 
         def submit() -> None:
-            job = self.jobs.submit(content, future, only, attempts)
-            future.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
+            job = self.jobs.submit(content, made, only, attempts)
+            made.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
             self._give()
 
         self.post(submit)
         if self._is_leaving:  # perhaps nobody looks at what is posted any more
-            settle(future, error=Closed("this agent"))
-        return future
+            settle(made, error=Closed("this agent"))
+        return made
 
     def passed_over(self, results: int) -> None:
         """So many results came in time, and were too old to be used: they are late, too."""

@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 from memoire._core import Condition, at_once, setting
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
@@ -21,6 +21,8 @@ from .envelope import Sample, samples_of
 
 _log = logging.getLogger(__name__)
 
+Calls: TypeAlias = Iterable[tuple[Callable[..., object], tuple[Any, ...]]]
+"""Functions and arguments, for `at_once`."""
 MAX_WAITING: Final = 100_000
 """Samples that wait for the memory; beyond, the servers keep them."""
 MAX_TAKE: Final = 8192
@@ -42,6 +44,16 @@ class SampleMemory(Protocol):
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of a round."""
+
+
+class Journal(Protocol):
+    """What keeps samples on disk, as `SampleJournal` does."""
+
+    def noting(self, buffer: Any) -> Calls:
+        """The calls that note a buffer, for `at_once`."""
+
+    def write_if_many(self) -> None:
+        """Write what was noted, if it is much."""
 
 
 class SampleTaker:
@@ -124,16 +136,21 @@ class EpisodeReturns:
         self._open: dict[bytes, tuple[int, float]] = {}  # length and return of each worker's episode
         self._ended: dict[str, list[tuple[int, float]]] = {"train": [], "test": []}
 
-    def add(self, sample: Sample) -> None:
-        """Count a sample."""
-        length, returned = (0, 0.0) if sample.is_reset else self._open.get(sample.client, (0, 0.0))
-        if sample.test_length:
-            self._ended["test"].append((sample.test_length, sample.test_return))
-        if not sample.is_reset:
-            length, returned = length + 1, returned + sample.reward
-        if sample.terminated or sample.truncated:
-            self._ended["train"].append((length, returned))
-        self._open[sample.client] = (length, returned)
+    def adding(self, samples: Sequence[Sample]) -> Calls:
+        """The calls that count samples, for `at_once`."""
+        found: dict[bytes, tuple[int, float]] = {}
+        ended: dict[str, list[tuple[int, float]]] = {"train": [], "test": []}
+        for sample in samples:
+            client = sample.client
+            length, returned = (0, 0.0) if sample.is_reset else found.get(client) or self._open.get(client, (0, 0.0))
+            if sample.test_length:
+                ended["test"].append((sample.test_length, sample.test_return))
+            if not sample.is_reset:
+                length, returned = length + 1, returned + sample.reward
+            if sample.terminated or sample.truncated:
+                ended["train"].append((length, returned))
+            found[client] = (length, returned)
+        return [(self._open.update, (found,)), *((self._ended[kind].extend, (ended[kind],)) for kind in ended)]
 
     def state(self) -> list[list[Any]]:
         """The episodes that go on, as JSON has them: client, length and return."""
@@ -150,7 +167,7 @@ class EpisodeReturns:
             if episodes:
                 found[f"episode_length_{kind}"] = sum(length for length, _ in episodes) / len(episodes)
                 found[f"return_{kind}"] = sum(returned for _, returned in episodes) / len(episodes)
-                episodes.clear()
+        at_once([(episodes.clear, ()) for episodes in self._ended.values()])
         return found
 
 
@@ -162,7 +179,7 @@ class MemoryExperience:
         memory: What holds them.
         buffer: Called with samples of one worker, and whether the first one follows the last sample that the memory
             got; makes what the memory takes.
-        keep: Called with each buffer after the memory has it: for a journal.
+        journal: Keeps each buffer that the memory has; None: nothing does.
     """
 
     def __init__(
@@ -170,9 +187,9 @@ class MemoryExperience:
         taker: SampleTaker,
         memory: SampleMemory,
         buffer: Callable[[list[Sample], bool], Any],
-        keep: Callable[[Any], object] = lambda buffer: None,
+        journal: Journal | None = None,
     ) -> None:
-        self._taker, self.memory, self._buffer, self._keep = taker, memory, buffer, keep
+        self._taker, self.memory, self._buffer, self._journal = taker, memory, buffer, journal
         self.received = 0
         """Steps of environments that came; resets are none."""
         self._take = getattr(memory, "append", None) or memory.append_buffer
@@ -193,10 +210,11 @@ class MemoryExperience:
         continues = self._last is not None and _follows(self._last, samples[0])
         buffer = self._buffer(samples, continues)
         received = self.received + sum(not sample.is_reset for sample in samples)
-        has_come = setting(self, _last=samples[-1], received=received)
-        at_once([(self._take, (buffer,)), (self._coming.popleft, ()), *has_come, (self._keep, (buffer,))])
-        for sample in samples:
-            self.returns.add(sample)
+        has_come = [(self._coming.popleft, ()), *setting(self, _last=samples[-1], received=received)]
+        noted = () if self._journal is None else self._journal.noting(buffer)
+        at_once([(self._take, (buffer,)), *has_come, *self.returns.adding(samples), *noted])
+        if self._journal is not None:
+            self._journal.write_if_many()
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes, as JSON has it: the newest sample, open episodes, and the memory's own generators."""

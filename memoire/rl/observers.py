@@ -132,6 +132,16 @@ class Agent:
             A future, whose `cancel` reaches a running observer with its next message. Its exception is `JobFailed`,
             `ObserverLost` or `Closed`.
         """
+        return self._begin([], start, observer, options)
+
+    def _begin(
+        self,
+        pending: list[Future[ObservedEpisode]],
+        start: Mapping[str, Any] | Start | None,
+        observer: str | None,
+        options: Mapping[str, Any],
+    ) -> Future[ObservedEpisode]:
+        """Have an observer run an episode, whose future is put at the end of these. Interrupted, it is cancelled."""
         if self.node.closed:
             raise Closed("this agent")
         source: StartStates | None = None
@@ -140,14 +150,20 @@ class Agent:
             self.turn += 1
             start = source.sample()
         columns = start.columns if isinstance(start, Start) else start
-        content = JobContent(None if columns is None else self._start_of(columns), options)
+        content = JobContent(None if columns is None else self._start_of(columns), dict(options))
         drawn = start if isinstance(start, Start) else None
         made: Future[ObservedEpisode] = Future()
-        inner = self._jobs.run(content, observer or "")
+        inner: Future[Any] = Future()
         inner.add_done_callback(lambda done: self._settle(made, done, options, drawn, source))
         made.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
         made.add_done_callback(self._notify)
-        return made
+        try:
+            self._jobs.run(content, observer or "", future=inner)
+            pending.append(made)
+            return made
+        except BaseException:
+            made.cancel()
+            raise
 
     def wait(
         self, futures: Iterable[Future[Any]], min_done: int | None = None, timeout: float | None = None
@@ -188,10 +204,11 @@ class Agent:
         wanted = whole("episodes", episodes, 1)
         least = wanted if min_done is None else whole("min_done", min_done, 1, wanted)
         deadline, failures = time.monotonic() + seconds(timeout), 0
+        given = options.pop("start", None), options.pop("observer", None)
         while True:
             failures += self._drop_unusable(failures < wanted)
             while len(self._pending) < wanted:
-                self._pending.append(self.run_episode(**options))
+                self._begin(self._pending, *given, options)
             done, late = self.wait(self._pending, least, max(0.0, deadline - time.monotonic()))
             usable = [each for each in done if _is_usable(each)]
             if len(usable) >= least:

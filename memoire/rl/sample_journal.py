@@ -6,11 +6,12 @@ journal gives it buffers as they came: no object of the user's is ever stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from memoire import _core
 from memoire.arguments import whole
 from memoire.errors import DataError
 from memoire.replay.replacement import Fault, no_fault
@@ -94,13 +95,21 @@ class SampleJournal:
             ParameterError: a sample holds something else than plain values and arrays.
             OSError: it cannot be written. It waits for the next write.
         """
+        _core.at_once(self.noting(buffer))
+        self.write_if_many()
+
+    def noting(self, buffer: Any) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+        """The calls that note a buffer, for `at_once`; `write_if_many` has to follow."""
         starts = getattr(buffer, "starts", None)
         kept = KeptBuffer(
             list(buffer.memory), None if starts is None else [bool(each) for each in starts],
             bool(getattr(buffer, "continues", False)),
         )  # fmt: skip
-        self._pending.append(kept)
-        self._pending_samples += len(kept)
+        count = _core.setting(self, _pending_samples=self._pending_samples + len(kept))
+        return [(self._pending.append, (kept,)), *count]
+
+    def write_if_many(self) -> None:
+        """Write what was noted, if it is as much as one record holds. Raises as `keep`."""
         if self._pending_samples >= min(MAX_PENDING, self._part):
             self._write()
 
@@ -149,8 +158,8 @@ class SampleJournal:
         if self._pending_samples:
             if self._log.files and sum(self._log.files[-1].tags) >= self._part:
                 self._log.begin_file()
-            self._log.append([(self._pending_samples, packed_buffers(self._pending))])
-        self._pending, self._pending_samples = [], 0
+            written = _core.setting(self, _pending=[], _pending_samples=0)
+            self._log.append([(self._pending_samples, packed_buffers(self._pending))], written)
 
 
 def _unpacked(record: Record) -> Iterator[KeptBuffer]:

@@ -16,12 +16,13 @@ import os
 import secrets
 import struct
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from memoire import _core
 from memoire.errors import Closed, DataError
 from memoire.replay.replacement import (
     Fault,
@@ -172,9 +173,14 @@ class RecordLog:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def append(self, records: Iterable[tuple[int, Payload]]) -> None:
+    def append(
+        self, records: Iterable[tuple[int, Payload]], then: Iterable[tuple[Callable[..., object], tuple[Any, ...]]] = ()
+    ) -> None:
         """Append (tag, payload) of each record; they are on disk when this returns. If the process is killed meanwhile,
-        a first part of them may be there.
+        a first part of them may be there. After an interrupt nothing was appended, or all.
+
+        Args:
+            then: Calls that are made if they were appended, for `at_once`.
 
         Raises:
             OSError, and what `records` raises: nothing was appended. It may be tried again.
@@ -202,9 +208,8 @@ class RecordLog:
             with suppress(OSError):
                 self._cut_back()
             raise
-        self._is_torn, self._counts = False, counts
-        file.tags += tags
-        file.chain, file.size = chain, size
+        is_there = _core.setting(self, _is_torn=False, _counts=counts)
+        _core.at_once([*is_there, (file.tags.extend, (tags,)), *_core.setting(file, chain=chain, size=size), *then])
 
     def begin_file(self) -> None:
         """Have a new file for what is appended next."""
@@ -222,7 +227,7 @@ class RecordLog:
             gone, left = self.files[:count], self.files[count:]
             counts = self._counts._replace(first=left[0].first, predecessor=left[0].predecessor)
             self._count(counts)
-            self._counts, self.files = counts, left
+            _core.at_once(_core.setting(self, _counts=counts, files=left))
             self._remove([each.path for each in gone])
 
     def _begin_step(self) -> None:

@@ -401,8 +401,7 @@ class Trainer(NativeTrainer):
         _check_run(self.reader.run)
         memory, least = self.training.memory, max(1, self.reader.parameters.cache_size)
         self._rebuild(memory)
-        keep = _keep_nothing if self._journal is None else self._journal.keep
-        return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, keep)
+        return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, self._journal)
 
     def _lock_checkpoint(self) -> Any:
         return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # else it is a file
@@ -551,10 +550,6 @@ def _refuse_others(owner: Any, cls: Any) -> None:
         found = getattr(owner, name, value)
         if type(value) in SETTINGS and found != value:
             raise ParameterError(name, value, f"{found!r}, as the loaded training has it; updater_fn can change it")
-
-
-def _keep_nothing(buffer: Any) -> None:
-    """Nothing: no checkpoint is written, or the caller's functions write it."""
 
 
 def _tell_round(stats: RoundStats) -> None:

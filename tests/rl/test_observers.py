@@ -17,6 +17,7 @@ import zmq
 
 import memoire
 import observer_child
+from interrupts import everywhere
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.node_state import NodeState
 from memoire.dashboard.collect.overview import starts_of
@@ -245,6 +246,17 @@ def test_late_episodes_of_older_weights_than_max_lag_allows_are_counted_and_repl
     assert [each.version for each in episodes] == [2, 2] and agent.version == 2
     until(lambda: agent.stats().jobs.late == 2)
     assert agent.stats().jobs.done == 4
+
+
+def test_an_episode_whose_call_was_interrupted_is_left_to_no_observer(open_agent):
+    agent = open_agent()
+    for interrupted in everywhere():
+        begun = []
+        interrupted(lambda begun=begun: begun.append(agent.run_episode()))
+        until(lambda begun=begun: agent.stats().jobs.open == len(begun))
+        for each in begun:
+            each.cancel()
+        until(lambda: not agent.stats().jobs.open)
 
 
 def test_cancelling_reaches_a_running_observer_with_its_next_message(open_agent, observe):

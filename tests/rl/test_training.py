@@ -1,6 +1,8 @@
 """How a trainer's time goes, under a clock of the test's; what an interrupt leaves."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +17,7 @@ from memoire.replay.parameters import Parameters
 from memoire.rl.actors import ModelFollower
 from memoire.rl.envelope import Sample, columns_of
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
+from memoire.rl.sample_journal import PARTS, SampleJournal
 from memoire.rl.trainer import DrawnBatches
 from memoire.rl.training import RatioGate, Training, TrainingLoop
 from netkit import in_thread
@@ -202,16 +205,30 @@ def taker() -> SampleTaker:
     return made
 
 
-def test_samples_that_came_are_in_the_memory_once_wherever_their_trainer_is_interrupted() -> None:
-    for interrupted in everywhere():
-        memory, kept = Memory(), []
-        experience = MemoryExperience(taker(), memory, lambda samples, continues: samples, kept.append)
-        place = interrupted(experience.update)
-        experience.update()
-        found = [(each.client[0], each.step) for each in memory]
-        assert found == [(client, step) for client in (1, 2) for step in range(3)], place
-        assert experience.received == 6 and len(kept) == 2, place
-        assert experience.state()["last"] == [(b"\2" * 16).hex(), 1, 2], place
+class Came(list[Any]):
+    """A buffer of samples."""
+
+    @property
+    def memory(self) -> list[Any]:
+        return [(each.client[0], each.step) for each in self]
+
+
+@pytest.mark.parametrize("every", [1 if "INTERRUPTED_OPCODES" in os.environ else 17])
+def test_samples_that_came_are_in_memory_journal_and_figures_once_wherever_their_trainer_is_interrupted(
+    every: int, tmp_path: Path
+) -> None:
+    expected = [(client, step) for client in (1, 2) for step in range(3)]
+    for number, interrupted in enumerate(everywhere(every=every)):
+        memory: Any = Memory()
+        with SampleJournal(tmp_path / str(number), 2 * PARTS) as journal:  # each buffer is written at once
+            experience = MemoryExperience(taker(), memory, lambda samples, continues: Came(samples), journal)
+            place = interrupted(experience.update)
+            experience.update()
+            journal.commit()
+            assert [(each.client[0], each.step) for each in memory] == expected, place
+            assert [tuple(sample) for each in journal.buffers() for sample in each.memory] == expected, place
+            assert experience.received == 6 and experience.state()["last"] == [(b"\2" * 16).hex(), 1, 2], place
+            assert [each[1:] for each in experience.state()["open"]] == [[3, 0.0]] * 2, place
 
 
 class Models:
