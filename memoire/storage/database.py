@@ -75,7 +75,7 @@ def create(path: Path, name: str, at: Callable[[str], None]) -> None:
             row = (META, b"name", name.encode())
             check = add_up(*row)
             write_facts(connection, [(*row, check)])
-            write_seal(connection, RowsChecksum().with_facts((), (check,)))
+            write_seal(connection, RowsChecksum(facts=1, facts_sum=check))
         finally:
             connection.close()
         at("before create")

@@ -197,6 +197,8 @@ def last_of_each(facts: Iterable[Fact]) -> list[Fact]:
 def pack_group(group: SavedGroup, runs: dict[str, int]) -> list[Fact]:
     """The facts of a group, but for its models and segments; new runs get the next number in `runs`."""
     facts: list[Fact] = []
+    if not (group.runs or group.lines or group.settings):
+        return facts
     for run in group.runs:
         number = runs.setdefault(run.name, max(runs.values(), default=0) + 1)
         facts.append((RUN, run_key(number), msgspec.msgpack.encode(run)))

@@ -1,7 +1,7 @@
 """The row that seals a state file: how many rows there are, and all their checksums together.
 
     two facts of checksums 3 and 4           RowsChecksum(facts=2, facts_sum=7)
-    the one of checksum 3 becomes one of 9   .with_facts([3], [9])         RowsChecksum(facts=2, facts_sum=13)
+    the one of checksum 3 becomes one of 9   .next(([3], [9]))             RowsChecksum(1, facts=2, facts_sum=13)
 
 A row that is missing, stale or changed leaves another sum. Pure.
 """
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 SUMS: Final = (1 << 64) - 1
-"""Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, need no bound."""
+"""Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, never have more."""
+Change: TypeAlias = tuple[Collection[int], Collection[int]]
+"""Checksums of rows that have gone, and of those that have come."""
+NONE: Final[Change] = (), ()
 _FORM: Final = struct.Struct(">9Q")
 
 
@@ -40,36 +43,18 @@ class RowsChecksum(NamedTuple):
         """The body of its row."""
         return _FORM.pack(*self)
 
-    def next(self) -> RowsChecksum:
-        """Of one more transaction, which has changed nothing yet."""
-        return self._replace(generation=self.generation + 1)
+    def next(self, *changes: Change) -> RowsChecksum:
+        """Of one more transaction, in which rows have gone and others have come: facts, lines, accounts and prompts, in
+        this order.
+        """
+        sums = [*self]
+        sums[0] += 1
+        for place, (former, new) in enumerate(changes):
+            if former or new:
+                sums[2 * place + 1] += len(new) - len(former)
+                sums[2 * place + 2] = sums[2 * place + 2] - sum(former) + sum(new) & SUMS
+        return RowsChecksum(*sums)
 
     def without_lines(self) -> RowsChecksum:
         """Of a copy that has no lines."""
         return self._replace(lines=0, lines_sum=0)
-
-    def with_facts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
-        """Facts of these checksums have gone, and others have come."""
-        if not (former or new):
-            return self
-        total = self.facts_sum - sum(former) + sum(new) & SUMS
-        return self._replace(facts=self.facts - len(former) + len(new), facts_sum=total)
-
-    def with_lines(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
-        """Lines of these checksums have gone, and others have come."""
-        if not (former or new):
-            return self
-        total = self.lines_sum - sum(former) + sum(new) & SUMS
-        return self._replace(lines=self.lines - len(former) + len(new), lines_sum=total)
-
-    def with_accounts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
-        """Accounts of these checksums have gone, and others have come."""
-        if not (former or new):
-            return self
-        total = self.accounts_sum - sum(former) + sum(new)
-        return self._replace(accounts=self.accounts - len(former) + len(new), accounts_sum=total)
-
-    def with_prompts(self, former: Collection[int], new: Collection[int]) -> RowsChecksum:
-        """Rows of prompts of these checksums have gone, and others have come."""
-        total = self.prompts_sum - sum(former) + sum(new)
-        return self._replace(prompts=self.prompts - len(former) + len(new), prompts_sum=total)

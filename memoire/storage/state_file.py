@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import LogEntry
@@ -41,6 +41,7 @@ from .records import (
     LineRow,
     LogSegment,
     PartChanges,
+    PartRow,
     StateContents,
     add_up,
     checked_fact,
@@ -50,13 +51,28 @@ from .records import (
     part_sum,
     segment_key,
 )
-from .seal import SUMS, RowsChecksum
+from .seal import NONE, SUMS, Change, RowsChecksum
 
 SHORT_BYTES: Final = 64
 """Bytes of a row's body that is handed back when the row goes."""
+MAX_RECENT: Final = 8192
+"""Of `accounts`, and of `prompts`."""
 MAX_TRIMMED_ROWS: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 _NO_CHANGES: Final[PartChanges] = MappingProxyType({})
+_Former: TypeAlias = tuple[int, bytes | None]
+_STATEMENTS: Final = {
+    table: (
+        # SQLite does not read a long body to know its length.
+        f"SELECT sum + part, CASE WHEN length(body) <= {SHORT_BYTES} THEN body END FROM {table} "  # noqa: S608
+        "WHERE part = ? AND key = ?",
+        f"INSERT INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",  # noqa: S608
+        f"INSERT OR REPLACE INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)",  # noqa: S608
+        f"DELETE FROM {table} WHERE part = ? AND key = ?",  # noqa: S608
+    )
+    for table in PARTS
+}
+"""Of such a table: what finds a row, puts a new one in, puts one in the place of another, and takes one out."""
 
 
 class StateFile:
@@ -66,14 +82,24 @@ class StateFile:
         path: Of the file, which must be there: see `database.create`. Nothing is written before `go_live`.
         witnessed: Transactions that it must have had; None where nobody knows any more.
         at: Called at named points, so that a test may end the process there.
+        recent: Rows of `accounts`, and of `prompts`, whose checksums are remembered: those that were written last.
     """
 
-    def __init__(self, path: Path, witnessed: int | None, *, at: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        witnessed: int | None,
+        *,
+        at: Callable[[str], None] = lambda point: None,
+        recent: int = MAX_RECENT,
+    ) -> None:
         self.path = path
-        self._at = at
+        self._at, self._max_recent = at, recent
         self.seal = RowsChecksum()
         self.contents = StateContents(path)
         self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
+        # Of rows that were written last, as they are in the database: checksum with the row's number, and a short body.
+        self._recent: dict[str, dict[tuple[int, bytes], _Former]] = {table: {} for table in PARTS}
         self._saved_words = 0
         self.was_backup = read_head(path)
         self._found = {beside: beside.read_bytes() if beside.exists() else None for beside in _log_of(path)}
@@ -216,8 +242,8 @@ class StateFile:
 
     def save(
         self,
-        facts: Iterable[Fact],
-        lines: list[tuple[int, LogEntry]],
+        facts: Sequence[Fact],
+        lines: Sequence[tuple[int, LogEntry]],
         accounts: PartChanges = _NO_CHANGES,
         prompts: PartChanges = _NO_CHANGES,
         *,
@@ -231,52 +257,81 @@ class StateFile:
         Returns:
             The bodies of the rows of prompts that have gone or were replaced, the short ones.
         """
-        words = enumerate(self.contents.words.after(self._saved_words), self._saved_words + 1)
-        changed = last_of_each([*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in words)])
+        words = self.contents.words
+        if len(words) > self._saved_words:
+            texts = enumerate(words.after(self._saved_words), self._saved_words + 1)
+            facts = [*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in texts)]
+        changed = last_of_each(facts) if facts else []
         rows = [(kind, key, body, add_up(kind, key, body)) for kind, key, body in changed if body is not None]
         gone = [(kind, key) for kind, key, body in changed if body is None]
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
-        former_prompts: list[bytes] = []
-        seal = (
-            self.seal.next()
-            .with_facts(former, [row[-1] for row in rows])
-            .with_lines((), [row[0] + row[-1] for row in new])
-        )
+        seal, former_prompts = self.seal, list[bytes]()
+        accounts_come, prompts_come = list[PartRow](), list[PartRow]()
 
         def write() -> None:
             nonlocal seal
             if application:
                 self._connection.execute(f"PRAGMA application_id = {application}")
-            seal = seal.with_accounts(*self._write_parts("accounts", accounts, []))
-            seal = seal.with_prompts(*self._write_parts("prompts", prompts, former_prompts))
+            seal = seal.next(
+                (former, [row[-1] for row in rows]),
+                ((), [row[0] + row[-1] for row in new]),
+                self._write_parts("accounts", accounts, accounts_come),
+                self._write_parts("prompts", prompts, prompts_come, former_prompts),
+            )
             self._write_all(rows, gone, new, seal)
 
         self._transact(write)
         self._apply(rows, gone)
+        self._remember("accounts", accounts, accounts_come)
+        self._remember("prompts", prompts, prompts_come)
         self.seal = seal
-        self._saved_words = len(self.contents.words)
+        self._saved_words = len(words)
         self._at("after commit")
         return former_prompts
 
-    def _write_parts(self, table: str, changes: PartChanges, former: list[bytes]) -> tuple[list[int], list[int]]:
+    def _write_parts(
+        self, table: str, changes: PartChanges, come: list[PartRow], short: list[bytes] | None = None
+    ) -> Change:
         """Replace these rows, or take them out; returns the checksums that have gone, and those that have come, each
-        with the row's number. Puts the short bodies that have gone into `former`.
+        with the row's number. Puts the rows into `come`, and short bodies that have gone into `short`.
         """
         if not changes:
-            return [], []
-        # SQLite does not read a long body to know its length.
-        short = f"CASE WHEN length(body) <= {SHORT_BYTES} THEN body END"
-        query = f"SELECT sum + part, {short} FROM {table} WHERE part = ? AND key = ?"  # noqa: S608
-        rows_found = (self._connection.execute(query, name).fetchone() for name in changes)
-        found = [row for row in rows_found if row is not None]
-        former += [body for _, body in found if body is not None]
-        rows = [(*name, body, part_sum(*name, body)) for name, body in changes.items() if body is not None]
-        gone = [name for name, body in changes.items() if body is None]
-        self._connection.executemany(f"INSERT OR REPLACE INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)", rows)  # noqa: S608
+            return NONE
+        select, insert, replace, delete = _STATEMENTS[table]
+        connection, recent = self._connection, self._recent[table]
+        found, replaced, gone = list[_Former](), list[PartRow](), list[tuple[int, bytes]]()
+        for name, body in changes.items():
+            known = recent.get(name)
+            if body is None:
+                gone.append(name)
+            else:
+                row = *name, body, part_sum(*name, body)
+                come.append(row)
+                if known is None and connection.execute(insert, row).rowcount:
+                    continue  # it is new
+                replaced.append(row)
+            if known is not None or (known := connection.execute(select, name).fetchone()) is not None:
+                found.append(known)
+        if replaced:
+            connection.executemany(replace, replaced)
         if gone:
-            self._connection.executemany(f"DELETE FROM {table} WHERE part = ? AND key = ?", gone)  # noqa: S608
-        return [check for check, _ in found], [row[0] + row[-1] for row in rows]
+            connection.executemany(delete, gone)
+        if short is not None:
+            short += [body for _, body in found if body is not None]
+        return [check for check, _ in found], [row[0] + row[-1] for row in come]
+
+    def _remember(self, table: str, changes: PartChanges, come: Iterable[PartRow]) -> None:
+        """The database has these changes, with the rows that have come."""
+        if not changes:
+            return
+        recent = self._recent[table]
+        for name in changes:
+            recent.pop(name, None)
+        for part, key, body, check in come:
+            recent[part, key] = part + check, body if len(body) <= SHORT_BYTES else None
+        while len(recent) > self._max_recent:
+            del recent[next(iter(recent))]
 
     def _write_all(
         self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
@@ -306,6 +361,8 @@ class StateFile:
             self._at("before commit")
             connection.execute("COMMIT")
         except BaseException:
+            for recent in self._recent.values():
+                recent.clear()
             try:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -323,8 +380,9 @@ class StateFile:
         ).fetchall()
         is_over = len(found) < MAX_TRIMMED_ROWS
         gone = [(SEGMENT, segment_key(segment))] if is_over else []
-        seal = self.seal.next().with_lines([number + check for number, check in found], ())
-        seal = seal.with_facts([self._sums[which] for which in gone], ())
+        seal = self.seal.next(
+            ([self._sums[which] for which in gone], ()), ([number + check for number, check in found], ())
+        )
 
         def write() -> None:
             if found:

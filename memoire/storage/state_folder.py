@@ -278,8 +278,8 @@ class Store:
         runs = dict(file.contents.runs)
         facts = records.pack_group(group, runs)
         written, model_facts = self._models.write((runs[run], model) for run, model in group.models)
-        names = {number: run for run, number in runs.items()}
         lines = [(runs[run], entry) for run, entry in group.lines]
+        names = {number: run for run, number in runs.items()} if lines else {}
         pieces = self._lines.plan(lines, names.__getitem__)
         facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
         accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)

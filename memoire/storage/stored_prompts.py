@@ -58,7 +58,7 @@ class PlannedPrompts(NamedTuple):
 
     rows: dict[tuple[int, bytes], bytes | None]
     """The rows that the database gets; None takes one out."""
-    named: Counter[int]
+    named: dict[int, int]
     """How many bytes of each file they name."""
 
 
@@ -166,11 +166,12 @@ class StoredPrompts:
         new = dict[tuple[int, bytes], bytes | None]()
         for owner, each in changes.items():
             prefix, _ = _prefix(owner)
-            new |= {(kind, prefix + key): body for kind, key, body in each}
+            for kind, key, body in each:
+                new[kind, prefix + key] = body
         moved = self._rows_to_move() if self.is_sparse else {}
         self._is_saved = False  # until `replace`: a write that is tried again needs no more room than it has to
         try:
-            return self._plan(moved | new)
+            return self._plan(moved | new if moved else new)
         except OSError:
             if not moved:
                 raise
@@ -178,9 +179,14 @@ class StoredPrompts:
 
     def _plan(self, rows: dict[tuple[int, bytes], bytes | None]) -> PlannedPrompts:
         """Have the files of these rows on disk."""
-        planned = PlannedPrompts(dict(rows), Counter())
-        for kind in _FILED:
-            filed = {name: body for name, body in rows.items() if name[0] == kind and body is not None}
+        planned = PlannedPrompts({}, {})
+        filed_of: dict[int, dict[tuple[int, bytes], bytes]] = {kind: {} for kind in _FILED}
+        for name, body in rows.items():
+            if body is None or name[0] not in filed_of:
+                planned.rows[name] = body
+            else:
+                filed_of[name[0]][name] = body
+        for kind, filed in filed_of.items():
             if sum(map(len, filed.values())) <= INLINE_BYTES:
                 planned.rows.update((name, _INLINE + body) for name, body in filed.items())
                 continue
@@ -191,7 +197,7 @@ class StoredPrompts:
                 self._sizes[file] = self._write_file(self._path(file), kind, (keys, *filed.values()))
             for place, ((name, body), check) in enumerate(zip(filed.items(), checks, strict=True)):
                 planned.rows[name] = _PLACE.pack(_PLACED, file, place, check, len(body))
-                planned.named[file] += _RECORD_BYTES + len(body)
+            planned.named[file] = sum(_RECORD_BYTES + len(body) for body in filed.values())
         return planned
 
     @property
@@ -260,11 +266,14 @@ class StoredPrompts:
         more go.
         """
         self._is_saved = True
-        self._named.update(planned.named)
+        if planned.named:
+            self._named.update(planned.named)
+        placed = [body for body in former if body.startswith(_PLACED)]
+        if not placed:
+            return
         gone = Counter[int]()
-        for body in former:
-            if body.startswith(_PLACED):
-                gone.update(_named_by(body))
+        for body in placed:
+            gone.update(_named_by(body))
         self._named.subtract(gone)
         for name in gone:
             if self._named[name] <= 0:

@@ -1,5 +1,8 @@
 """A store against slow models of it: what a search finds, and what is there after any order of saving and restarting."""
 
+import itertools
+import sqlite3
+
 import msgspec
 import pytest
 from hypothesis import example, given, settings
@@ -9,6 +12,8 @@ from memoire.accounting.logbook import LineFilter, LogEntry, escape
 from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.storage import database
+from memoire.storage.state_file import StateFile
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line
 from statekit import CLIENTS, account, folder_in_memory, inherited, own_accounts, rows, text_of_log
@@ -206,3 +211,44 @@ def test_any_order_of_saving_and_restarting_keeps_everything(history):
                 store.save(model.group(operation))
         model.check(store, folder)
         store.close()
+
+
+keys = st.tuples(st.integers(1, 3), st.sampled_from([b"a", b"b", b"long" * 20]))
+bodies = st.none() | st.sampled_from([b"", b"short", b"x" * 64, b"y" * 65])
+saves = st.tuples(st.dictionaries(keys, bodies, max_size=5), st.dictionaries(keys, bodies, max_size=5), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(saves, max_size=8), st.integers(0, 4))
+def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, recent):
+    """Put, replaced and taken out; also after a transaction that failed, and one that is tried again."""
+    failing = []
+
+    def at(point):
+        if failing and point == "before commit":
+            raise sqlite3.OperationalError(failing.pop())
+
+    there = {"accounts": {}, "prompts": {}}
+    with folder_in_memory() as folder:
+        path = folder / "state.db"
+        database.create(path, "home", lambda point: None)
+        file = StateFile(path, 0, at=at, recent=recent)
+        file.go_live(1)
+        for accounts, prompts, fails in history:
+            if fails:
+                failing.append("database or disk is full")
+                with pytest.raises(sqlite3.OperationalError):
+                    file.save([], [], prompts, accounts)  # the other way round: nothing of it may be remembered
+            was = there["prompts"]
+            gone = [was[name] for name in prompts if name in was]
+            assert sorted(file.save([], [], accounts, prompts)) == sorted(body for body in gone if len(body) <= 64)
+            for table, changes in (("accounts", accounts), ("prompts", prompts)):
+                kept = there[table] | changes
+                there[table] = {name: body for name, body in kept.items() if body is not None}
+        file.close()
+        file = StateFile(path, 0)
+        kinds = itertools.chain.from_iterable([(kind, *row) for row in file.prompts(kind)] for kind in range(4))
+        assert {(kind, key): body for kind, key, body in kinds} == there["prompts"]
+        assert all(file.account(*name) == body for name, body in there["accounts"].items())
+        assert (file.seal.accounts, file.seal.prompts) == (len(there["accounts"]), len(there["prompts"]))
+        file.close()
