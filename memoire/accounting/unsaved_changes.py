@@ -138,8 +138,16 @@ class UnsavedChanges:
     @property
     def is_clean(self) -> bool:
         """Whether there is nothing to take."""
-        changed = self._accounts or self._lines or self._runs or self._models or self._inherited or self._settings
-        return not (changed or self._after or self._waiting)
+        return not (self._has_changes or self._after or self._waiting)
+
+    @property
+    def _has_changes(self) -> bool:
+        return bool(self._accounts or self._lines or self._runs or self._models or self._inherited or self._settings)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """What waits for the next group."""
+        return [*self._after, *self._waiting.values()]
 
     def take(self) -> SavedGroup | None:
         """All that changed, and what waits for it, as one group; None when there is nothing.
@@ -148,6 +156,10 @@ class UnsavedChanges:
         """
         if self.is_clean:
             return None
+        if not self._has_changes:
+            group = SavedGroup(tickets=self.tickets)
+            self._saving, self._others, self._after, self._waiting = set(), set(), [], OrderedDict()
+            return group
         group = SavedGroup(
             accounts=[(run, account.copy()) for (run, _), account in self._accounts.items()],
             lines=[(run, entry) for run, entries in self._lines for entry in entries],
@@ -155,7 +167,7 @@ class UnsavedChanges:
             models=[(run, model) for (run, _), model in self._models.items()],
             inherited=self._inherited,
             settings=self._settings,
-            tickets=[*self._after, *self._waiting.values()],
+            tickets=self.tickets,
         )
         self._saving = set(self._accounts)
         self._others = {run for run, _ in (*self._lines, *self._models, *self._inherited)} | self._runs.keys()

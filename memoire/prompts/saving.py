@@ -27,6 +27,8 @@ def take_changes(table: PromptTable) -> list[Saved]:
         return []
     book, steps, encode = table.book, table.steps, msgspec.msgpack.encode
     book.note_turns()
+    if not (table.store.saves or book.dirty or steps.dirty or table.new_plans or book.has_new_facts):
+        return []
     found: list[Saved] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
     found += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
     found += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]

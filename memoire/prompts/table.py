@@ -202,7 +202,7 @@ class PromptTable:
 
     def make_room(self, size: int) -> None:
         """Have room for so many bytes of answers. Raises ProtocolError (code "busy") if there is none."""
-        if size <= self.room:
+        if size <= self.byte_limit - self.book.bytes - self.store.bytes and size <= self.free():
             return
         self._make_room(size)
         if size > self.room:

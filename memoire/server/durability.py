@@ -11,7 +11,6 @@ lock is held.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -83,9 +82,7 @@ class Committer:
     def __init__(self, store: StateStore | None) -> None:
         self._store = store
         self._journal = None if store is None else UnsavedChanges()
-        # By its id, in the order in which they began to wait; each for as long as the journal, or a group, has it as a
-        # ticket.
-        self._held: weakref.WeakValueDictionary[int, HeldReply] = weakref.WeakValueDictionary()
+        self._saving: list[Ticket] = []  # of the group that is being saved
 
     @property
     def is_durable(self) -> bool:
@@ -161,15 +158,15 @@ class Committer:
         if not self._store.is_healthy:
             return self._refusal()
         held = HeldReply(reply, send)
-        self._held[id(held)] = held
         self._journal.wait((header.client, header.sequence), held)
         self._store.wake()
         return None
 
     def refusals(self) -> list[Ticket]:
         """The disk begins to fail: tickets that refuse each reply that waits for it."""
-        refusal = self._refusal()
-        return [functools.partial(held.refuse, refusal) for held in list(self._held.values())]
+        assert self._journal is not None
+        refusal, waiting = self._refusal(), (*self._saving, *self._journal.tickets)
+        return [functools.partial(held.refuse, refusal) for held in waiting if isinstance(held, HeldReply)]
 
     def _refusal(self) -> Reply:
         assert self._store is not None
@@ -191,11 +188,13 @@ class Committer:
         if changed:
             group = group or SavedGroup()
             group.prompts = changed
+        self._saving = [] if group is None else group.tickets
         return group
 
     def saved(self, runs: Runs) -> None:
         """The group that was collected last is on disk."""
         assert self._journal is not None
+        self._saving = []
         self._journal.saved()
         for run in runs:
             run.kept.saved()

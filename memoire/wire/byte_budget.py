@@ -32,6 +32,9 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._limit = limit
         self._holders: dict[str, ByteHolder] = {}
+        # The same, for those who ask for each message: with a count, and with a measure.
+        self._counting: list[ByteHolder] = []
+        self._measuring: list[tuple[Callable[[], int], int]] = []
         self._reclaimers: list[Callable[[int], object]] = []
 
     def holder(
@@ -48,6 +51,10 @@ class ByteBudget:
         with _core.Held(self._lock):
             assert name not in self._holders, name
             self._holders[name] = made
+            if measure is None:
+                self._counting.append(made)
+            else:
+                self._measuring.append((measure, own))
         return made
 
     def add_reclaimer(self, reclaim: Callable[[int], object]) -> None:
@@ -82,14 +89,19 @@ class ByteBudget:
 
     @property
     def free(self) -> int:
-        """Bytes that may still be held; below 0 if some that measure themselves have more than there is room for."""
-        with _core.Held(self._lock):
-            return self._free()
+        """Bytes that may still be held; below 0 if some that measure themselves have more than there is room for.
+
+        Without the lock: whoever takes some asks again, with it.
+        """
+        return self._free()
 
     def _free(self) -> int:
         free = self._limit
-        for holder in self._holders.values():  # asked for each message: a generator and max() would take twice as long
-            if (beyond := holder.bytes - holder.own) > 0:
+        for holder in self._counting:  # asked for each message: a generator and max() would take twice as long
+            if (beyond := holder.count - holder.own) > 0:
+                free -= beyond
+        for measure, own in self._measuring:
+            if (beyond := measure() - own) > 0:
                 free -= beyond
         return free
 

@@ -113,6 +113,8 @@ class Receivers:
 
     def of(self, client: bytes) -> Receiver:
         """What a client takes."""
+        if not len(self._others):
+            return self._default
         return self._others.hear(client, self._clock()) or self._default
 
 
