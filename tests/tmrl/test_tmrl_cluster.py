@@ -600,7 +600,7 @@ def test_what_only_a_worker_or_only_a_memory_has_is_refused(
         with trainer(server.port, training_cls=training(memory_cls=rings(**of_memory))) as taking:
             made.run(0, 1)
             with pytest.raises(error, match=says):
-                assert until(lambda: taking.experience.update() or taking.experience.received)
+                assert until(lambda: taking.experience.received or taking.experience.update())
             assert not taking.training.memory.rings.held
 
 
@@ -612,7 +612,7 @@ def test_a_memory_that_preprocesses_by_itself_says_so() -> None:
     with Server(port=0) as server, worker(server.port, obs_preprocessor=itself) as made:
         with trainer(server.port, training_cls=cls) as taking:
             made.run(0, 1)
-            assert until(lambda: taking.experience.update() or taking.experience.received)
+            assert until(lambda: taking.experience.received or taking.experience.update())
 
 
 @pytest.mark.parametrize("side", ["worker", "memory"])
