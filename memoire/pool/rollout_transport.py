@@ -87,7 +87,7 @@ def _bytes_of_entries(fragment: Fragment, schema: Schema) -> tuple[NDArray[np.in
             sizes = column.lengths * (column.values.itemsize * math.prod(column.values.shape[1:]))
             entries += sizes + column.lengths.itemsize
         else:
-            sizes = np.int64(column.nbytes // len(fragment))
+            sizes = np.full(len(fragment), column.nbytes // len(fragment), np.int64)
             entries += sizes
         if name in schema.states:
             states += sizes
@@ -106,7 +106,8 @@ def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
     """
     if 2 * _size(fragment, schema) <= most:
         return
-    size = _overhead(schema) + int(sum(_bytes_of_entries(fragment, schema)).max())
+    entries, ends = _bytes_of_entries(fragment, schema)
+    size = _overhead(schema) + int((entries + ends).max())
     if size > most:
         text = f"an entry takes {size} bytes with the state behind it; a learner far away takes {most} (message_bytes)"
         raise ProtocolError("too_large", text)
