@@ -1,11 +1,22 @@
 """Commands that look at a cluster and change nothing: dashboard, top, logs, doctor, totals."""
 
+from __future__ import annotations
+
 import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from memoire.errors import NotInstalled, ParameterError
 
 from .addresses import endpoint_of, pages_of
 from .options import Commands, add_keys, add_nodes, add_probes, tokens
+
+if TYPE_CHECKING:
+    from memoire.accounting.merge import ClusterTotals
+
+INCOMPLETE = 3
+"""Exit status when a server did not answer."""
 
 
 def add_dashboard(commands: Commands) -> None:
@@ -298,10 +309,24 @@ def _add_asking(command: argparse.ArgumentParser) -> None:
 
 
 def _prompts(given: argparse.Namespace) -> int:
-    from .prompts import show
+    """Print the states of all prompts of a table, added up over its servers."""
+    from memoire.prompts.listening import STATES
+    from memoire.reader.prompts import Prompts
 
     endpoints = [endpoint_of(each) for each in given.endpoints]
-    return show(endpoints, given.table, timeout=given.timeout, keys=given.keys, as_json=given.json)
+    with Prompts(endpoints, given.table, timeout=given.timeout, keys=given.keys) as prompts:
+        figures, name, servers = prompts.figures(), prompts.table, prompts.servers
+    if given.json:
+        print(json.dumps({"table": name, "servers": servers, **figures}))
+        return 0
+    states = (*STATES, "forgotten")
+    print(f"table {name!r} at {', '.join(servers)}: {figures['given']:,} prompts")
+    for each in states:
+        print(f"  {each:<18}{figures[each]:>16,}")
+    print("of these, and since the servers began")
+    for each in (each for each in figures if each not in states):
+        print(f"  {each.replace('_', ' '):<18}{figures[each]:>16,}")
+    return 0
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -314,7 +339,24 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _totals(given: argparse.Namespace) -> int:
-    from .totals import show
+    """Print the merged totals of all servers."""
+    from memoire.reader.reader import Reader
 
     endpoints = [endpoint_of(each) for each in given.endpoints]
-    return show(endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)
+    with Reader(endpoints, timeout=given.timeout, keys=given.keys) as reader:
+        totals = reader.totals(given.run, given.timeout)
+    print(json.dumps(asdict(totals)) if given.json else "\n".join(lines_of_totals(totals)))
+    return INCOMPLETE if totals.missing else 0
+
+
+def lines_of_totals(totals: ClusterTotals) -> list[str]:
+    """The totals as text."""
+    state = "finished" if totals.finished else "not finished"
+    where = "on disk" if totals.durable else "in memory"
+    shown = [f"run {totals.run!r} ({state}), {where} at {', '.join(totals.servers)}"]
+    shown += [f"  {name.replace('_', ' '):<18}{value:>16,}" for name, value in asdict(totals.totals).items()]
+    if len(totals.runs) > 1:
+        shown.append(f"other runs: {', '.join(name for name in totals.runs if name != totals.run)}")
+    for name in totals.missing:
+        shown.append(f"{name} did not answer: what it alone has counted is missing above")
+    return shown

@@ -11,7 +11,7 @@ from history.ports import block, held
 from memoire.accounting import merge
 from memoire.accounting.merge import ServerAccounts
 from memoire.cli.drain import clients_here, drain, drain_above
-from memoire.cli.totals import lines
+from memoire.cli.watch import lines_of_totals
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.net.resolver import NameResolver
 from memoire.nodes.roles import ServersFile
@@ -420,7 +420,7 @@ def test_totals_are_shown_with_who_did_not_answer(cluster):
     record(client, episodes=1200, length=1)
     client.update(100.0)
     reader = cluster.reader([server])
-    told = lines(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
+    told = lines_of_totals(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
     assert told[0] == "run 'ant-7' (not finished), in memory at one"
     assert [line.split() for line in told if line.startswith("  episodes")] == [["episodes", "1,200"]]
     assert told[-3] == "other runs: ant-6"
