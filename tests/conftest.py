@@ -196,7 +196,7 @@ TIMES = {
     "server_away": ("memoire.proxy.io_backend.AWAY_TIMEOUT",),
     "address_retired": ("memoire.proxy.router.RETIRE_TIMEOUT",),
     "fetch_held": ("memoire.proxy.model_cache.HELD_FETCH_TIMEOUT",),
-    "left_out": ("memoire.reader.directory.LEFT_OUT_TIMEOUT",),
+    "left_out": ("memoire.pool.far.LEFT_OUT_TIMEOUT",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),

@@ -25,7 +25,7 @@ from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merg
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.net.resolver import LookupResult, NameResolver, shared_names
-from memoire.reader.directory import LEFT_OUT_TIMEOUT
+from memoire.pool.far import LEFT_OUT_TIMEOUT
 from memoire.reader.reader import Reader
 from memoire.wire import messages
 from memoire.wire.identity import name_hash

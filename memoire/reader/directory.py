@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memoire.errors import ParameterError, SchemaMismatch
-from memoire.pool import kinds
+from memoire.pool import far, kinds
+from memoire.pool.far import FarServer, TableTerms
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 from memoire.wire.hello import HelloSchedule
@@ -28,8 +28,6 @@ FORGET_TIMEOUT = 12.0
 know all of its servers yet (see `GRACE` in `proxy.router`), and orders and totals that leave one out would be wrong
 without a word.
 """
-LEFT_OUT_TIMEOUT = 3.0
-"""Seconds that a batch waits for a server before it is left out."""
 
 
 class Address:
@@ -60,17 +58,6 @@ class RemoteServer:
     def is_listed(self) -> bool:
         """Whether the address that it is reached by names it."""
         return self.name in self.address.servers
-
-
-@dataclass(frozen=True, slots=True)
-class TableTerms:
-    """What servers say of the table. Replaced as a whole, so that any thread may read it."""
-
-    schema: Schema
-    parameters: Parameters
-    parameters_version: int
-    table: str
-    storage: str = "caches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +134,7 @@ class Directory:
     @property
     def meets_until(self) -> float:
         """Until when an address that has not answered has its time: a batch without it would leave it out."""
-        return self._began + LEFT_OUT_TIMEOUT
+        return self._began + far.LEFT_OUT_TIMEOUT
 
     def is_meeting(self, now: float) -> bool:
         """Whether an address has not answered yet, and still has its time."""
@@ -268,7 +255,7 @@ class Directory:
         former, server.epoch = server.epoch, epoch
         return former != epoch
 
-    def reported(self, server: RemoteServer, is_finished: bool) -> None:
+    def reported(self, server: FarServer, is_finished: bool) -> None:
         """A server says whether the run is over; it is when all of them have said so."""
         server.is_finished = is_finished
         self.is_finished = self.is_finished or all(other.is_finished for other in self.servers.values())

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.pool.far import FarServer
 from memoire.replay.schema import Schema
 from memoire.wire import messages, pack
 from memoire.wire.frames import Answer, Message
 from memoire.wire.parts import Payload
 
-from .directory import RemoteServer
 from .server_stock import clients_of
 
 MAX_FEEDBACK_SAMPLES = 1 << 14
@@ -29,7 +29,7 @@ MAX_FEEDBACK_SAMPLES = 1 << 14
 class FeedbackPiece:
     """One FEEDBACK message; what ends it goes to `FeedbackRouter.answered`."""
 
-    server: RemoteServer
+    server: FarServer
     payload: Payload
     samples: int
 
@@ -46,7 +46,7 @@ class FeedbackRouter:
         ids: NDArray[Any],
         errors: NDArray[np.float32],
         schema: Schema | None,
-        clients: Iterable[tuple[RemoteServer, NDArray[np.uint64]]],
+        clients: Iterable[tuple[FarServer, NDArray[np.uint64]]],
     ) -> list[FeedbackPiece]:
         """The messages to send.
 

@@ -29,6 +29,7 @@ from memoire.net.node_monitor import NodeLock
 from memoire.net.thread import Worker
 from memoire.pool import kinds
 from memoire.pool.draw import PooledBatch
+from memoire.pool.far import FarServer
 from memoire.pool.interface import HandsOutOnce
 from memoire.replay.limiter import check_batch
 from memoire.replay.parameters import Parameters
@@ -259,7 +260,7 @@ class ReaderThread:
             if change.is_first:
                 self.rounds.balance.reset()
 
-    def _leave_out(self, server: RemoteServer) -> None:
+    def _leave_out(self, server: FarServer) -> None:
         self.rounds.leave_out(server)
         with self.monitor.changed:
             self.takes.leave_out(server)

@@ -10,11 +10,12 @@ from memoire.limits import Limits
 from memoire.net.channel import Channel
 from memoire.net.context import Context, shared_context
 from memoire.net.poller import Poller
+from memoire.pool.far import FarServer
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Buffer, MessageHeader
 
-from .directory import Address, RemoteServer
+from .directory import Address
 
 Finish = Callable[[Answer], None]
 
@@ -89,7 +90,7 @@ class Channels:
 
     def ask(
         self,
-        server: RemoteServer,
+        server: FarServer,
         body: messages.Body,
         finish: Finish,
         deadline: float = float("inf"),

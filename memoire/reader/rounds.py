@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.pool import draw
+from memoire.pool.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
 from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
@@ -33,7 +34,6 @@ from memoire.wire.parts import ContainerKind
 from memoire.wire.refusals import TOO_LARGE
 from memoire.wire.rows import sums_of
 
-from .directory import Address, Directory, RemoteServer, TableTerms
 from .prefetch import BatchQueue
 from .rate_tracker import RateTracker
 from .server_stock import NOTHING, ServerStock
@@ -42,9 +42,6 @@ MIN_RETRY_INTERVAL = 0.005
 """Seconds before servers that had too few samples are asked again; doubles up to `RETRY_INTERVAL` while there are too
 few. A learner that uses samples up as they come waits no longer for a batch; what comes meanwhile makes a round.
 """
-RETRY_INTERVAL = 0.02
-REFUSED_INTERVAL = 0.5
-"""Seconds before a server that refused is asked again: a HELLO finds out what is true there meanwhile."""
 MAX_SUMS_AGE = 1.0
 """Seconds for which what a server said of its clients is believed."""
 
@@ -61,7 +58,7 @@ class DrawRequest:
     """That it takes."""
 
     @property
-    def server(self) -> RemoteServer:
+    def server(self) -> FarServer:
         """The server that it is for."""
         return self.stock.server
 
@@ -123,7 +120,7 @@ class Rounds:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: FarServers,
         prefetch: BatchQueue,
         partition: ClientPartition,
         *,
@@ -143,7 +140,7 @@ class Rounds:
         self._directory, self._prefetch, self._partition = directory, prefetch, partition
         self._limits, self._numbers, self._rng = limits, numbers, rng
         self._annealing, self._choice = Annealing(), CompressionChoice()
-        self._stocks: dict[RemoteServer, ServerStock] = {}
+        self._stocks: dict[FarServer, ServerStock] = {}
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._late: dict[int, _DrawRound] = {}  # number of each open draw of a server that was left out -> its round
         self._kept: draw.PooledBatch | None = None  # samples that came and are in no batch yet: of short rounds
@@ -169,19 +166,19 @@ class Rounds:
         """Whether another round is to be drawn, and may be on its way."""
         return len(self._rounds) < types.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
-    def stock(self, server: RemoteServer) -> ServerStock:
+    def stock(self, server: FarServer) -> ServerStock:
         """What a server has."""
         if server not in self._stocks:
             self._stocks[server] = ServerStock(server)
         return self._stocks[server]
 
-    def clients(self) -> list[tuple[RemoteServer, NDArray[np.uint64]]]:
+    def clients(self) -> list[tuple[FarServer, NDArray[np.uint64]]]:
         """Each server's clients: [C], as `stock.clients_of` makes them."""
         return [(server, self.stock(server).clients) for server in self._directory.known]
 
     # Servers that do not answer
 
-    def late(self, now: float, down: Collection[Address]) -> list[RemoteServer]:
+    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
         """Servers that a batch is not to wait for any longer; `down` are addresses that surely have no connection."""
         stocks = [self.stock(server) for server in self._directory.known]
         return [
@@ -190,7 +187,7 @@ class Rounds:
             if stock.late_at <= now or (stock.late_at < float("inf") and stock.server.address in down)
         ]
 
-    def leave_out(self, server: RemoteServer) -> None:
+    def leave_out(self, server: FarServer) -> None:
         """It did not answer in time: batches go on without it, while the question stays open."""
         stock, server.is_away = self.stock(server), True
         stock.table = None
@@ -199,7 +196,7 @@ class Rounds:
             self._late.update(dict.fromkeys(made.open & stock.open, made))
             made.open -= stock.open
 
-    def forget(self, server: RemoteServer) -> None:
+    def forget(self, server: FarServer) -> None:
         """No address lists this server any more: leave it out of batches, and drop all that is known of it."""
         self.leave_out(server)
         for number in self._stocks.pop(server).open:
@@ -275,7 +272,7 @@ class Rounds:
             available = MAX_DRAWN
         return self._prefetch.begin(min(available, MAX_DRAWN))
 
-    def _wait_for_agreement(self, differing: list[RemoteServer], now: float) -> None:
+    def _wait_for_agreement(self, differing: Sequence[FarServer], now: float) -> None:
         """Batches of servers with different parameters would be mixed: ask all of them again, and what they have."""
         self.waits_for = f"server {differing[0].name} draws by other parameters"
         for server in differing:
@@ -326,7 +323,7 @@ class Rounds:
 
     def _sums_of(self, stock: ServerStock) -> messages.Sums:
         """What this reader says of itself to a server when it asks what the server has."""
-        names = sorted(self._directory.servers)
+        names = sorted(server.name for server in self._directory.known)
         there = [server.name for server in self._directory.there]
         return messages.Sums(
             reserve=self._prefetch.reserve,

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.pool import far
 from memoire.pool._draw import take_counts
 from memoire.wire.rows import CLIENT_COUNTS
-
-from . import directory
 
 NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 """What a request asks for that takes no samples."""
@@ -23,7 +22,7 @@ NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 class ServerStock:
     """What one server has, and which requests to it are open. Belongs to the reader's thread."""
 
-    def __init__(self, server: directory.RemoteServer) -> None:
+    def __init__(self, server: far.FarServer) -> None:
         self.server = server
         self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if it has to say so again
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] who was in its newest table
@@ -53,7 +52,7 @@ class ServerStock:
     def late_at(self) -> float:
         """When a batch no longer waits for its answer; infinity while no batch does."""
         is_awaited = self.is_asked and not self.server.is_away
-        return self._asked_at + directory.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
+        return self._asked_at + far.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
 
     def is_older(self, age: float, now: float) -> bool:
         """Whether it has said nothing for this many seconds, or what it said does not hold."""

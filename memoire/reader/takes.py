@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.pool import kinds
+from memoire.pool import far, kinds
+from memoire.pool.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers
 from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import RolloutQueue, TakeRequest
 from memoire.pool.rollout_transport import unpacked
@@ -25,10 +26,6 @@ from memoire.replay.rollouts import Fragment
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 from memoire.wire.refusals import TOO_LARGE
-
-from . import directory
-from .directory import Address, Directory, RemoteServer
-from .rounds import REFUSED_INTERVAL, RETRY_INTERVAL
 
 
 @dataclass(slots=True)
@@ -52,7 +49,7 @@ class HeldRollouts:
 class TakeOrder:
     """A request to send to a server; what ends it goes to `Takes.answered`."""
 
-    server: RemoteServer
+    server: FarServer
     body: messages.Take
 
 
@@ -64,7 +61,7 @@ class Takes:
         directory: Which servers are there, and what they say of the table.
     """
 
-    directory: Directory
+    directory: FarServers
     limits: Limits
     wanted: TakeRequest | None = None
     """What a call waits for now."""
@@ -74,7 +71,7 @@ class Takes:
     """Replies that are not of this protocol: what a server gave with them is lost."""
     failed: Refused | None = None
     """Why the call that waits can get nothing."""
-    _held: dict[RemoteServer, HeldRollouts] = field(default_factory=dict)
+    _held: dict[FarServer, HeldRollouts] = field(default_factory=dict)
     _queue: RolloutQueue | None = None  # made when the first server has said what an entry is
 
     # When there is something to do
@@ -89,7 +86,7 @@ class Takes:
                 times.append(self.directory.meets_until)
         return min(times, default=math.inf)
 
-    def held(self, server: RemoteServer) -> HeldRollouts:
+    def held(self, server: FarServer) -> HeldRollouts:
         """What a server holds."""
         return self._held.setdefault(server, HeldRollouts())
 
@@ -110,21 +107,21 @@ class Takes:
 
     # Servers that do not answer
 
-    def _late_at(self, server: RemoteServer) -> float:
+    def _late_at(self, server: FarServer) -> float:
         held = self.held(server)
-        return held.asked_at + directory.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
+        return held.asked_at + far.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
 
-    def late(self, now: float, down: Collection[Address]) -> list[RemoteServer]:
+    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
         """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
         times = [(self._late_at(server), server) for server in self.directory.known]
         return [server for at, server in times if at <= now or (at < math.inf and server.address in down)]
 
-    def leave_out(self, server: RemoteServer) -> None:
+    def leave_out(self, server: FarServer) -> None:
         """It did not answer in time: calls go on without it, while the question stays open."""
         server.is_away = True
         self.held(server).is_known = False
 
-    def forget(self, server: RemoteServer) -> None:
+    def forget(self, server: FarServer) -> None:
         """It is on no list any more: nothing is kept of what it said. What came from it stays."""
         self._held.pop(server, None)
 
@@ -151,7 +148,7 @@ class Takes:
         asks = [self._ask(each, steps, now) for each in known if self._has_to_say(each, now)]
         return asks or self._shared(now)
 
-    def _has_to_say(self, server: RemoteServer, now: float) -> bool:
+    def _has_to_say(self, server: FarServer, now: float) -> bool:
         held = self.held(server)
         return not held.is_known and not held.is_asked and now >= held.again_at
 
@@ -169,7 +166,7 @@ class Takes:
         parts = zip(there, shares(self._missing, counts), strict=True)
         return [self._ask(server, share, now) for server, share in parts if share]
 
-    def _ask(self, server: RemoteServer, steps: int, now: float) -> TakeOrder:
+    def _ask(self, server: FarServer, steps: int, now: float) -> TakeOrder:
         assert self.wanted is not None
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, ParameterError, Refused
-from memoire.reader.directory import LEFT_OUT_TIMEOUT
+from memoire.pool.far import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
 from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
 from memoire.replay.parameters import NAMES, Parameters

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.reader.directory import LEFT_OUT_TIMEOUT, Address, RemoteServer
+from memoire.pool.far import LEFT_OUT_TIMEOUT
+from memoire.reader.directory import Address, RemoteServer
 from memoire.reader.server_stock import NOTHING, ServerStock, clients_of
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 

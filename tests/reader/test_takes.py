@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net.node_monitor import NodeLock
+from memoire.pool.far import LEFT_OUT_TIMEOUT, REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.pool.rollout_queue import TakeRequest
-from memoire.reader.directory import LEFT_OUT_TIMEOUT, Directory
+from memoire.reader.directory import Directory
 from memoire.reader.io_takes import Taker
-from memoire.reader.rounds import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.reader.takes import Takes, shares
 from memoire.replay.parameters import Parameters
 from readerkit import learn, message, refused, welcome
