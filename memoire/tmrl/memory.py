@@ -1,17 +1,28 @@
-"""The memory as TMRL 0.7 has it, and one that is complete."""
+"""The memory as TMRL 0.7 has it, and one that is complete.
+
+`buffers_of` gives data sets of Minari as samples of workers, so that any memory can begin with them.
+
+    for buffer in buffers_of(minari.load_dataset("D4RL/door/human-v2")):
+        memory.append(buffer)
+
+A data set of memoire becomes one of Minari by `memoire.minari.write`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from memoire.errors import NotInstalled, ParameterError
+import numpy as np
+
+from memoire.errors import DataError, NotInstalled, ParameterError
 from memoire.rl.batches import on_device
 from memoire.rl.codec import Codec
+from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.memory import GenericMemory as Rings
-from memoire.rl.memory import six_parts
-from memoire.rl.offline import buffers_of
+from memoire.rl.sample_journal import KeptBuffer
+from memoire.rl.trees import assembled, leaves_of, structure_of
 
 from .memory_dataloading import MemoryDataloading
 
@@ -19,6 +30,51 @@ __all__ = ["GenericMemory", "MemoryDataloading", "TorchMemory"]
 
 MINARI: Final = "minari:"
 """What a `dataset_path` begins with that names a data set of Minari."""
+
+
+def buffers_of(data: Any) -> Iterator[KeptBuffer]:
+    """A buffer for each episode: the sample of its reset, with an action of zeros, and one for each step.
+
+    An episode that was not terminated counts as truncated: its last observation is there.
+
+    Args:
+        data: A `minari.MinariDataset`, or an iterable of its episodes.
+
+    Raises:
+        DataError: an episode has no steps, or not one observation more than actions.
+    """
+    for episode in data.iterate_episodes() if hasattr(data, "iterate_episodes") else data:
+        yield KeptBuffer(_samples(episode), None)
+
+
+def _samples(episode: Any) -> list[Any]:
+    steps = len(episode.rewards)
+    act, obs = _Rows(episode.actions), _Rows(episode.observations)
+    if not steps or act.least < steps or obs.least < steps + 1:
+        found = f"{steps} rewards, {act.least} actions and {obs.least} observations"
+        raise DataError(
+            f"episode {episode.id} of the data set", f"has {found}: there is one observation more than steps"
+        )
+    rest = assembled(act.structure, [np.zeros_like(leaf) for leaf in leaves_of(act[0])])
+    samples: list[Any] = [(rest, obs[0], 0.0, False, {})]
+    for step in range(steps):
+        done = bool(episode.terminations[step])
+        info = {NO_DONE: True} if step == steps - 1 and not done else {}
+        samples.append((act[step], obs[step + 1], float(episode.rewards[step]), done, info))
+    return samples
+
+
+class _Rows:
+    """Nested columns [T, *F], row by row."""
+
+    def __init__(self, columns: Any) -> None:
+        self.structure = structure_of(columns) if isinstance(columns, dict | tuple) else None
+        self._columns = [np.asarray(leaf) for leaf in leaves_of(columns)] if self.structure else [np.asarray(columns)]
+        self.least = min(len(column) for column in self._columns)
+        """Rows that all columns have."""
+
+    def __getitem__(self, row: int) -> Any:
+        return assembled(self.structure, [np.array(column[row]) for column in self._columns])
 
 
 class TorchMemory(MemoryDataloading):

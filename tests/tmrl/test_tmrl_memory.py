@@ -13,8 +13,7 @@ from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, Not
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.rl.crc import Marks
 from memoire.rl.envelope import Sample
-from memoire.rl.offline import buffers_of
-from memoire.tmrl.memory import GenericMemory, TorchMemory
+from memoire.tmrl.memory import GenericMemory, TorchMemory, buffers_of
 from memoire.tmrl.memory_dataloading import MemoryDataloading
 from memoire.tmrl.networking import Buffer
 
