@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 from memoire.accounting.timings import BOUNDS
 from memoire.dashboard.settings import Settings
+from memoire.pool import kinds
+from memoire.pool.interface import HandsOutOnce, HearsSums
 
 from .answers import (
     HolderRow,
@@ -282,7 +284,8 @@ def _table(
             "episodes", "steps", "capacity",
         )
     }  # fmt: skip
-    number = sum(row.get("held_caches" if row["storage"] == "caches" else "held_samples", 0) for row in rows)
+    held = ["held_caches" if kinds.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
+    number = sum(row.get(figure, 0) for row, figure in zip(rows, held, strict=True))
     limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
@@ -298,7 +301,7 @@ def _table(
         lag_mean=max((mean for mean, _ in lags), default=None),
         lag_max=max((most for _, most in lags), default=None),
         max_model_lag=max_model_lag,
-        stale_share=counters.stale_share(name) if rows[0]["storage"] == "rollouts" else None,
+        stale_share=counters.stale_share(name) if kinds.offers(rows[0]["storage"], HandsOutOnce) else None,
         **sums,
     )
 
@@ -354,6 +357,7 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
     """What the verdicts on an overview are made of."""
     folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
     rates, actors = overview.rates, overview.actors
+    once = [kinds.offers(table.storage, HandsOutOnce) for table in overview.tables]
     return VerdictInputs(
         nodes=len(overview.nodes),
         nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
@@ -381,13 +385,13 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         lags=tuple(
             TableFigure(table.name, table.lag_mean)
             for table in overview.tables
-            if table.storage == "rollouts" and table.max_model_lag is None and table.lag_mean is not None
+            if kinds.offers(table.storage, HandsOutOnce) and table.max_model_lag is None and table.lag_mean is not None
         ),
         feedback=counters.feedback(sum(node.stats.get("actor_entries") or 0 for node in up)),
         stale=tuple(
             TableFigure(table.name, table.stale_share) for table in overview.tables if table.stale_share is not None
         ),
-        only_rollouts=bool(overview.tables) and all(table.storage == "rollouts" for table in overview.tables),
+        only_rollouts=bool(once) and all(once),
         is_still=counters.is_still,
         nothing_arrives=counters.nothing_arrives,
         rejected_share=counters.rejected_share,

@@ -20,6 +20,7 @@ from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, escape
+from memoire.pool import kinds
 from memoire.security.tokens import Tokens
 
 INCOMPLETE = 3
@@ -252,8 +253,6 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
 TABLE_TITLES = (
     "table", "storage", "actors", "held", "size", "full", "samples left", "samples drawn", "overwritten", "",
 )  # fmt: skip
-HELD = {"caches": "caches", "episodes": "episodes", "rollouts": "fragments"}
-"""What a table counts that it holds; the pages say the same."""
 ACTOR_TITLES = (
     "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
 )  # fmt: skip
@@ -323,12 +322,12 @@ def _table(row: TableRow) -> tuple[str, ...]:
         row.name,
         row.storage,
         count(row.clients),
-        f"{count(row.held_caches)} {HELD.get(row.storage, row.storage)}",
+        f"{count(row.held_caches)} {kinds.held_in(row.storage)}",
         bytes_of(row.held_bytes),
         "no limit" if row.full is None else share(row.full),
         count(row.unused_samples),
         count(row.samples),
-        f"{count(row.overwritten_caches)} {HELD.get(row.storage, row.storage)}",
+        f"{count(row.overwritten_caches)} {kinds.held_in(row.storage)}",
         "; ".join(waits),
     )
 

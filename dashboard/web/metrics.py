@@ -12,6 +12,8 @@ from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.collect.verdict import CODES
 from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
 from memoire.nodes.metrics import NODE
+from memoire.pool import kinds
+from memoire.pool.interface import HandsOutOnce
 
 from .event_stream import ListenerHub
 from .logins import Logins
@@ -164,7 +166,8 @@ def _gauges(overview: Overview) -> dict[str, float | None]:
     """Values of `GAUGES`; None for those that nobody knows."""
     actors, rates, learning = overview.actors, overview.rates, overview.learning
     fresh, forecast = overview.freshness, overview.forecast
-    lags = [each.lag_mean for each in overview.tables if each.storage == "rollouts" and each.lag_mean is not None]
+    rollouts = [each for each in overview.tables if kinds.offers(each.storage, HandsOutOnce)]
+    lags = [each.lag_mean for each in rollouts if each.lag_mean is not None]
     return {
         "lost_caches": overview.totals.lost_caches,
         "run_finished": float(overview.finished),

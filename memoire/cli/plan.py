@@ -15,6 +15,8 @@ import numpy as np
 
 from memoire.errors import ParameterError
 from memoire.limits import GiB, Limits, MiB
+from memoire.pool import kinds
+from memoire.pool.interface import HearsSums
 from memoire.replay.columns import Column
 from memoire.replay.engine_setup import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
@@ -213,7 +215,7 @@ class LoadPlan:
 
 def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     """The cluster for a load, if `costs` are what things cost on its machines."""
-    schema, p, by_caches = load.schema, load.parameters, load.storage == "caches"
+    schema, p, by_caches = load.schema, load.parameters, kinds.offers(load.storage, HearsSums)
     if by_caches:
         sample, whole = (sample_bytes(schema, p, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.samples, p.cache_size
@@ -260,7 +262,7 @@ def _servers(load: Workload, core: float, inward: float, outward: float) -> tupl
 def lines(made: LoadPlan) -> Iterator[str]:
     """The plan as text: what is needed, and from what it follows."""
     load, p = made.load, made.load.parameters
-    by_caches = load.storage == "caches"
+    by_caches = kinds.offers(load.storage, HearsSums)
     unit = "sample" if by_caches else "step"
     size = p.cache_size if by_caches else EPISODE_STEPS
     embedded = ", in the learners' processes" if load.embedded else ""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memoire.errors import MemoireError, ParameterError
+from memoire.pool import kinds
+from memoire.pool.interface import HearsSums
 from memoire.reader.reader import Reader
 from memoire.security.keyfolder import Given
 from memoire.server.server import Server
@@ -72,7 +74,8 @@ def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
         return f"  {table['name']}: {table['storage']}; how many is not known"
     held = _held(table["caches"], table["samples"], table["episodes"], table["entries"])
-    left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if table["storage"] == "caches" else ""
+    is_left = kinds.offers(table["storage"], HearsSums)
+    left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if is_left else ""
     return f"  {table['name']}: {held}{left}, {table['bytes']} bytes"
 
 

@@ -130,6 +130,8 @@ class Kind:
     """A kind of table, where storage says its name."""
 
     name: ClassVar[str]
+    holds: ClassVar[str]
+    """What a table holds, as its figures call it."""
     pool: ClassVar[str]
     """Its pool, "module:class"."""
     saved: ClassVar[str] = ""
@@ -235,7 +237,7 @@ class Kind:
 class CachesKind(Kind):
     """Caches: samples that actors have drawn from their own memories."""
 
-    name = "caches"
+    name = holds = "caches"
     pool = "memoire.pool.caches:Pool"
     saved = "memoire.pool.snapshot:ClientRecord CacheRecord"
     offers = (TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, DrawsBatches, ShowsSamples)
@@ -273,7 +275,7 @@ class CachesKind(Kind):
 class EpisodesKind(Kind):
     """Whole episodes, from which the server draws."""
 
-    name = "episodes"
+    name = holds = "episodes"
     pool = "memoire.pool.episodes:EpisodePool"
     saved = "memoire.pool.episode_records:EpisodeRecord"
     offers = (
@@ -288,7 +290,7 @@ class EpisodesKind(Kind):
 class RolloutsKind(Kind):
     """Parts of episodes, each entry handed out once, in order."""
 
-    name = "rollouts"
+    name, holds = "rollouts", "fragments"
     pool = "memoire.pool.rollouts:RolloutPool"
     offers = (TakesPushes, HasRoom, BelongsToRun, HandsOutOnce)
     instead = "take(steps)"
@@ -314,7 +316,7 @@ class RolloutsKind(Kind):
 class PromptsKind(Kind):
     """Prompts for language models, the columns being those of an answer."""
 
-    name = "prompts"
+    name = holds = "prompts"
     pool = "memoire.pool.prompts:PromptPool"
     saved = "memoire.pool.prompts:PromptRecord"
     offers = (HasRoom, AnswersPrompts, SavesRows)
@@ -407,6 +409,12 @@ def named(storage: Any) -> Kind:
 def names_of(capability: type) -> tuple[str, ...]:
     """The kinds whose pools offer this."""
     return tuple(kind.name for kind in KINDS.values() if capability in kind.offers)
+
+
+def held_in(storage: str) -> str:
+    """What tables of this storage hold, as figures call it."""
+    kind = KINDS.get(storage)
+    return storage if kind is None else kind.holds
 
 
 def offers(storage: str, capability: type) -> bool:
