@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memoire.pool import keyed, rollout_transport
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.columns import Column
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
-from memoire.wire import keyed
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
@@ -248,66 +249,66 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
         "prompts": (
-            wire.Prompts(
+            prompt_messages.Prompts(
                 call="list", states=[1, 3], tags={"level": "hard"}, since=77, consumer="reward", is_going_on=True, most=10,
-                keys=[wire.PromptKey("math", 0, 17)], columns=5,
+                keys=[prompt_messages.PromptKey("math", 0, 17)], columns=5,
             ),
             b"",
         ),
         "answers": (
-            wire.Answers(
+            prompt_messages.Answers(
                 call="answer", count=2, seconds=60.0, version=9, leases=[41, 42],
-                pieces=[wire.AnswerPiece("math", 0, 17, 41, 3, 0, True, 9, 3, [2], 12, "", False)],
+                pieces=[prompt_messages.AnswerPiece("math", 0, 17, 41, 3, 0, True, 9, 3, [2], 12, "", False)],
             ),
             b"\x07\x00\x00\x00\x08\x00\x00\x00\x00\x00\x80?",
         ),
         "groups": (
-            wire.Groups(
-                call="add", dataset="math", epoch=1, new=[wire.NewPrompt(17, 4)], priority=0.5, is_evaluation=True,
-                tags={"level": "hard"}, keys=[wire.PromptKey("math", 0, 17)], values=[0.25], shares={"math": 0.7},
+            prompt_messages.Groups(
+                call="add", dataset="math", epoch=1, new=[prompt_messages.NewPrompt(17, 4)], priority=0.5, is_evaluation=True,
+                tags={"level": "hard"}, keys=[prompt_messages.PromptKey("math", 0, 17)], values=[0.25], shares={"math": 0.7},
             ),
             b"2+2?",
         ),
         "groups_draw": (
-            wire.Groups(
+            prompt_messages.Groups(
                 call="draw", session="a:0", step=7, is_before_first=True, count=48, wanted=64, replay=0.25, is_last=True,
-                plan=wire.StepPlan(1, {"a": 48, "b": 16}, 64), version=9,
+                plan=prompt_messages.StepPlan(1, {"a": 48, "b": 16}, 64), version=9,
             ),
             b"",
         ),
         "prompted": (
-            wire.Prompted(
+            prompt_messages.Prompted(
                 epoch=1, counts={"ready": 3}, done=1, flags=b"\x00\x02", wait="no prompt waits", cursor=78, sizes=[4],
-                leases=[wire.LeasedPrompt("math", 0, 17, 41, 599.5, [1, 3], False, {"level": "hard"}, 4)],
+                leases=[prompt_messages.LeasedPrompt("math", 0, 17, 41, 599.5, [1, 3], False, {"level": "hard"}, 4)],
                 prompts=[
-                    wire.PromptFacts("math", 0, 17, 6, "failed", -1, 0.5, 0.25, 9, 12, 1, False, {"level": "hard"}, [3, 0])
+                    prompt_messages.PromptFacts("math", 0, 17, 6, "failed", -1, 0.5, 0.25, 9, 12, 1, False, {"level": "hard"}, [3, 0])
                 ],
-                columns=[wire.AnswerColumns(0, 3, 9, 3, [2], 12)], answered=1, is_closed=True, committed=6, is_over=True,
-                groups=[wire.GroupFacts("math", 0, 17, [0, 1, 3], 12, 9, 0.25, 1.0, False)], is_empty=True,
-                plan=wire.StepPlan(1, {"a": 48, "b": 16}),
+                columns=[prompt_messages.AnswerColumns(0, 3, 9, 3, [2], 12)], answered=1, is_closed=True, committed=6, is_over=True,
+                groups=[prompt_messages.GroupFacts("math", 0, 17, [0, 1, 3], 12, 9, 0.25, 1.0, False)], is_empty=True,
+                plan=prompt_messages.StepPlan(1, {"a": 48, "b": 16}),
             ),
             b"2+2?",
         ),
-        "take": (wire.Take(steps=800, least=512, release="publish", wanted=1024), b""),
+        "take": (rollout_transport.Take(steps=800, least=512, release="publish", wanted=1024), b""),
         "rollouts": (
-            wire.Rollouts(
+            rollout_transport.Rollouts(
                 epoch=5, held=224, clients=2, capacity=4096,
                 fragments=[wire.FragmentRow(CLIENT, 7, len(made["episode"]), True, False, True, [0.5])],
             ),
             made["episode"],
         ),
-        "find_rows": (wire.FindRows(call="values", partition="train", fields=["responses"], after=2), keyed.pack(["p7", "p8", "p9"])),
-        "find_rows_tags": (wire.FindRows(call="tags", is_everywhere=True), b""),
+        "find_rows": (keyed.FindRows(call="values", partition="train", fields=["responses"], after=2), keyed.pack(["p7", "p8", "p9"])),
+        "find_rows_tags": (keyed.FindRows(call="tags", is_everywhere=True), b""),
         "change_rows": (
-            wire.ChangeRows(call="put", partition="train", upload=3),
+            keyed.ChangeRows(call="put", partition="train", upload=3),
             keyed.pack([keyed.PutRow("p7", {"status": b"\xa7running"}, {"score": b"\xcb?\xe0" + bytes(6)}, [keyed.StagedValue("responses", 0, 4)])]),
         ),
-        "change_rows_stage": (wire.ChangeRows(call="stage", upload=3, offset=0), b"\x93\x01\x02\x03"),
+        "change_rows_stage": (keyed.ChangeRows(call="stage", upload=3, offset=0), b"\x93\x01\x02\x03"),
         "keyed_rows": (
-            wire.KeyedRows(epoch=5, rows=1, bytes=600, partitions=["train"]),
+            keyed.KeyedRows(epoch=5, rows=1, bytes=600, partitions=["train"]),
             keyed.pack([keyed.RowFacts("train", "p7", 1, {"status": b"\xa7running"}, ["score", "responses"])]),
         ),
-        "keyed_rows_values": (wire.KeyedRows(epoch=5, after=1, is_whole=False, rows=1, bytes=600), keyed.pack([keyed.RowValues(True, ["score"], {"score": b"\x01"})])),
+        "keyed_rows_values": (keyed.KeyedRows(epoch=5, after=1, is_whole=False, rows=1, bytes=600), keyed.pack([keyed.RowValues(True, ["score"], {"score": b"\x01"})])),
         "infer": (wire.Infer(patience=2.0, min_version=9), made["rows"]),
         "infer_for_job": (wire.Infer(patience=2.0, job=40), made["rows"]),
         "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), made["rows"]),
@@ -373,23 +374,23 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             wire.Drawn(epoch=5, clients=sums, is_whole=False, standing=RATE, parameters=0x0123456789ABCDEF), made["drawn"]
         ),
         "prompts_fetch": (
-            wire.Prompts(
-                call="fetch", keys=[wire.PromptKey("math", 0, 17)], columns=5, after=3, offset=4096, changed=77, rank=1, ranks=2
+            prompt_messages.Prompts(
+                call="fetch", keys=[prompt_messages.PromptKey("math", 0, 17)], columns=5, after=3, offset=4096, changed=77, rank=1, ranks=2
             ),
             b"",
         ),
-        "groups_page": (wire.Groups(call="draw", session="a:0", step=7, after=48), b""),
+        "groups_page": (prompt_messages.Groups(call="draw", session="a:0", step=7, after=48), b""),
         "prompted_part": (
-            wire.Prompted(columns=[wire.AnswerColumns(0, 3, 9, 2, [], 4)], rest=8192, changed=77, is_whole=False), b"2+2?"
+            prompt_messages.Prompted(columns=[prompt_messages.AnswerColumns(0, 3, 9, 2, [], 4)], rest=8192, changed=77, is_whole=False), b"2+2?"
         ),
-        "take_whole": (wire.Take(steps=800, exact=False), b""),
-        "rollouts_finished": (wire.Rollouts(epoch=5, finished=True), b""),
-        "find_rows_part": (wire.FindRows(call="values", partition="train", after=1, known=3, version=9), keyed.pack(["p7", "p8"])),
+        "take_whole": (rollout_transport.Take(steps=800, exact=False), b""),
+        "rollouts_finished": (rollout_transport.Rollouts(epoch=5, finished=True), b""),
+        "find_rows_part": (keyed.FindRows(call="values", partition="train", after=1, known=3, version=9), keyed.pack(["p7", "p8"])),
         "keyed_rows_part": (
-            wire.KeyedRows(epoch=5, after=1, known=4, version=9, is_whole=False, rows=1, bytes=600),
+            keyed.KeyedRows(epoch=5, after=1, known=4, version=9, is_whole=False, rows=1, bytes=600),
             keyed.pack([keyed.RowValues(True, ["score", "text"], {"score": b"\x01"})]),
         ),
-        "change_rows_further": (wire.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),
+        "change_rows_further": (keyed.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),
         "control_drain": (wire.Control(run="ant-8", drain=True, discard_mismatched=True), b""),
         "snapshot_episodes": (wire.Snapshot(name="nightly", state="done", episodes=2, entries=70), b""),
         "accounts_finished": (wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=[], accounts=b"", more=False, finished=True, applied=5, stale=2, guests=1, prompts=3), b""),

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from memoire.accounting.timings import Timing
-from memoire.wire import messages
-from memoire.wire.refusals import CODES
+from memoire.wire.refusals import CODES, FOR_INFERENCE
+from memoire.wire.types import TYPES
 
 MAX_LABELS = 64
 """Series of one metric whose label is named by users (topics, scalars, backs): the first ones by name."""
@@ -117,24 +117,7 @@ def _of_origins(kind: Kind, name: str, help_: str, field: str) -> MetricEntry:
 
 # ------------------------------------------------------------------------------------------------------ the catalogue
 
-REQUESTS = {
-    body.type.name
-    for body in (
-        messages.Hello,
-        messages.Update,
-        messages.Fetch,
-        messages.Publish,
-        messages.Sums,
-        messages.Draw,
-        messages.Take,
-        messages.Feedback,
-        messages.Control,
-        messages.Ledger,
-        messages.Inherit,
-        messages.FindRows,
-        messages.ChangeRows,
-    )
-}
+REQUESTS = {kind.name for kind in TYPES.values() if kind.sent_by and not kind.pushed and kind not in FOR_INFERENCE}
 """Types of message that are answered."""
 
 EVERY = (

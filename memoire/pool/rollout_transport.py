@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
@@ -20,8 +22,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
-from memoire.wire import messages, pack
+from memoire.wire import pack, types
 from memoire.wire.frames import Buffer
+from memoire.wire.messages import Body, Count, Episode, FragmentRow, Small, Word, body
 from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
 from memoire.wire.receivers import Page
 from memoire.wire.unpack import unpacked_bytes
@@ -32,9 +35,32 @@ from .rollout_queue import bytes_of
 _MOST_ENTRIES = 1 << 62  # how many there may be is for their bytes to say
 
 
+@body(types.TAKE)
+class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Takes the oldest entries of a table of rollouts; answered by ROLLOUTS. A resend has its sequence."""
+
+    steps: Small = 0  # most entries; 0 only asks what is held
+    least: Small = 0  # nothing is taken while fewer are held
+    exact: bool = True  # the last fragment is split, so that there are no more than `steps`
+    release: Annotated[str, Meta(max_length=16)] = "now"  # when room is given back: now, publish
+    wanted: Small = 0  # entries that the reader waits for here
+
+
+@body(types.ROLLOUTS)
+class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """What was taken, containers of kind EPISODE one after the other, and what is held after it."""
+
+    epoch: Word = 0
+    fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
+    held: Count = 0  # entries
+    clients: Count = 0  # that recorded them
+    capacity: Count = 0  # entries that there is room for
+    finished: bool = False
+
+
 def packed(
     fragments: Sequence[Fragment], schema: Schema, *, now: float, wall: float
-) -> tuple[list[messages.FragmentRow], Payload | None]:
+) -> tuple[list[FragmentRow], Payload | None]:
     """Fragments as rows and payload of a ROLLOUTS message; no payload where there are none.
 
     Args:
@@ -127,10 +153,10 @@ def _container(fragment: Fragment, schema: Schema, now: float, wall: float) -> P
     return pack.pack_episode(schema, fill, *facts, final=episode.final_state, now=wall)
 
 
-def _row(fragment: Fragment, size: int) -> messages.FragmentRow:
+def _row(fragment: Fragment, size: int) -> FragmentRow:
     episode = fragment.episode
     value = episode.bootstrap_value
-    return messages.FragmentRow(
+    return FragmentRow(
         client=fragment.client,
         number=fragment.number,
         bytes=size,
@@ -142,7 +168,7 @@ def _row(fragment: Fragment, size: int) -> messages.FragmentRow:
 
 
 def unpacked(
-    rows: Sequence[messages.FragmentRow], payload: Buffer | None, schema: Schema, *, now: float, limits: Limits
+    rows: Sequence[FragmentRow], payload: Buffer | None, schema: Schema, *, now: float, limits: Limits
 ) -> list[Fragment]:
     """The fragments of a received ROLLOUTS message, completely checked. Their arrays may lie in the payload.
 
@@ -156,7 +182,7 @@ def unpacked(
     return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
 
 
-def unpacked_size(rows: Sequence[messages.FragmentRow], payload: Buffer | None) -> int:
+def unpacked_size(rows: Sequence[FragmentRow], payload: Buffer | None) -> int:
     """Bytes that the fragments of a received message take when they are unpacked, as their tables say.
 
     Raises:
@@ -165,7 +191,7 @@ def unpacked_size(rows: Sequence[messages.FragmentRow], payload: Buffer | None) 
     return sum(map(unpacked_bytes, _parts(rows, payload)))
 
 
-def _parts(rows: Sequence[messages.FragmentRow], payload: Buffer | None) -> list[memoryview]:
+def _parts(rows: Sequence[FragmentRow], payload: Buffer | None) -> list[memoryview]:
     data = memoryview(b"" if payload is None else payload).cast("B")
     sizes = [row.bytes for row in rows]
     if sum(sizes) != len(data):
@@ -174,7 +200,7 @@ def _parts(rows: Sequence[messages.FragmentRow], payload: Buffer | None) -> list
     return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def _fragment(row: messages.FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
-    said = messages.Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
+def _fragment(row: FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
+    said = Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
     checked = checked_episode(said, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
     return Fragment(row.client, row.number, checked.episode, checked.age, now)

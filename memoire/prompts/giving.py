@@ -9,8 +9,8 @@ from memoire import arguments
 from memoire.arguments import finite, text, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.suggestions import checked_names
-from memoire.wire import messages
 
+from . import messages
 from .rows import Key
 from .servers import PromptRequest, keys_of
 from .users import TableCalls, checked_dataset, checked_keys, checked_tags

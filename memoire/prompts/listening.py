@@ -10,8 +10,8 @@ from memoire.arguments import text, whole
 from memoire.errors import ParameterError
 from memoire.replay.schema import Schema
 from memoire.suggestions import checked_names, one_of
-from memoire.wire import messages
 
+from . import messages
 from .columns import gathered, mask_of, places_of
 from .rows import Key, PromptState
 from .servers import PromptRequest, keys_of

@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from memoire.errors import ParameterError
-from memoire.wire.messages import StepPlan
 
 from .book import TableFacts
 from .bytes import COLUMNS, FACTS, PAYLOAD, PLAN, ROW, STEP, Saved, packed_key
+from .messages import StepPlan
 from .rows import AnswerRow, Key, PromptRow, PromptState, StepRow
 from .table import PromptTable
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from memoire.errors import MemoireError, MemoireTimeout, Refused
 from memoire.limits import Limits
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes
 from memoire.wire.frames import Answer, Message
 from memoire.wire.refusals import PASSING
+
+from . import messages
 
 MIN_PAUSE, MAX_PAUSE = 0.002, 0.25
 """Seconds between two questions of a call that waits: more and more."""

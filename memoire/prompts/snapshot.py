@@ -11,10 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.wire.messages import StepPlan
 
 from .book import TableFacts
 from .columns import NOTHING, Packed, checked, chosen
+from .messages import StepPlan
 from .rows import RESTORED, PromptRow, PromptState, StepRow
 from .steps import NO_PLACE
 from .table import PromptTable

@@ -14,12 +14,12 @@ import numpy as np
 
 from memoire.errors import ProtocolError
 from memoire.replay.schema import Schema
-from memoire.wire.messages import StepPlan
 
 from .book import PromptBook, nothing_waits
 from .bytes import PIECE_BYTES, ROW, PromptBytes, packed_key
 from .columns import Packed, chosen, gathered
 from .leases import Outcome, PromptLeases
+from .messages import StepPlan
 from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
 from .scores import column_of, scorer
 from .steps import PromptSteps

@@ -19,8 +19,8 @@ import numpy as np
 from memoire.arguments import finite
 from memoire.errors import EpochOver, MemoireTimeout, ParameterError, Refused
 from memoire.replay.schema import Schema
-from memoire.wire import messages
 
+from . import messages
 from .columns import NOTHING, RawColumns, checked, mask_of, mask_of_places, places_of, unpacked
 from .plan import balanced, dealt, most_of, planned, revised
 from .rows import Key

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from memoire import _core
 from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
-from memoire.wire import messages
 
+from . import messages
 from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
 from .rows import Key
 from .servers import PromptReply, PromptRequest, PromptServers

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.pool import far, kinds
+from memoire.pool import far, kinds, rollout_transport
 from memoire.pool.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers
 from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import RolloutQueue, TakeRequest
 from memoire.pool.rollout_transport import unpacked
 from memoire.replay.rollouts import Fragment
-from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 from memoire.wire.refusals import TOO_LARGE
 
@@ -50,7 +49,7 @@ class TakeOrder:
     """A request to send to a server; what ends it goes to `Takes.answered`."""
 
     server: FarServer
-    body: messages.Take
+    body: rollout_transport.Take
 
 
 @dataclass(slots=True)
@@ -171,7 +170,7 @@ class Takes:
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
         each = -(-self._missing // max(1, len(self.directory.there)))
-        body = messages.Take(
+        body = rollout_transport.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
         return TakeOrder(server, body)
@@ -191,7 +190,7 @@ class Takes:
     def unpack(self, answer: Answer, now: float) -> list[Fragment]:
         """The fragments of a reply; none where it is an error, or is not of this protocol."""
         terms = self.directory.terms
-        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, messages.Rollouts):
+        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, rollout_transport.Rollouts):
             return []
         try:
             return unpacked(answer.body.fragments, answer.payload, terms.schema, now=now, limits=self.limits)
@@ -204,7 +203,7 @@ class Takes:
         held, order.server.is_away = self.held(order.server), False
         held.is_asked = False
         said = answer.body if isinstance(answer, Message) else None
-        if not isinstance(said, messages.Rollouts):
+        if not isinstance(said, rollout_transport.Rollouts):
             # It does not know this reader's run or table (any more): HELLO says what is true now.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()

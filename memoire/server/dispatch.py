@@ -29,9 +29,11 @@ from memoire.accounting.unsaved_changes import SavedGroup, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
+from memoire.pool import keyed, rollout_transport
 from memoire.pool.desk import Handler, Reply
 from memoire.pool.keyed_store import KeyedStore
 from memoire.pool.tables import OpenTable, Tables
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
@@ -138,18 +140,18 @@ class Dispatcher:
         )
         self.keyed_rows = KeyedStore(self.budget.holder("keyed rows", code="full"))
         """What `memoire.tq` keeps here."""
-        keyed = KeyedHandler(state, self.keyed_rows)
+        rows = KeyedHandler(state, self.keyed_rows)
         prompts = PromptsHandler(state)
         self.unlocked: dict[type[messages.Body], Handler] = {
             messages.Feedback: self._take_feedback,
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
-            messages.Take: TakesHandler(state).take,
-            messages.FindRows: keyed.find,
-            messages.ChangeRows: keyed.change,
-            messages.Prompts: prompts.ask,
-            messages.Answers: prompts.work,
-            messages.Groups: prompts.lead,
+            rollout_transport.Take: TakesHandler(state).take,
+            keyed.FindRows: rows.find,
+            keyed.ChangeRows: rows.change,
+            prompt_messages.Prompts: prompts.ask,
+            prompt_messages.Answers: prompts.work,
+            prompt_messages.Groups: prompts.lead,
         }
         """What answers each type of message that needs no lock, or has one of its own."""
         self.handlers: dict[type[messages.Body], Handler] = {

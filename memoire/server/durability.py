@@ -23,6 +23,7 @@ from memoire.errors import ProtocolError
 from memoire.models.model import Model
 from memoire.pool.desk import Reply
 from memoire.pool.tables import OpenTable
+from memoire.prompts import messages as prompt_messages
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
@@ -31,16 +32,18 @@ CHANGING: Final = frozenset(
         messages.Publish,
         messages.Control,
         messages.Inherit,
-        messages.Prompts,
-        messages.Answers,
-        messages.Groups,
+        prompt_messages.Prompts,
+        prompt_messages.Answers,
+        prompt_messages.Groups,
     }
 )
 """Requests whose replies wait until what they say is on disk. HELLO and UPDATE of a client that counts do, too; but
 these are heard while the disk is full: a client that is not heard from has gone. The HELLO of `memoire doctor` asks
 whether all is well.
 """
-WITHOUT_DISK: Final = frozenset({(messages.Answers, "lease"), (messages.Answers, "renew"), (messages.Groups, "known")})
+WITHOUT_DISK: Final = frozenset(
+    {(prompt_messages.Answers, "lease"), (prompt_messages.Answers, "renew"), (prompt_messages.Groups, "known")}
+)
 """Calls of these that save nothing."""
 
 

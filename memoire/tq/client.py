@@ -28,8 +28,9 @@ from memoire.net.addresses import check
 from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import Node, Worker, close_at_exit
+from memoire.pool import keyed
 from memoire.security.keyfolder import Given, Keys
-from memoire.wire import _bytes, keyed, messages
+from memoire.wire import _bytes, messages
 from memoire.wire.frames import Answer, Message
 from memoire.wire.refusals import PASSING
 
@@ -84,7 +85,7 @@ class KeyedThread:
                 return
             if isinstance(answer, MemoireError):
                 made.set_exception(answer)
-            elif isinstance(answer.body, messages.KeyedRows | messages.Welcome):
+            elif isinstance(answer.body, keyed.KeyedRows | messages.Welcome):
                 made.set_result(answer)
             else:
                 made.set_exception(Refused(url, "unexpected", f"{answer.type.name} came"))
@@ -352,13 +353,13 @@ class KeyedClient(Node):
         """Take rows away; keys that do not exist are ignored."""
         for url, places in self._by_server(partition, names).items():
             for some in _some(places, KEYS_PER_REQUEST):
-                body = messages.ChangeRows(call="clear", partition=partition)
+                body = keyed.ChangeRows(call="clear", partition=partition)
                 await self._ask(url, body, keyed.pack([names[place] for place in some]))
 
     async def reset(self) -> None:
         """Take all rows of all servers away."""
         for url in self.servers:
-            await self._ask(url, messages.ChangeRows(call="reset"))
+            await self._ask(url, keyed.ChangeRows(call="reset"))
 
     async def pages(self) -> str | None:
         """Where the first server shows its metrics, as HOST:PORT; None if it has no pages."""
@@ -386,7 +387,7 @@ class KeyedClient(Node):
         async def send(request: _Request) -> list[Stored]:
             async with room:
                 upload = await self._stage(url, request.upload)
-                body = messages.ChangeRows(call="put", partition=partition, upload=upload)
+                body = keyed.ChangeRows(call="put", partition=partition, upload=upload)
                 _, payload = await self._ask(url, body, keyed.pack(request.rows))
             return [_stored(row) for row in keyed.unpack_facts(payload)]
 
@@ -416,7 +417,7 @@ class KeyedClient(Node):
             return 0
         upload, piece = next(self._uploads), int(self._limits.request_bytes * REQUEST_PART)
         for offset in range(0, len(content), piece):
-            body = messages.ChangeRows(call="stage", upload=upload, offset=offset)
+            body = keyed.ChangeRows(call="stage", upload=upload, offset=offset)
             await self._ask(url, body, bytes(content[offset : offset + piece]))
         return upload
 
@@ -425,7 +426,7 @@ class KeyedClient(Node):
         for some in _some(names, KEYS_PER_REQUEST):
             after, is_whole, content = 0, False, keyed.pack(some)
             while not is_whole:
-                body = messages.FindRows(call="facts", partition=partition, after=after, known=0)
+                body = keyed.FindRows(call="facts", partition=partition, after=after, known=0)
                 said, payload = await self._ask(url, body, content)
                 found += [_stored(row) for row in keyed.unpack_facts(payload)]
                 after, is_whole = said.after, said.is_whole
@@ -446,7 +447,7 @@ class KeyedClient(Node):
     async def _list(self, url: str, partition: str | None) -> tuple[list[str], list[Stored]]:
         names, found, after, is_whole = list[str](), list[Stored](), 0, False
         while not is_whole:
-            body = messages.FindRows(
+            body = keyed.FindRows(
                 call="tags", partition=partition or "", is_everywhere=partition is None, after=after, known=len(names)
             )
             said, payload = await self._ask(url, body)
@@ -455,7 +456,7 @@ class KeyedClient(Node):
             after, is_whole = said.after, said.is_whole
         return names, found
 
-    async def _ask(self, url: str, body: messages.Body, payload: Any = None) -> tuple[messages.KeyedRows, Any]:
+    async def _ask(self, url: str, body: messages.Body, payload: Any = None) -> tuple[keyed.KeyedRows, Any]:
         deadline, pause = time.monotonic() + PASSING_TIMEOUT, PAUSE
         while True:
             try:
@@ -467,7 +468,7 @@ class KeyedClient(Node):
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(MOST_PAUSE, 2.0 * pause)
         said = answer.body
-        assert isinstance(said, messages.KeyedRows)
+        assert isinstance(said, keyed.KeyedRows)
         return said, answer.payload
 
     def _by_server(self, partition: str, names: Sequence[str]) -> dict[str, list[int]]:

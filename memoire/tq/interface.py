@@ -25,12 +25,13 @@ from tensordict import TensorDict
 
 from memoire._core import Held
 from memoire.errors import DataError, ParameterError
+from memoire.pool import keyed
 from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync
 from memoire.server.server import Server
 from memoire.storage import checked_file
 from memoire.storage.checked_file import CheckedFile, FileKind, Record
 from memoire.storage.folder_lock import lock_folder
-from memoire.wire import _bytes, keyed
+from memoire.wire import _bytes
 
 from . import values
 from .client import KeyedClient, Row, Stored, Values, encoded

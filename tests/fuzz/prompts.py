@@ -12,8 +12,10 @@ import numpy as np
 from fuzz.choices import Choices
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.pool import keyed
 from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import Table, Tables
+from memoire.prompts import messages as prompt_messages
 from memoire.prompts.figures import counts_of
 from memoire.prompts.rows import PromptState
 from memoire.server.dispatch import Dispatcher
@@ -46,27 +48,27 @@ def _key(choices: Choices) -> tuple[str, int, int]:
     return choices.pick(("d", "d", "e")), choices.below(2), choices.below(6)
 
 
-def _keys(choices: Choices) -> list[messages.PromptKey]:
-    return [messages.PromptKey(*_key(choices)) for _ in range(choices.below(4))]
+def _keys(choices: Choices) -> list[prompt_messages.PromptKey]:
+    return [prompt_messages.PromptKey(*_key(choices)) for _ in range(choices.below(4))]
 
 
-def _add(choices: Choices) -> tuple[messages.Groups, bytes]:
-    new = [messages.NewPrompt(choices.below(6), choices.below(9)) for _ in range(choices.below(5))]
+def _add(choices: Choices) -> tuple[prompt_messages.Groups, bytes]:
+    new = [prompt_messages.NewPrompt(choices.below(6), choices.below(9)) for _ in range(choices.below(5))]
     size = sum(each.bytes for each in new) + (not choices.below(16))
     dataset, epoch, _ = _key(choices)
     facts = {"is_evaluation": not choices.below(6), "priority": choices.real(), "tags": {"kind": choices.text(20)}}
-    return messages.Groups(call="add", dataset=dataset, epoch=epoch, new=new, **facts), bytes(size)
+    return prompt_messages.Groups(call="add", dataset=dataset, epoch=epoch, new=new, **facts), bytes(size)
 
 
-def _order(choices: Choices) -> tuple[messages.Groups, bytes | None]:
+def _order(choices: Choices) -> tuple[prompt_messages.Groups, bytes | None]:
     call = choices.pick(ORDERS)
     if call == "add":
         return _add(choices)
     dataset, epoch, _ = _key(choices)
     keys, plan = _keys(choices), None
     if call == "draw" and not choices.below(4):
-        plan = messages.StepPlan(choices.below(3), {choices.pick(("home", "b")): choices.below(4)})
-    body = messages.Groups(
+        plan = prompt_messages.StepPlan(choices.below(3), {choices.pick(("home", "b")): choices.below(4)})
+    body = prompt_messages.Groups(
         call=call, dataset=dataset, epoch=epoch, keys=keys, values=[choices.real() for _ in keys], plan=plan,
         session=choices.pick(SESSIONS), step=choices.below(6), is_before_first=not choices.below(4),
         count=choices.below(4), wanted=choices.below(8), replay=choices.pick((0.0, 0.0, 0.5, 1.0)),
@@ -82,7 +84,7 @@ def _lease(choices: Choices, pool: PromptPool) -> int:
     return choices.pick((*known, *known, 0, 1, 2**64 - 1))
 
 
-def _work(choices: Choices, pool: PromptPool) -> tuple[messages.Answers, bytes | None]:
+def _work(choices: Choices, pool: PromptPool) -> tuple[prompt_messages.Answers, bytes | None]:
     call = choices.pick(("lease", "answer", "answer", "answer", "amend", "fail", "renew", "release"))
     if call == "lease":
         facts = {
@@ -90,11 +92,11 @@ def _work(choices: Choices, pool: PromptPool) -> tuple[messages.Answers, bytes |
             "seconds": choices.pick((0.0, 1.0, 1e9)),
             "version": choices.pick((None, 0)),
         }
-        return messages.Answers(
+        return prompt_messages.Answers(
             call=call, leases=[_lease(choices, pool) for _ in range(choices.below(3))], **facts
         ), None
     if call in ("renew", "release"):
-        return messages.Answers(call=call, leases=[_lease(choices, pool) for _ in range(choices.below(3))]), None
+        return prompt_messages.Answers(call=call, leases=[_lease(choices, pool) for _ in range(choices.below(3))]), None
     pieces, size = [], 0
     for _ in range(1 + choices.below(5)):
         columns, long = choices.below(9), choices.below(4)
@@ -105,27 +107,27 @@ def _work(choices: Choices, pool: PromptPool) -> tuple[messages.Answers, bytes |
         row = choices.pick((*leased, None))
         key, lease = (_key(choices), _lease(choices, pool)) if row is None else (row.key, row.lease)
         pieces.append(
-            messages.AnswerPiece(
+            prompt_messages.AnswerPiece(
                 *key, lease, choices.below(3), choices.below(2), bool(choices.below(4)), choices.below(4), columns,
                 lengths, own, choices.text(20), bool(choices.below(2)),
             )
         )  # fmt: skip
         size += own
-    return messages.Answers(call=call, pieces=pieces), choices.take(size).ljust(size, b"\x00") or None
+    return prompt_messages.Answers(call=call, pieces=pieces), choices.take(size).ljust(size, b"\x00") or None
 
 
-def _look(choices: Choices) -> tuple[messages.Prompts, bytes | None]:
+def _look(choices: Choices) -> tuple[prompt_messages.Prompts, bytes | None]:
     call = choices.pick(("counts", "list", "fetch", "payloads", "forget"))
     facts = {
         "states": [choices.below(9) for _ in range(choices.below(3))], "since": choices.integer(), "consumer": choices.text(20),
         "is_going_on": bool(choices.below(2)), "columns": choices.below(16), "rank": choices.below(4), "ranks": choices.below(4),
     }  # fmt: skip
-    return messages.Prompts(call=call, keys=_keys(choices), **facts), None
+    return prompt_messages.Prompts(call=call, keys=_keys(choices), **facts), None
 
 
 def _rows(choices: Choices) -> tuple[messages.Body, bytes | None]:
     """Keyed rows, with bytes that are a list of them or anything."""
-    kind = choices.pick((messages.FindRows, messages.ChangeRows, messages.ChangeRows))
+    kind = choices.pick((keyed.FindRows, keyed.ChangeRows, keyed.ChangeRows))
     keys = [choices.pick(("k", "l", "m")) for _ in range(choices.below(3))]
     staged = [("f", choices.below(9), choices.below(9))] if not choices.below(4) else []
     puts = [(key, {"t": choices.take(3)}, {"f": choices.take(choices.below(30))}, staged) for key in keys]
@@ -133,7 +135,7 @@ def _rows(choices: Choices) -> tuple[messages.Body, bytes | None]:
         (msgspec.msgpack.encode(keys), msgspec.msgpack.encode(puts), choices.take(choices.below(40)))
     )
     facts = {"partition": choices.pick(("p", "q", choices.text(20)))}
-    if kind is messages.ChangeRows:
+    if kind is keyed.ChangeRows:
         facts |= {"upload": choices.below(3), "offset": choices.pick((0, 3, 2**53 - 1))}
     return choices.struct(kind, **facts), payload or None
 

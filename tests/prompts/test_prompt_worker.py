@@ -8,10 +8,10 @@ import pytest
 
 from interrupts import everywhere
 from memoire.limits import Limits
+from memoire.prompts import messages
 from memoire.prompts.servers import PromptServers
 from memoire.prompts.worker import PromptWorker
 from memoire.replay.row_schema import RowSchema
-from memoire.wire import messages
 from netkit import in_thread
 from readerkit import message
 

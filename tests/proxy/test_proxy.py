@@ -17,9 +17,10 @@ from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, 
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.send_queues import SendQueue
+from memoire.pool import keyed
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
-from memoire.wire import keyed, messages
+from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
@@ -489,14 +490,14 @@ def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_bef
         sockets.connect(near, server.endpoint)
         ask(
             near,
-            messages.ChangeRows(call="put", partition="p"),
+            keyed.ChangeRows(call="put", partition="p"),
             keyed.pack([keyed.PutRow("k", {"t": bytes(3000)}, {}, [])]),
         )
         near.disconnect(server.endpoint)
         if life == 0:
             hello = messages.Hello(role="client", takes={"message_bytes": 1000, "request_bytes": 1000})
             assert isinstance(ask(far, hello), messages.Welcome)
-        said = ask(far, messages.FindRows(call="tags", partition="p", known=1))
+        said = ask(far, keyed.FindRows(call="tags", partition="p", known=1))
         assert isinstance(said, messages.Refused) and said.code == "too_large", life
         server = cluster.restart(server)
     far.close(0)

@@ -7,9 +7,9 @@ import pytest
 
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
+from memoire.pool import keyed
 from memoire.pool.keyed_store import KeyedStore
 from memoire.server.handlers.keyed import KeyedHandler
-from memoire.wire import keyed, messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.receivers import Page, Receiver
 
@@ -20,7 +20,7 @@ def asker():
 
 
 def put(asker, *rows, **options):
-    body = messages.ChangeRows(call="put", partition="p", **options)
+    body = keyed.ChangeRows(call="put", partition="p", **options)
     return asker.ask(body, payload=keyed.pack(list(rows)))
 
 
@@ -29,7 +29,7 @@ def row(key, **fields):
 
 
 def values(asker, keys, **options):
-    body = messages.FindRows(call="values", partition="p", **options)
+    body = keyed.FindRows(call="values", partition="p", **options)
     return asker.ask(body, payload=keyed.pack(keys))
 
 
@@ -51,14 +51,14 @@ class Rows:
         )
 
     def put(self, *rows):
-        body = messages.ChangeRows(call="put", partition="p")
+        body = keyed.ChangeRows(call="put", partition="p")
         self.handler.change(0.0, self.header, body, keyed.pack(list(rows)))
 
     def all_of(self, unpack, keys=(), **call):
         """What each reply brings, until there are no more."""
         found, after, is_whole = [], 0, False
         while not is_whole:
-            body = messages.FindRows(partition="p", after=after, **call)
+            body = keyed.FindRows(partition="p", after=after, **call)
             reply = self.handler.find(0.0, self.header, body, keyed.pack(list(keys)))
             found.append(unpack(reply.payload))
             after, is_whole = reply.body.after, reply.body.is_whole
@@ -86,7 +86,7 @@ def test_a_write_that_is_sent_again_does_not_undo_a_later_one(asker):
     other = Asker(asker.dispatcher, YOU)
     put(asker, row("k", x=b"old"))
     put(other, row("k", x=b"new"))
-    body = messages.ChangeRows(call="put", partition="p")
+    body = keyed.ChangeRows(call="put", partition="p")
     asker.ask(body, payload=keyed.pack([row("k", x=b"old")]), again=True)
     (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
     assert found.fields == {"x": b"new"}
@@ -100,7 +100,7 @@ def test_fields_that_are_named_come_alone_and_all_names_are_said(asker):
 
 def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
     for offset, piece in ((0, b"abc"), (3, b"def")):
-        asker.ask(messages.ChangeRows(call="stage", upload=1, offset=offset), payload=piece)
+        asker.ask(keyed.ChangeRows(call="stage", upload=1, offset=offset), payload=piece)
     staged = keyed.PutRow("k", {}, {}, [keyed.StagedValue("x", 1, 4)])
     assert put(Asker(asker.dispatcher, YOU), staged, upload=1).body.code == "value"
     put(asker, staged, upload=1)
@@ -111,13 +111,13 @@ def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
 
 @pytest.mark.parametrize("call", ["values", "facts"])
 def test_malformed_keys_are_refused(asker, call):
-    assert asker.ask(messages.FindRows(call=call), payload=b"\xc1").body.code == "payload"
+    assert asker.ask(keyed.FindRows(call=call), payload=b"\xc1").body.code == "payload"
 
 
 def test_reset_takes_everything_away_and_clear_only_its_keys(asker):
     put(asker, row("a", x=b"1"), row("b", x=b"2"))
-    asker.ask(messages.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
-    said = asker.ask(messages.FindRows(call="tags", is_everywhere=True))
+    asker.ask(keyed.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
+    said = asker.ask(keyed.FindRows(call="tags", is_everywhere=True))
     assert [each.key for each in keyed.unpack_facts(said.payload)] == ["b"]
-    assert asker.ask(messages.ChangeRows(call="reset")).body.rows == 0
+    assert asker.ask(keyed.ChangeRows(call="reset")).body.rows == 0
     assert asker.dispatcher.keyed_rows.held == (0, 0) and ME != YOU

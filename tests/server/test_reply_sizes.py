@@ -18,19 +18,21 @@ from memoire.inference.jobs import Jobs
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.models.notices import notice_of
+from memoire.pool import keyed, rollout_transport
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.prompts import PromptPool
 from memoire.pool.rollout_queue import TakeRequest
 from memoire.pool.rollout_transport import packed, unpacked
 from memoire.pool.tables import Tables
+from memoire.prompts import messages as prompt_messages
 from memoire.prompts.calls import PromptCalls
 from memoire.prompts.columns import check_requests
 from memoire.reader.takes import Takes
 from memoire.replay.memory import Memory
 from memoire.replay.row_schema import RowSchema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import keyed, messages, pack, types, unpack
+from memoire.wire import messages, pack, types, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from memoire.wire.receivers import Page, Receiver
@@ -230,11 +232,11 @@ def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
     (_, usual), end = prompts_of()
     usual.add(dict.fromkeys(range(9), b"x"), LONG)
     answer_all(usual, lambda index, answer: 1)
-    asked = messages.Groups(call="draw", session="a", count=9, wanted=9)
+    asked = prompt_messages.Groups(call="draw", session="a", count=9, wanted=9)
     refused = end.one(asked)
     assert refused.code == "too_large" and "9 groups takes" in refused.text
     assert usual.counts()["ready"] == 9
-    assert len(end.one(messages.Groups(call="draw", session="a", count=2, wanted=2)).body.groups) == 2
+    assert len(end.one(prompt_messages.Groups(call="draw", session="a", count=2, wanted=2)).body.groups) == 2
 
 
 # ---------------------------------------------------------------------------------------------------------- samples
@@ -389,7 +391,7 @@ def test_rollouts_come_in_pages_of_what_their_reader_takes():
         served.push(first.to_bytes(16, "big"), range(first, first + 20))
     end, found = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while len(found) < 1000:
-        reply = end.one(messages.Take(steps=1000 - len(found)))
+        reply = end.one(rollout_transport.Take(steps=1000 - len(found)))
         parts = unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
         found += [int(number) for part in parts for number in part.episode.columns["obs"]]
     assert found == list(range(1000)) and len(end.replies) > 10
@@ -402,7 +404,7 @@ def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
     served.push(b"b" * 16, range(500, 510))
     end, came = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while sum(map(len, came)) < 510:
-        reply = end.one(messages.Take(steps=510 - sum(map(len, came)), exact=is_exact))
+        reply = end.one(rollout_transport.Take(steps=510 - sum(map(len, came)), exact=is_exact))
         came += unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
     episodes = [each.episode for each in came]
     assert np.concatenate([each.columns["obs"] for each in episodes]).tolist() == list(range(510)) and len(came) > 9
@@ -446,7 +448,7 @@ def keyed_end():
 
 
 def put(end, partition, *rows):
-    return end.one(messages.ChangeRows(call="put", partition=partition), keyed.pack(list(rows)))
+    return end.one(keyed.ChangeRows(call="put", partition=partition), keyed.pack(list(rows)))
 
 
 def test_partitions_and_rows_come_in_pages():
@@ -456,13 +458,13 @@ def test_partitions_and_rows_come_in_pages():
         put(end, name, keyed.PutRow("k", {"t": bytes(100)}, {"x": bytes(200)}, []))
     names, rows, after, is_whole = [], [], 0, False
     while not is_whole:
-        asked = messages.FindRows(call="tags", is_everywhere=True, after=after, known=len(names))
+        asked = keyed.FindRows(call="tags", is_everywhere=True, after=after, known=len(names))
         reply = end.one(asked)
         names += reply.body.partitions
         rows += keyed.unpack_facts(reply.payload)
         after, is_whole = reply.body.after, reply.body.is_whole
     assert len(names) == len(set(names)) == 60 and [row.partition for row in rows] == names
-    assert end.one(messages.FindRows(call="tags", is_everywhere=True)).code == "too_large"
+    assert end.one(keyed.FindRows(call="tags", is_everywhere=True)).code == "too_large"
 
 
 @pytest.mark.parametrize("call", ["facts", "values"])
@@ -473,7 +475,7 @@ def test_rows_of_many_keys_come_in_pages(call):
     found, after, is_whole = [], 0, False
     unpack_rows = keyed.unpack_facts if call == "facts" else keyed.unpack_values
     while not is_whole:
-        body = messages.FindRows(call=call, partition="p", after=after, known=0)
+        body = keyed.FindRows(call=call, partition="p", after=after, known=0)
         reply = end.one(body, keyed.pack(keys))
         found += unpack_rows(reply.payload)
         after, is_whole = reply.body.after, reply.body.is_whole
@@ -491,7 +493,7 @@ def test_a_row_that_is_longer_than_a_message_comes_in_parts():
         found += reading.take(reply.body, reply.payload)
     assert len(end.replies) > 25
     assert [row.fields for row in found] == [{"x": b"1"}, fields, {}, {"x": b"1"}] and not found[2].is_there
-    asked = messages.FindRows(call="values", partition="p")
+    asked = keyed.FindRows(call="values", partition="p")
     assert end.one(asked, keyed.pack(["long"])).code == "too_large"
 
 
@@ -518,7 +520,7 @@ def test_all_parts_of_a_row_that_is_changed_between_two_of_them_are_of_one_versi
         found += reading.take(reply.body, reply.payload)
         if next(replies) == part:
             if change in ("gone", "made anew"):
-                end.one(messages.ChangeRows(call="clear", partition="p"), keyed.pack(["long"]))
+                end.one(keyed.ChangeRows(call="clear", partition="p"), keyed.pack(["long"]))
             for field in {} if row is None else row.fields or {"": b""}:
                 put(end, "p", keyed.PutRow("long", row.tags, {field: row.fields[field]} if field else {}, []))
     expected = {} if row is None else row.fields if change == "made anew" else former | row.fields
@@ -543,12 +545,12 @@ def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():
     refused = put(end, "p", keyed.PutRow("k", {"last": bytes(400)}, {}, []), keyed.PutRow("other", {}, {}, []))
     assert refused.code == "too_large" and "row 'k'" in refused.text
     usual = SmallEnd(end.dispatcher, Limits())
-    (row,) = keyed.unpack_facts(usual.one(messages.FindRows(call="tags", partition="p", known=0)).payload)
+    (row,) = keyed.unpack_facts(usual.one(keyed.FindRows(call="tags", partition="p", known=0)).payload)
     assert sorted(row.tags) == sorted(f"t{number}" for number in range(16))
     many = [
         keyed.PutRow("many", {}, {f"{number}": b"" for number in range(first, first + 600)}, []) for first in (0, 600)
     ]
-    assert isinstance(put(usual, "p", many[0]).body, messages.KeyedRows)
+    assert isinstance(put(usual, "p", many[0]).body, keyed.KeyedRows)
     assert "1200 fields" in put(usual, "p", many[1]).text
 
 

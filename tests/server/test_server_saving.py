@@ -9,10 +9,12 @@ import pytest
 from fake_store import Disk, MemoryStore
 from memoire.accounting.unsaved_changes import SavedGroup
 from memoire.limits import Limits
+from memoire.pool import keyed, rollout_transport
 from memoire.pool.caches import Pool
 from memoire.pool.desk import Reply
 from memoire.pool.prompts import PromptPool
 from memoire.pool.tables import Table, Tables
+from memoire.prompts import messages as prompt_messages
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import is_saved_first
 from memoire.server.io_saving import ReplySaver
@@ -164,12 +166,12 @@ def test_a_warning_says_that_not_all_was_saved_at_the_end(disk, caplog, is_saved
 
 # ------------------------------------------------------------------------------------ each request, and a full disk
 
-KEY = messages.PromptKey("d", 0, 0)
+KEY = prompt_messages.PromptKey("d", 0, 0)
 REWARD = np.float32(1).tobytes()
 
 
 def piece(lease=0, failed=""):
-    return messages.AnswerPiece("d", 0, 0, lease, 0, 0, True, 1, 1, [], 4 * (not failed), failed, bool(failed))
+    return prompt_messages.AnswerPiece("d", 0, 0, lease, 0, 0, True, 1, 1, [], 4 * (not failed), failed, bool(failed))
 
 
 def requests(lease):
@@ -178,28 +180,28 @@ def requests(lease):
     yield messages.Update(epoch=2, episodes=1), None
     yield messages.Hello(role="reader"), None
     yield messages.Hello(role="doctor"), None
-    yield messages.Groups(call="add", dataset="d", new=[messages.NewPrompt(0, 1)]), b"x"
-    yield messages.Groups(call="known", keys=[KEY]), None
-    yield messages.Groups(call="prioritise", keys=[KEY], priority=2.0), None
-    yield messages.Groups(call="shares", shares={"d": 1.0}), None
-    yield messages.Groups(call="model", version=1), None
-    yield messages.Answers(call="lease", seconds=100.0), None
-    yield messages.Answers(call="renew", leases=[lease()]), None
-    yield messages.Answers(call="fail", pieces=[piece(lease(), "again")]), None
-    yield messages.Answers(call="lease", seconds=100.0), None
-    yield messages.Answers(call="release", leases=[lease()]), None
-    yield messages.Answers(call="lease", seconds=100.0), None
-    yield messages.Answers(call="answer", pieces=[piece(lease())]), REWARD
-    yield messages.Answers(call="amend", pieces=[piece()]), REWARD
-    yield messages.Groups(call="score", keys=[KEY], values=[1.0]), None
-    yield messages.Groups(call="draw", session="one", count=1, wanted=1), None
-    yield messages.Groups(call="rewind", session="one", is_before_first=True), None
-    yield messages.Groups(call="commit", session="one"), None
-    yield messages.Groups(call="cancel", keys=[KEY]), None
-    yield messages.Groups(call="finish", dataset="d"), None
-    yield messages.Groups(call="forget", dataset="d"), None
+    yield prompt_messages.Groups(call="add", dataset="d", new=[prompt_messages.NewPrompt(0, 1)]), b"x"
+    yield prompt_messages.Groups(call="known", keys=[KEY]), None
+    yield prompt_messages.Groups(call="prioritise", keys=[KEY], priority=2.0), None
+    yield prompt_messages.Groups(call="shares", shares={"d": 1.0}), None
+    yield prompt_messages.Groups(call="model", version=1), None
+    yield prompt_messages.Answers(call="lease", seconds=100.0), None
+    yield prompt_messages.Answers(call="renew", leases=[lease()]), None
+    yield prompt_messages.Answers(call="fail", pieces=[piece(lease(), "again")]), None
+    yield prompt_messages.Answers(call="lease", seconds=100.0), None
+    yield prompt_messages.Answers(call="release", leases=[lease()]), None
+    yield prompt_messages.Answers(call="lease", seconds=100.0), None
+    yield prompt_messages.Answers(call="answer", pieces=[piece(lease())]), REWARD
+    yield prompt_messages.Answers(call="amend", pieces=[piece()]), REWARD
+    yield prompt_messages.Groups(call="score", keys=[KEY], values=[1.0]), None
+    yield prompt_messages.Groups(call="draw", session="one", count=1, wanted=1), None
+    yield prompt_messages.Groups(call="rewind", session="one", is_before_first=True), None
+    yield prompt_messages.Groups(call="commit", session="one"), None
+    yield prompt_messages.Groups(call="cancel", keys=[KEY]), None
+    yield prompt_messages.Groups(call="finish", dataset="d"), None
+    yield prompt_messages.Groups(call="forget", dataset="d"), None
     for call in ("counts", "list", "fetch", "payloads", "forget"):
-        yield messages.Prompts(call=call), None
+        yield prompt_messages.Prompts(call=call), None
     yield messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"m")), b"m"
     yield messages.Fetch(topic="t"), None
     yield messages.Control(finish=True), None
@@ -207,15 +209,15 @@ def requests(lease):
     yield messages.Inherit(run_name="former"), None
     yield messages.Sums(), None
     yield messages.Draw(), None
-    yield messages.Take(), None
+    yield rollout_transport.Take(), None
     yield messages.Feedback(), b"x"
-    yield messages.FindRows(call="tags"), None
-    yield messages.ChangeRows(call="reset"), None
+    yield keyed.FindRows(call="tags"), None
+    yield keyed.ChangeRows(call="reset"), None
 
 
 def answered_by(dispatcher):
     """All requests that a server answers, by type and call; rows of `memoire.tq` are in memory alone."""
-    for body in {*dispatcher.handlers, *dispatcher.unlocked} - {messages.FindRows, messages.ChangeRows}:
+    for body in {*dispatcher.handlers, *dispatcher.unlocked} - {keyed.FindRows, keyed.ChangeRows}:
         calls = typing.get_type_hints(body).get("call")
         yield from ((body, call) for call in (typing.get_args(calls) or ("",)))
 
@@ -245,7 +247,7 @@ class Scenario:
 
 
 def is_of_prompts(body):
-    return isinstance(body, (messages.Prompts, messages.Answers, messages.Groups))
+    return isinstance(body, (prompt_messages.Prompts, prompt_messages.Answers, prompt_messages.Groups))
 
 
 def test_each_request_that_a_server_answers_is_tried_with_a_full_disk(disk):

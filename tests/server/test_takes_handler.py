@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.pool import rollout_transport
 from memoire.pool.rollout_transport import check_entries, unpacked
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from rolloutkit import SCHEMA, TABLE, TakesServer, fragment
 from serverkit import NOW, READER, YOU, tables_of
@@ -57,11 +57,13 @@ def test_another_table_and_another_schema_are_refused():
     served = TakesServer()
     served.push(bytes(16), range(4))
     table = served.tables.numbered(TABLE)
-    frames = encode(messages.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
+    frames = encode(
+        rollout_transport.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1
+    )
     assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
     tables = tables_of()
     dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7)
-    frames = encode(messages.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
+    frames = encode(rollout_transport.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
     refused = dispatcher.answer(parse(frames)).body
     assert refused.code == "table" and "stores caches; TAKE is for rollouts" in refused.text
 

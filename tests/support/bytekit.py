@@ -10,13 +10,15 @@ import itertools
 import numpy as np
 
 from memoire.net import sockets
+from memoire.pool import keyed
 from memoire.pool.tables import Table
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.ragged import Ragged
 from memoire.replay.row_schema import RowSchema
 from memoire.replay.schema import Schema
-from memoire.wire import keyed, messages, pack
+from memoire.wire import messages, pack
 from memoire.wire._bytes import checksum
 from memoire.wire.frames import encode
 from memoire.wire.identity import table_number
@@ -44,18 +46,18 @@ TAIL = 512 << 10
 def stage_and_name_it_often(client, size):
     """A piece, and rows that each name all of it once more: 3.5 kB that stand for gigabytes."""
     for upload in itertools.count(1):
-        yield "", messages.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
+        yield "", keyed.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
         rows = [
             keyed.PutRow(f"{client}-{upload}-{row}", {}, {}, [keyed.StagedValue("x", 0, size)]) for row in range(200)
         ]
-        yield "", messages.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
+        yield "", keyed.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
 
 
 def upload_and_leave(client, size):
     """Uploads that no row names."""
     for upload in itertools.count(1):
         for piece in range(16):
-            yield "", messages.ChangeRows(call="stage", upload=upload, offset=piece * size), bytes(size)
+            yield "", keyed.ChangeRows(call="stage", upload=upload, offset=piece * size), bytes(size)
 
 
 def names_of_fields(client, size):
@@ -64,14 +66,14 @@ def names_of_fields(client, size):
         fields = {f"{ASTRAL}{number}-{field}".ljust(256, "f"): b"" for field in range(min(1000, size // 1000))}
         count = max(1, size // 1600 // len(fields))
         rows = [keyed.PutRow(f"{client}-{number}-{row}", {}, fields, []) for row in range(count)]
-        yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
 
 
 def rows_without_anything(client, size):
     """Rows that have a key and nothing else."""
     for number in itertools.count():
         rows = [keyed.PutRow(f"{client}{number}{row}", {}, {}, []) for row in range(size // 96)]
-        yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
 
 
 def keys_of_rows(client, size):
@@ -80,7 +82,7 @@ def keys_of_rows(client, size):
         keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(max(1, size // 5000))]
         yield (
             "",
-            messages.ChangeRows(call="put", partition="p"),
+            keyed.ChangeRows(call="put", partition="p"),
             keyed.pack([keyed.PutRow(key, {}, {}, []) for key in keys]),
         )
 
@@ -88,37 +90,37 @@ def keys_of_rows(client, size):
 def partitions(client, size):
     """A new partition with each message."""
     for number in itertools.count():
-        yield "", messages.ChangeRows(call="put", partition=f"{ASTRAL}{client}-{number}".ljust(256, "p")), None
+        yield "", keyed.ChangeRows(call="put", partition=f"{ASTRAL}{client}-{number}".ljust(256, "p")), None
 
 
 def tags_of_one_row(client, size):
     """One row with large tags, which is written and asked for again and again in one message."""
     tags = {"t": bytes(size // 4)}
-    yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack([keyed.PutRow("k", tags, {}, [])])
+    yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack([keyed.PutRow("k", tags, {}, [])])
     again = keyed.pack([keyed.PutRow("k", {}, {}, [])] * (size // 24))
     keys = keyed.pack(["k"] * (size // 24))
     while True:
-        yield "", messages.ChangeRows(call="put", partition="p"), again
+        yield "", keyed.ChangeRows(call="put", partition="p"), again
         for call in ("facts", "values"):
-            yield "", messages.FindRows(call=call, partition="p"), keys
+            yield "", keyed.FindRows(call=call, partition="p"), keys
 
 
 def unread_rows(client, size):
     """A large row, asked for again and again by a peer that reads nothing."""
     yield "", messages.Hello(role="reader", takes={"message_bytes": 2 * size}), None
     rows = [keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])]
-    yield "", messages.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+    yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
     while True:
-        yield "", messages.FindRows(call="values", partition="p"), keyed.pack(["k"])
+        yield "", keyed.FindRows(call="values", partition="p"), keyed.pack(["k"])
 
 
 def given_prompts(client, size, payload=0):
     """Prompts with the longest tags. The key of a trainer."""
     count = min(size // max(1, payload), 1 + size // 200_000)
     for number in itertools.count():
-        new = [messages.NewPrompt(number * count + index, payload) for index in range(count)]
+        new = [prompt_messages.NewPrompt(number * count + index, payload) for index in range(count)]
         tags = {f"{ASTRAL}{tag}".ljust(256, "t"): ASTRAL.ljust(256, "v") for tag in range(32)}
-        body = messages.Groups(call="add", dataset=f"{client}", new=new, tags=tags)
+        body = prompt_messages.Groups(call="add", dataset=f"{client}", new=new, tags=tags)
         yield "prompts", body, bytes(payload * count) or None
 
 
@@ -130,45 +132,49 @@ def payloads_of_prompts(client, size):
 def finished_epochs(client, size):
     """Epochs that are finished, of data sets that nobody has. The key of a trainer."""
     for number in itertools.count():
-        body = messages.Groups(call="finish", dataset=f"{ASTRAL}{client}-{number}".ljust(256, "d"))
+        body = prompt_messages.Groups(call="finish", dataset=f"{ASTRAL}{client}-{number}".ljust(256, "d"))
         yield "prompts", body, None
 
 
 def pieces_of_answers(client, size):
     """Pieces of answers that do not end, for all prompts that a worker gets."""
     elements = size // 4 - 1000
-    new = [messages.NewPrompt(index, 0) for index in range(64)]
-    yield "prompts", messages.Groups(call="add", dataset=f"{client}", new=new), None
-    told = yield "prompts", messages.Answers(call="lease", count=8), None
+    new = [prompt_messages.NewPrompt(index, 0) for index in range(64)]
+    yield "prompts", prompt_messages.Groups(call="add", dataset=f"{client}", new=new), None
+    told = yield "prompts", prompt_messages.Answers(call="lease", count=8), None
     leases = getattr(told, "leases", [])
     pieces = [0] * len(leases)
     while True:
         for place, lease in enumerate(leases):
-            piece = messages.AnswerPiece(
+            piece = prompt_messages.AnswerPiece(
                 lease.dataset, lease.epoch, lease.index, lease.lease, 0, pieces[place], False, 1, 1, [elements],
                 4 * elements, "", False,
             )  # fmt: skip
-            told = yield "prompts", messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements)
-            pieces[place] += isinstance(told, messages.Prompted)
+            told = yield "prompts", prompt_messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements)
+            pieces[place] += isinstance(told, prompt_messages.Prompted)
         if not leases:
-            yield "prompts", messages.Prompts(call="counts"), None
+            yield "prompts", prompt_messages.Prompts(call="counts"), None
 
 
 def columns_asked_often(client, size):
     """One answer, asked for many times in one message."""
     elements = size // 4 - 1000
-    yield "prompts", messages.Groups(call="add", dataset=f"{client}", new=[messages.NewPrompt(0, 0)]), None
-    told = yield "prompts", messages.Answers(call="lease", count=1), None
+    yield (
+        "prompts",
+        prompt_messages.Groups(call="add", dataset=f"{client}", new=[prompt_messages.NewPrompt(0, 0)]),
+        None,
+    )
+    told = yield "prompts", prompt_messages.Answers(call="lease", count=1), None
     for lease in getattr(told, "leases", []):
-        piece = messages.AnswerPiece(
+        piece = prompt_messages.AnswerPiece(
             lease.dataset, lease.epoch, lease.index, lease.lease, 0, 0, True, 1, 3, [elements], 4 * elements + 4, "",
             False,
         )  # fmt: skip
-        yield "prompts", messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements + 4)
-    keys = [messages.PromptKey(f"{client}", 0, 0)] * (size // 200)
+        yield "prompts", prompt_messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements + 4)
+    keys = [prompt_messages.PromptKey(f"{client}", 0, 0)] * (size // 200)
     while True:
         for call in ("fetch", "payloads"):
-            yield "prompts", messages.Prompts(call=call, keys=keys, columns=3), None
+            yield "prompts", prompt_messages.Prompts(call=call, keys=keys, columns=3), None
 
 
 def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from memoire.limits import Limits
+from memoire.pool import rollout_transport
 from memoire.pool.episode_checks import CheckedEpisode
 from memoire.pool.rollout_transport import unpacked
 from memoire.pool.rollouts import RolloutPool
@@ -11,7 +12,6 @@ from memoire.replay.dataset import Episode
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from serverkit import NOW, READER
@@ -59,9 +59,9 @@ class TakesServer:
 
     def ask(self, reader=READER, *, again=False, **what):
         self.numbers[reader] = self.numbers.get(reader, 0) + (not again)
-        frames = encode(messages.Take(**what), client=reader, sequence=self.numbers[reader], table=TABLE)
+        frames = encode(rollout_transport.Take(**what), client=reader, sequence=self.numbers[reader], table=TABLE)
         return self.dispatcher.answer(parse(frames))
 
     def got(self, reply):
-        assert isinstance(reply.body, messages.Rollouts), reply.body
+        assert isinstance(reply.body, rollout_transport.Rollouts), reply.body
         return unpacked(reply.body.fragments, reply.payload, SCHEMA, now=5.0, limits=self.limits)

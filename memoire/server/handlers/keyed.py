@@ -8,9 +8,10 @@ from typing import Any
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.pool import keyed
 from memoire.pool.desk import Desk, Reply
 from memoire.pool.keyed_store import KeyedRow, KeyedStore, RowChange
-from memoire.wire import keyed, messages, types
+from memoire.wire import types
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page
 
@@ -35,7 +36,7 @@ class KeyedHandler:
     def __init__(self, desk: Desk, rows: KeyedStore, facts_per_reply: int = FACTS_PER_REPLY) -> None:
         self._desk, self._rows, self._facts_per_reply = desk, rows, facts_per_reply
 
-    def find(self, _: float, header: MessageHeader, body: messages.FindRows, payload: Any) -> Reply:
+    def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
         """Say what rows there are, or what some of them hold."""
         page = self._page(header.client)
         if body.call == "tags":
@@ -48,7 +49,7 @@ class KeyedHandler:
     def _page(self, client: bytes) -> Page:
         return self._desk.page(client, types.KEYED_ROWS)
 
-    def _list(self, body: messages.FindRows, page: Page) -> Reply:
+    def _list(self, body: keyed.FindRows, page: Page) -> Reply:
         of = None if body.is_everywhere else body.partition
         partitions, names = self._rows.partitions(of), list[str]()
         known = partitions if body.known is None else partitions[body.known :]
@@ -66,7 +67,7 @@ class KeyedHandler:
             after = facts.number
         return self._reply(rows, after=after, is_whole=is_whole, partitions=names)
 
-    def _find(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
+    def _find(self, body: keyed.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
         rows = list[keyed.RowFacts]()
         for place in range(body.after, len(keys)):
             key, row = keys[place], found[place]
@@ -79,7 +80,7 @@ class KeyedHandler:
                 rows.append(facts)
         return self._reply(rows)
 
-    def _values(self, body: messages.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
+    def _values(self, body: keyed.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
         rows, first = list[keyed.RowValues](), found[body.after] if body.after < len(found) else None
         version = 0 if first is None else first.version
         known = body.known or 0 if version == body.version else 0
@@ -97,7 +98,7 @@ class KeyedHandler:
             known = 0
         return self._reply(rows, version=version)
 
-    def change(self, now: float, header: MessageHeader, body: messages.ChangeRows, payload: Any) -> Reply:
+    def change(self, now: float, header: MessageHeader, body: keyed.ChangeRows, payload: Any) -> Reply:
         """Write rows, or take them away."""
         self._rows.give_up(now)
         if body.call == "stage":
@@ -113,7 +114,7 @@ class KeyedHandler:
                 return self._reply([])
             return self._put(header.client, body, keyed.unpack_puts(payload))
 
-    def _put(self, client: bytes, body: messages.ChangeRows, rows: list[keyed.PutRow]) -> Reply:
+    def _put(self, client: bytes, body: keyed.ChangeRows, rows: list[keyed.PutRow]) -> Reply:
         changes = [
             RowChange(
                 row.key, row.tags, row.fields, row.made, {each.field: (each.start, each.bytes) for each in row.staged}
@@ -157,7 +158,7 @@ class KeyedHandler:
     def _reply(self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int) -> Reply:
         held, size = self._rows.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
-        said = messages.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
+        said = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
         return Reply(said, keyed.pack(rows) if rows else None)
 
 

@@ -19,12 +19,13 @@ import msgspec
 from memoire.errors import ProtocolError
 from memoire.pool.desk import Desk, Reply
 from memoire.pool.interface import AnswersPrompts
+from memoire.prompts import messages
 from memoire.prompts.bytes import PIECE_BYTES
 from memoire.prompts.columns import NOTHING, Packed, checked
 from memoire.prompts.figures import counts_of, figures_of, why_not
 from memoire.prompts.rows import Key, PromptRow, PromptState
 from memoire.prompts.table import PromptTable
-from memoire.wire import messages, types
+from memoire.wire import types
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page, too_large
 

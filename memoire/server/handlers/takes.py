@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 from memoire.errors import ParameterError, ProtocolError
+from memoire.pool import rollout_transport
 from memoire.pool.desk import Desk, Reply
 from memoire.pool.interface import HandsOutOnce
 from memoire.pool.rollout_queue import Release, TakeRequest
-from memoire.wire import messages, types
+from memoire.wire import types
 from memoire.wire.frames import MessageHeader
 
 
@@ -21,7 +22,7 @@ class TakesHandler:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def take(self, now: float, header: MessageHeader, body: messages.Take, _: Any) -> Reply:
+    def take(self, now: float, header: MessageHeader, body: rollout_transport.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and say what is held then."""
         table = self._desk.table(header)
         pool = table.asked(HandsOutOnce, header.type.name)
@@ -29,7 +30,7 @@ class TakesHandler:
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
-        said = messages.Rollouts(
+        said = rollout_transport.Rollouts(
             epoch=self._desk.epoch,
             fragments=rows,
             held=entries,
@@ -40,7 +41,7 @@ class TakesHandler:
         return Reply(said, payload)
 
 
-def _request_of(body: messages.Take) -> TakeRequest:
+def _request_of(body: rollout_transport.Take) -> TakeRequest:
     try:
         return TakeRequest(body.steps, body.exact, 0, cast(Release, body.release))
     except ParameterError as error:

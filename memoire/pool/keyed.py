@@ -1,4 +1,4 @@
-"""What messages about keyed rows carry as payload: msgpack, with all bounds in the types. Pure.
+"""What messages about keyed rows say and carry: msgpack, with all bounds in the types. Pure.
 
 Values are bytes that only clients understand: a server merges rows by the names of their fields.
 """
@@ -6,22 +6,59 @@ Values are bytes that only clients understand: a server merges rows by the names
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from memoire.errors import ProtocolError
-
-from . import _bytes
-from .frames import Buffer
-from .messages import Count, FindRows, KeyedRows, Name, TailRow, Word
+from memoire.wire import _bytes, types
+from memoire.wire.frames import Buffer
+from memoire.wire.messages import Body, Count, Name, Small, TailRow, Word, body
 
 Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
 MAX_FIELDS: Final = 1024
 """Fields, and tags, of a row."""
 Fields: TypeAlias = Annotated[dict[Name, bytes], Meta(max_length=MAX_FIELDS)]
 Keys: TypeAlias = Annotated[list[Key], Meta(max_length=2**20)]
+
+
+@body(types.FIND_ROWS)
+class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for keyed rows, or for their tags: the payload names the keys. Answered by KEYED_ROWS."""
+
+    call: Literal["tags", "facts", "values"]
+    partition: Name = ""
+    is_everywhere: bool = False  # tags of all partitions
+    after: Word = 0  # tags: number of the last row that is known; else how many of the keys are known
+    known: Small | None = None  # tags: partitions that came; null: no reply to tags or facts leaves any out.
+    # values: fields of the first key that came; null: no row comes in parts
+    version: Word = 0  # values: of the row whose fields came; another one is begun again
+    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
+
+
+@body(types.CHANGE_ROWS)
+class ChangeRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Writes keyed rows, or takes them away: the payload has them. Answered by KEYED_ROWS."""
+
+    call: Literal["put", "stage", "clear", "reset"]
+    partition: Name = ""
+    upload: Word = 0  # staged bytes that values of this request refer to, or that this piece belongs to
+    offset: Count = 0  # of the piece
+
+
+@body(types.KEYED_ROWS)
+class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Answers FIND_ROWS and CHANGE_ROWS; the payload has the rows that were asked for."""
+
+    epoch: Word = 0  # of the server: its rows are new if it is
+    after: Word = 0  # what to ask with next
+    known: Small = 0  # values: likewise; fields of the next key that came
+    version: Word = 0  # values: of the first row in the payload, which each change makes another one; 0: it is not here
+    is_whole: bool = True  # whether nothing is left to ask for
+    partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # that exist, also those without rows
+    rows: Count = 0  # that this server holds now
+    bytes: Count = 0
 
 
 class StagedValue(TailRow, frozen=True, array_like=True):
