@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from memoire.errors import Closed
+from memoire.client.local_memory import SIDES, side_of
+from memoire.errors import Closed, ParameterError
 from memoire.limits import Limits
 from netkit import DEADLINE, QUICK, in_thread, until
 
@@ -128,3 +129,13 @@ def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
     assert "does not store 1 entries: a thread is still inside of their writer" in caplog.text
     with pytest.raises(Closed, match="this client"):
         step(writer, 1)
+
+
+def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
+    """It was taken for episodes, and its home refused each of them."""
+    with pytest.raises(
+        ParameterError, match=r"storage must be one of 'caches', 'episodes', 'rollouts'.* got 'prompts'"
+    ):
+        side_of("prompts")
+    for kind in SIDES:
+        assert side_of(kind).STORED
