@@ -14,6 +14,10 @@ from .frozen import says_instead
 from .suggestions import checked_fields
 from .suggestions import hint as hint
 
+STORAGES = ("caches", "episodes", "rollouts", "prompts")
+"""Kinds of tables, where a parser names them without loading any; `memoire/pool/kinds.py` has the kinds themselves."""
+BATCH_STORAGES = ("caches", "episodes")
+"""Those of which a learner draws batches."""
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB

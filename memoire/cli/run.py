@@ -4,8 +4,8 @@ import argparse
 import time
 
 from memoire.errors import NotInstalled, ParameterError
+from memoire.limits import STORAGES
 from memoire.nodes.sizes import size
-from memoire.pool import kinds
 
 from .addresses import endpoint_of
 from .launch import nodes_of, tables_of
@@ -44,7 +44,7 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
-    server.add_argument("--storage", choices=kinds.STORAGES, help="what is stored (default: caches)")
+    server.add_argument("--storage", choices=STORAGES, help="what is stored (default: caches)")
     server.add_argument(
         "--capacity",
         type=int,

@@ -394,8 +394,6 @@ Storage = Literal["caches", "episodes", "rollouts", "prompts"]
 CACHES: Final = CachesKind()
 KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (CACHES, EpisodesKind(), RolloutsKind(), PromptsKind())}
 """All kinds, by name."""
-STORAGES: Final = tuple(KINDS)
-"""Their names."""
 
 
 def named(storage: Any) -> Kind:
@@ -403,7 +401,7 @@ def named(storage: Any) -> Kind:
     try:
         return KINDS[storage]
     except (KeyError, TypeError):
-        raise ParameterError("storage", storage, one_of(storage, STORAGES)) from None
+        raise ParameterError("storage", storage, one_of(storage, KINDS)) from None
 
 
 def names_of(capability: type) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import StateStore
 from memoire.errors import StateCorrupt
 from memoire.limits import Limits
-from memoire.net import sockets
 from memoire.pool.episode_memory import seed_of
 from memoire.pool.interface import DrawsAtRandom, TablePool
 from memoire.pool.kinds import PoolPlace
@@ -39,7 +38,6 @@ def make_tables(options: ServerOptions) -> Tables:
     for table in tables:
         if table.once is not None:
             table.once.on_room = table.limiter.drew
-        table.push_bytes = sockets.largest_push(tables.usual_bytes, options.limits.message_bytes)
     return tables
 
 

@@ -11,6 +11,7 @@ from memoire.net import link, sockets
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.thread import Worker
+from memoire.pool.tables import Tables
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 
@@ -43,6 +44,7 @@ class IntakeThreads:
         self._dispatcher, self._admission, self._addresses = dispatcher, admission, addresses
         self._context, self._limits, self._keys, self._is_closing = context, limits, keys, is_closing
         self.workers: list[Worker] = []
+        limit_pushes(dispatcher.tables, limits.message_bytes)
 
     def add(self, endpoint: str, bind: bool) -> str:
         """Take what comes in at one more address, on a thread of its own; returns the address as it is bound.
@@ -80,3 +82,9 @@ class IntakeThreads:
                     self._dispatcher.arrived(message.header, message.body, message.payload)
                 except ProtocolError:
                     pass  # counted where it was found
+
+
+def limit_pushes(tables: Tables, message_bytes: int) -> None:
+    """Have tables say the largest push that the addresses take."""
+    for table in tables:
+        table.push_bytes = sockets.largest_push(tables.usual_bytes, message_bytes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.limits import Limits
+from memoire.limits import BATCH_STORAGES, STORAGES, Limits
 from memoire.pool import interface, kinds
 from memoire.pool.tables import OpenTable, Table
 
@@ -25,7 +25,7 @@ def opened(storage: str) -> OpenTable:
     return OpenTable("own", settings, settings.kind.make_pool(settings, place))
 
 
-@pytest.mark.parametrize("storage", kinds.STORAGES)
+@pytest.mark.parametrize("storage", STORAGES)
 def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None:
     table = opened(storage)
     offered = {each for each in CAPABILITIES if isinstance(table.pool, each)}
@@ -37,7 +37,7 @@ def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None
     assert not lies, "members of what it does not do"
 
 
-@pytest.mark.parametrize("storage", kinds.STORAGES)
+@pytest.mark.parametrize("storage", STORAGES)
 def test_what_a_table_does_not_do_is_refused_with_the_kinds_that_do(storage: str) -> None:
     table = opened(storage)
     for capability in (each for each in CAPABILITIES if hasattr(each, "WANTED")):
@@ -58,6 +58,10 @@ def test_a_batch_of_a_table_without_batches_is_refused_with_the_call_to_use() ->
 
 
 def test_a_kind_that_takes_no_pushes_says_what_to_use() -> None:
-    for storage in kinds.STORAGES:
+    for storage in STORAGES:
         table = opened(storage)
         assert (table.pushes is None) == bool(table.kind.no_pushes)
+
+
+def test_names_for_parsers_are_those_of_the_kinds() -> None:
+    assert tuple(kinds.KINDS) == STORAGES and kinds.names_of(interface.DrawsBatches) == BATCH_STORAGES

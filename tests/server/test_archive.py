@@ -21,8 +21,8 @@ from dispatchkit import arrive, cache_of, made_dispatcher
 from fake_store import Disk, MemoryStore
 from memoire.cli import main
 from memoire.errors import Closed, DataError, MemoireError, ParameterError, Refused, SnapshotMismatch
+from memoire.limits import STORAGES
 from memoire.nodes import snapshots
-from memoire.pool.kinds import STORAGES
 from memoire.pool.tables import Table
 from memoire.prompts.columns import packed, raw_columns
 from memoire.replay import dataset, sampling

@@ -17,6 +17,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.server import build
 from memoire.server.announcements import Announcements
+from memoire.server.io_intake import limit_pushes
 from memoire.server.options import ServerOptions, check_bytes
 from memoire.server.server import Server
 from memoire.wire import messages
@@ -204,7 +205,9 @@ def test_sizes_that_only_an_actor_would_find_too_large_for_a_message_are_refused
 def test_a_server_that_began_with_small_caches_refuses_a_cache_size_whose_pushes_it_would_not_take():
     """Of pushes with 1 kB, 64 may queue for a connection: ZeroMQ counts them, and not their bytes."""
     made = options(schema={"obs": (np.uint8, (100,)), "reward": np.float32}, parameters=Parameters(cache_size=4))
-    table = build.make_tables(made).first
+    tables = build.make_tables(made)
+    table = tables.first
+    limit_pushes(tables, made.limits.message_bytes)
     assert table.push_bytes == 2 * made.limits.message_bytes // 64
     with pytest.raises(ParameterError, match="^cache_size .* a push to this server .* that begins with ") as caught:
         table.check_parameters(table.parameters.replace(cache_size=1 << 20))
