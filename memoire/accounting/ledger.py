@@ -20,7 +20,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from operator import setitem
+from operator import attrgetter, setitem
 from sys import getsizeof
 from typing import Any
 
@@ -48,6 +48,8 @@ SILENCE_TIMEOUT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
 RECENT_EPISODES = 1000
 """Newest closed episodes that are kept. They are numbered, so that a reader sees which ones it has missed."""
+
+_report_sums, _home_sums = attrgetter(*REPORT_SUMS), attrgetter(*HOME_SUMS)
 
 
 class Ledger:
@@ -264,9 +266,12 @@ class Ledger:
                 here, or there is no room for what it says; nothing was changed.
         """
         _check(update)
-        missing = _name_bytes(update) - self._name_bytes.get(client, 0)
-        self._room.check(missing + (0 if client in self else ACCOUNT_BYTES))
         account = self._accounts.get(client)
+        missing = _name_bytes(update) - self._name_bytes.get(client, 0)
+        if account is None and client not in self._guests:
+            missing += ACCOUNT_BYTES
+        if missing > 0:  # else there is room for what it says already
+            self._room.check(missing)
         if account is None and counts_something(update):
             account = self._opened(client, now, table)
         account = self._heard(account or self.greet(client, now, table), now)
@@ -412,8 +417,8 @@ class Ledger:
 def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> Update:
     """A report with another one: sums by maximum, those per home only if they are about this account."""
     mine = update if is_mine else old
-    sums = {name: max(getattr(old, name), getattr(update, name)) for name in REPORT_SUMS}
-    sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in HOME_SUMS}
+    sums = dict(zip(REPORT_SUMS, map(max, _report_sums(old), _report_sums(update)), strict=True))
+    sums |= zip(HOME_SUMS, map(max, _home_sums(old), _home_sums(mine)), strict=True)
     return msgspec.structs.replace(update if is_newest else old, **sums, lines=[], ended=[])
 
 

@@ -120,7 +120,8 @@ class Logbook:
                 through = line.number
                 self.count += 1
                 taken.append(LogEntry(self.count, client, now, line))
-        self._extend(taken)
+        if taken:
+            self._extend(taken)
         return taken
 
     def _extend(self, entries: Iterable[LogEntry]) -> None:

@@ -120,9 +120,8 @@ class SendQueues:
 
     def send(self, made: Socket, frames: Sequence[Any], now: float) -> None:
         """Send a message whose first frame names its connection, now or when there is room for it."""
-        connection = made, bytes(frames[0])
-        if connection in self._lanes or not self._send(made, frames):
-            self._keep(connection, frames, now)
+        if (self._lanes and (made, bytes(frames[0])) in self._lanes) or not self._send(made, frames):
+            self._keep((made, bytes(frames[0])), frames, now)
 
     def _send(self, made: Socket, frames: Sequence[Any]) -> bool:
         """Send a message now; False if its connection has no room, or has a large payload on its way and there is no

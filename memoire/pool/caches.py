@@ -190,7 +190,7 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
 
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """A client's newest sums, from a message without a cache. Returns whether they were newer than those known."""
-        with self._waiter.lock:
+        with _core.Held(self._waiter.told):
             if self._waiter.is_closed:
                 return False
             now = self._now()
@@ -205,7 +205,7 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
             stock_bytes: That it may hold undrawn while learners draw.
         """
         queues = self._queues
-        with self._waiter.lock:
+        with _core.Held(self._waiter.told):
             client = queues.clients.get(client_id)
             if client is None or not client.held or queues.parameters.reuse_cache:
                 return None

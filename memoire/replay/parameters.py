@@ -295,14 +295,14 @@ class Parameters:
 
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
+        return {name: list(value) if type(value) is tuple else value for name, value in self._told}
+
+    @functools.cached_property
+    def _told(self) -> list[tuple[str, Any]]:
+        """Names and values that `to_wire` gives."""
         known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
-        values = {field.name: getattr(self, field.name) for field in known}
-        unused = {field.name for field in known if field.metadata == ADDED and values[field.name] == field.default}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-            if name not in unused
-        }
+        values = [(field, getattr(self, field.name)) for field in known]
+        return [(field.name, value) for field, value in values if field.metadata != ADDED or value != field.default]
 
     @functools.cached_property
     def fingerprint(self) -> int:

@@ -73,4 +73,4 @@ class Credits:
             everybody = (*ledger, *ledger.guests)
             silent = (each.table for each in everybody if each.last_seen < since and not each.report.leaving)
             self._silent = Counter(silent)
-        return ledger.present - self._silent
+        return ledger.present - self._silent if self._silent else ledger.present
