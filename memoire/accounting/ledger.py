@@ -240,7 +240,7 @@ class Ledger:
         account = self._store.find(client)
         if account is not None:
             self._accounts[client] = account
-            self._count_names(client, account.report)
+            self._count_names(client, _name_bytes(account.report))
             self._room.add(ACCOUNT_BYTES)
             self.present[account.table] += not account.report.leaving
             self._folded.add(account, -1)
@@ -267,7 +267,8 @@ class Ledger:
         """
         _check(update)
         account = self._accounts.get(client)
-        missing = _name_bytes(update) - self._name_bytes.get(client, 0)
+        names = _name_bytes(update)
+        missing = names - self._name_bytes.get(client, 0)
         if account is None and client not in self._guests:
             missing += ACCOUNT_BYTES
         if missing > 0:  # else there is room for what it says already
@@ -275,23 +276,25 @@ class Ledger:
         if account is None and counts_something(update):
             account = self._opened(client, now, table)
         account = self._heard(account or self.greet(client, now, table), now)
-        self._merge(account, sequence, update)
+        self._merge(account, sequence, update, names)
         return account
 
-    def _merge(self, account: Account, sequence: int, update: Update) -> None:
+    def _merge(self, account: Account, sequence: int, update: Update, names: int) -> None:
         old, is_mine = account.report, account.since <= update.epoch <= self.epoch
-        account.report = _merged(old, update, is_newest=sequence > account.sequence, is_mine=is_mine)
-        self._count_names(account.client, account.report)
-        account.sequence = max(account.sequence, sequence)
+        is_newest = sequence > account.sequence
+        account.report = _merged(old, update, is_newest=is_newest, is_mine=is_mine)
+        if is_newest:  # else its names are those of the former one
+            self._count_names(account.client, names)
+            account.sequence = sequence
         if account.client in self._accounts:
             self._add_news(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
             self.dismiss(account.client)
 
-    def _count_names(self, client: bytes, report: Update) -> None:
-        """Count what the names in a report take."""
-        size, former = _name_bytes(report), self._name_bytes.get(client, 0)
+    def _count_names(self, client: bytes, size: int) -> None:
+        """Count what the names in a report take: so many bytes."""
+        former = self._name_bytes.get(client, 0)
         if size != former:
             self._room.add(size - former)
             self._name_bytes[client] = size
@@ -424,9 +427,8 @@ def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> U
 
 def _name_bytes(report: Update) -> int:
     """What the names in a report take in memory, with their numbers."""
-    if not report.scalars and not report.models:
-        return 0
-    return sum(getsizeof(name) + NAME_BYTES for name in (*report.scalars, *report.models))
+    names = (*report.scalars, *report.models)
+    return sum(map(getsizeof, names)) + NAME_BYTES * len(names)
 
 
 def _check(update: Update) -> None:
