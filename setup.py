@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 MODULES = (
     "memoire._core",
     "memoire.net._multipart",
-    "memoire.pool._draw",
+    "memoire.tables.caches._draw",
     "memoire.wire._bytes",
     "memoire.wire._container",
 )

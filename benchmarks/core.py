@@ -9,10 +9,12 @@ from measure import Report, Result, Side, arguments, distinct, race
 from workloads import BATCH, EPISODE, NumpyGather, Workload, six_columns, w1, w2
 
 from memoire import _core
-from memoire.pool.caches import Pool
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes, pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import _bytes
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 
 MiB = 1 << 20
 SLOTS = "column[row] = value for each column, a ring"

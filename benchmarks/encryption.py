@@ -13,11 +13,11 @@ from workloads import BATCH, Workload, w1
 import memoire
 import wire as plain
 from memoire.net import sockets
-from memoire.security import key_writer
-from memoire.security.keyfolder import Keys
-from memoire.wire import _bytes, messages, pack
-from memoire.wire.frames import encode
-from memoire.wire.identity import name_hash
+from memoire.security import provision as key_writer
+from memoire.security.keys import Keys
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire.frames import encode, name_hash
 
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
 the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.

@@ -24,7 +24,7 @@ from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
 
 import memoire
 import wire
-from memoire.wire import pack
+from memoire.wire import containers as pack
 
 RAW = "plain ZeroMQ, PULL of as many bytes"
 

@@ -41,7 +41,7 @@ from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
 import memoire
 from memoire.errors import NotEnoughSamples
 from memoire.net import sockets
-from memoire.wire import pack
+from memoire.wire import containers as pack
 from wire import TCP, Child, raw_sender
 
 TIMEOUT = 60.0

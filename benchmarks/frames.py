@@ -19,7 +19,7 @@ from ale_py import ALEInterface, LoggerMode, roms
 from measure import Spread, arguments, distinct, machine
 
 import memoire
-from memoire.wire import pack
+from memoire.wire import containers as pack
 from storage import Metered, far_away
 
 QUESTION = str(__doc__)

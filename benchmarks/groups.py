@@ -27,7 +27,7 @@ import numpy as np
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.prompts.plan import balanced, dealt
+from memoire.tables.prompts.servers import balanced, dealt
 
 GROUP, GROUPS, RANKS, LEASED = 8, 64, 4, 32
 COLUMNS = {

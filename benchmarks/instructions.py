@@ -31,16 +31,17 @@ from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
 from memoire import _core
-from memoire.client.io_client_lock import ClientLock
 from memoire.client.local_memory import LocalMemory
-from memoire.client.models import HandedModels
 from memoire.client.pushes import Pusher
 from memoire.client.session import Session
+from memoire.client.waiting import ClientLock, HandedModels
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import _bytes, messages, pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.frames import Message, MessageHeader
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,9 +24,8 @@ from measure import amount, arguments, distinct, machine
 
 import memoire
 from memoire.cli import plan
-from memoire.nodes import local_cluster
-from memoire.nodes.child import Child
-from memoire.nodes.launcher import Launcher
+from memoire.nodes import local as local_cluster
+from memoire.nodes.launcher import Child, Launcher
 
 QUESTION = str(__doc__)
 PROCESSES = 3

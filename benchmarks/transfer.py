@@ -17,7 +17,7 @@ import memoire
 from memoire.errors import MemoireTimeout
 from memoire.rl.envelope import TABLE, Sample, columns_of, samples_table
 from memoire.rl.memory_experience import SampleTaker
-from memoire.security import key_writer
+from memoire.security import provision as key_writer
 from memoire.wire import _bytes
 
 WORKERS: Final = 8

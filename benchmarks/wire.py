@@ -16,10 +16,10 @@ from workloads import BATCH, EPISODE, Workload, w1, w2
 import memoire
 from memoire.net import process, sockets
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes, pack
+from memoire.wire import _bytes
+from memoire.wire import containers as pack
 from memoire.wire import messages as wire
-from memoire.wire.frames import encode
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import encode, name_hash
 
 TCP = "tcp://127.0.0.1:0"
 W1_BYTES = 152_256

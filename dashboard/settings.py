@@ -6,8 +6,8 @@ import math
 from dataclasses import MISSING, dataclass, fields
 
 from memoire.errors import ParameterError
-from memoire.security import exposure
-from memoire.security.tokens import Tokens
+from memoire.security import access as exposure
+from memoire.security.access import Tokens
 
 _SECRET = ("token", "node_token")
 

@@ -31,7 +31,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from memoire import built as built
+from memoire import version as version
 from memoire.version import VERSION
 
 if TYPE_CHECKING:
@@ -49,18 +49,17 @@ if TYPE_CHECKING:
     from memoire.errors import MemoireError as MemoireError
     from memoire.inference.node import Inference as Inference
     from memoire.inference.policy import RemotePolicy as RemotePolicy
-    from memoire.pool.tables import Table as Table
     from memoire.proxy.proxy import Proxy as Proxy
-    from memoire.reader.prompts import Prompts as Prompts
+    from memoire.reader.calls import Prompts as Prompts
     from memoire.reader.reader import Reader as Reader
     from memoire.replay.batch import Batch as Batch
     from memoire.replay.buffer import Buffer as Buffer
     from memoire.replay.columns import Column as Column
+    from memoire.replay.columns import Ragged as Ragged
     from memoire.replay.memory import Memory as Memory
     from memoire.replay.mixing import MixedBatch as MixedBatch
+    from memoire.replay.mixing import prefetch as prefetch
     from memoire.replay.parameters import Parameters as Parameters
-    from memoire.replay.prefetch import prefetch as prefetch
-    from memoire.replay.ragged import Ragged as Ragged
     from memoire.replay.rollouts import Rollouts as Rollouts
     from memoire.replay.sampling import Greedy as Greedy
     from memoire.replay.sampling import Linear as Linear
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from memoire.replay.schema import Schema as Schema
     from memoire.replay.writer import Writer as Writer
     from memoire.server.server import Server as Server
+    from memoire.tables.table import Table as Table
 
 __version__ = VERSION
 
@@ -90,9 +90,9 @@ _HOMES = {
     "MemoireError": "memoire.errors",
     "Inference": "memoire.inference.node",
     "RemotePolicy": "memoire.inference.policy",
-    "Table": "memoire.pool.tables",
+    "Table": "memoire.tables.table",
     "Proxy": "memoire.proxy.proxy",
-    "Prompts": "memoire.reader.prompts",
+    "Prompts": "memoire.reader.calls",
     "Reader": "memoire.reader.reader",
     "Batch": "memoire.replay.batch",
     "Buffer": "memoire.replay.buffer",
@@ -100,8 +100,8 @@ _HOMES = {
     "Memory": "memoire.replay.memory",
     "MixedBatch": "memoire.replay.mixing",
     "Parameters": "memoire.replay.parameters",
-    "prefetch": "memoire.replay.prefetch",
-    "Ragged": "memoire.replay.ragged",
+    "prefetch": "memoire.replay.mixing",
+    "Ragged": "memoire.replay.columns",
     "Rollouts": "memoire.replay.rollouts",
     "Greedy": "memoire.replay.sampling",
     "Linear": "memoire.replay.sampling",

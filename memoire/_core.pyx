@@ -151,7 +151,7 @@ def empty(tuple shape not None, dtype):
 # In C, because counters are attributes: a client sets several at each step of its environment.
 @cython.auto_pickle(False)
 cdef class Guarded:
-    """What `memoire.replay.strict_attributes.StrictAttributes` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
+    """What `memoire.replay.parameters.StrictAttributes` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
     with "_"."""
 
     def __setattr__(self, name, value):

@@ -1,21 +1,24 @@
 """Timeouts and byte limits of the library, and the memory that the process's container allows; times are seconds, sizes
 are bytes.
+
+The clock of the machine: the default of everything that takes a clock.
 """
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from memoire.arguments import checked_fields, says_instead
+from memoire.arguments import hint as hint
+
 from .arguments import FOR_EVER, whole
 from .errors import ParameterError
-from .frozen import says_instead
-from .suggestions import checked_fields
-from .suggestions import hint as hint
 
 STORAGES = ("caches", "episodes", "rollouts", "prompts")
-"""Kinds of tables, where a parser names them without loading any; `memoire/pool/kinds.py` has the kinds themselves."""
+"""Kinds of tables, where a parser names them without loading any; `tables/registry.py` has the kinds themselves."""
 BATCH_STORAGES = ("caches", "episodes")
 """Those of which a learner draws batches."""
 KiB = 1024
@@ -322,3 +325,7 @@ def _mib(size: int) -> str:
 
 CONTAINER = Container()
 """That of this process."""
+
+
+wall_clock: Callable[[], float] = time.time  # noqa: TID251
+"""Seconds since 1970."""

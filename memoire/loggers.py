@@ -1,7 +1,7 @@
 """Where figures go while a run goes on: TensorBoard's files, Trackio, or whatever has a call like
 `log(figures, step=7)`.
 
-`memoire report` and `memoire.dashboard.terminal.report` give the figures of a whole cluster to a logger. A learner
+`memoire report` and `memoire.dashboard.terminal.log_tail` give the figures of a whole cluster to a logger. A learner
 gives its own, and those of its server:
 
     with contextlib.closing(TensorBoard("runs/breakout")) as logger:
@@ -30,7 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from .clock import wall_clock
+from memoire.limits import wall_clock
+
 from .errors import NotInstalled, ParameterError
 
 __all__ = ["Functions", "JsonLines", "Logger", "TensorBoard", "Trackio", "Wandb", "figures"]

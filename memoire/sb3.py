@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.arguments import checked_names
 from memoire.replay.batch import Batch
 from memoire.replay.buffer import Buffer
 from memoire.replay.parameters import NAMES, Parameters
@@ -26,7 +27,6 @@ from memoire.replay.sampling import Prioritized, Sampler, Uniform
 from memoire.replay.schema import Schema
 
 from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
-from .suggestions import checked_names
 
 with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
     import stable_baselines3

@@ -24,12 +24,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.clock import wall_clock
-from memoire.prompts.step import Step
-from memoire.reader.prompts import Prompts
-from memoire.replay.columns import Column
-from memoire.replay.ragged import Ragged
-from memoire.replay.row_schema import RowSchema
+from memoire.limits import wall_clock
+from memoire.reader.calls import Prompts
+from memoire.replay.columns import Column, Ragged
+from memoire.replay.schema import RowSchema
+from memoire.tables.prompts.trainer import Step
 
 from .errors import Closed, EpochOver, MemoireTimeout, NotInstalled, ParameterError, ProtocolMoved
 

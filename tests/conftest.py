@@ -15,8 +15,8 @@ import pytest
 from hypothesis import settings
 
 from memoire import _core
-from memoire.net import resolver
-from memoire.net.resolver import NameResolver
+from memoire.net import addresses as resolver
+from memoire.net.addresses import NameResolver
 from memoire.server import build
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def without_io() -> Iterator[None]:
 
 TIMES = {
     "keys_reread": (
-        "memoire.security.keyfolder.REREAD_INTERVAL",
+        "memoire.security.keys.REREAD_INTERVAL",
         "memoire.net.link.REREAD_INTERVAL",
         "memoire.net.curve_server.KEYS_INTERVAL",
     ),
@@ -191,30 +191,30 @@ TIMES = {
     "denied": ("memoire.net.channel.DENIED_TIMEOUT",),
     "second_key": ("memoire.net.curve_server.SECOND_KEY",),
     "channel_renewed": ("memoire.net.channel.RENEW_TIMEOUT",),
-    "heartbeat": ("memoire.client.schedule.HEARTBEAT_INTERVAL",),
-    "home_away": ("memoire.client.home_watch.AWAY_TIMEOUT",),
-    "server_away": ("memoire.proxy.io_backend.AWAY_TIMEOUT",),
+    "heartbeat": ("memoire.client.session.HEARTBEAT_INTERVAL",),
+    "home_away": ("memoire.client.session.AWAY_TIMEOUT",),
+    "server_away": ("memoire.proxy.io_sockets.AWAY_TIMEOUT",),
     "address_retired": ("memoire.proxy.router.RETIRE_TIMEOUT",),
-    "fetch_held": ("memoire.proxy.model_cache.HELD_FETCH_TIMEOUT",),
-    "left_out": ("memoire.pool.far.LEFT_OUT_TIMEOUT",),
+    "fetch_held": ("memoire.proxy.requests.HELD_FETCH_TIMEOUT",),
+    "left_out": ("memoire.tables.far.LEFT_OUT_TIMEOUT",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
-    "log_flush": ("memoire.server.io_lines.LOG_FLUSH_INTERVAL",),
+    "log_flush": ("memoire.server.io_requests.LOG_FLUSH_INTERVAL",),
     "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),
-    "thread_runnable": ("memoire.net.progress.RUNNABLE_TIMEOUT",),
+    "thread_runnable": ("memoire.net.thread.RUNNABLE_TIMEOUT",),
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
     "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
     "page_asked": ("memoire.cli.addresses.ASK_TIMEOUT",),
     "listen_note": ("memoire.nodes.launch.LISTEN_NOTE_DELAY",),
-    "restart_pause": ("memoire.nodes.restarts.MIN_PAUSE",),
+    "restart_pause": ("memoire.nodes.launcher.MIN_PAUSE",),
     "browser_request": ("memoire.dashboard.web.serve.REQUEST_TIMEOUT",),
     "browser_body": ("memoire.dashboard.web.access.BODY_TIMEOUT",),
     "node_answer": ("memoire.dashboard.collect.aggregator.TIMEOUT",),
     "top_answer": ("memoire.dashboard.terminal.top.TIMEOUT",),
     "top_rates": ("memoire.dashboard.terminal.top.FIRST_RATES",),
-    "report_rates": ("memoire.dashboard.terminal.report.FIRST_RATES",),
+    "report_rates": ("memoire.dashboard.terminal.log_tail.FIRST_RATES",),
 }
 """Seconds that the library waits for something, which no user sets, and where they stand. Tests over real sockets give
 others, so as not to wait for as long, or not to be overtaken; parts that decide are given theirs as arguments."""

@@ -26,12 +26,12 @@ import msgspec
 import numpy as np
 
 import memoire
-from memoire.clock import wall_clock
 from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.counters import NodeAnswer
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.node_state import NodeAnswer
 from memoire.dashboard.settings import Settings
+from memoire.limits import wall_clock
 from memoire.nodes.http import NodePages
 
 FOLDER = Path(__file__).with_name("recordings")

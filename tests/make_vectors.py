@@ -1,7 +1,7 @@
 """Write the golden vectors of docs/wire.md into tests/vectors: `python tests/make_vectors.py`.
 
 Each vector is the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json says what they
-hold. Containers are put together here byte by byte, not by memoire.wire.pack, so that both must agree with the page.
+hold. Containers are put together here byte by byte, not by memoire.wire.containers, so that both must agree with the page.
 """
 
 import json
@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memoire.pool import keyed, rollout_transport
-from memoire.prompts import messages as prompt_messages
 from memoire.replay.columns import Column
-from memoire.replay.row_schema import RowSchema
-from memoire.replay.schema import Schema
+from memoire.replay.schema import RowSchema, Schema
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.rollouts import transport as rollout_transport
 from memoire.wire import messages as wire
-from memoire.wire.frames import encode
-from memoire.wire.identity import NO_CLIENT, name_hash, table_number
+from memoire.wire.frames import NO_CLIENT, encode, name_hash, table_number
 from memoire.wire.parts import ContainerKind, Part
 
 FOLDER = Path(__file__).with_name("vectors")

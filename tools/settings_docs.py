@@ -5,7 +5,7 @@ import pathlib
 
 from memoire.cli import main
 from memoire.nodes import settings
-from memoire.nodes.sizes import size
+from memoire.nodes.settings import size
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 BEGIN = "<!-- From here on written by tools/settings_docs.py. -->\n"

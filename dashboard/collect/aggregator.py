@@ -20,17 +20,16 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from memoire.clock import wall_clock
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
-from memoire.net.progress import ProgressMonitor
+from memoire.limits import wall_clock
+from memoire.net.thread import ProgressMonitor
 
 from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
 from .cluster import Cluster
-from .distributions import merged
+from .counters import NodeAnswer
 from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, History, HistoryPoint
-from .node_state import NodeAnswer
-from .nodes import NodeAddresses, NodeError, NodeQuestions
+from .nodes import NodeAddresses, NodeError, NodeQuestions, merged
 
 _log = logging.getLogger(__name__)
 

@@ -21,13 +21,10 @@ from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
-from .actors import ActorList, NewestModels
+from .actors import ActorList, KeptRun, NewestModels, RunLedgers
 from .answers import ActorRow, EpisodeRow, EventRow, Forecast, Overview, TableRow
-from .counters import Counters
+from .counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, RateWindow, learners_of
 from .history import HistoryPoint
-from .learners import learners_of
-from .ledgers import KeptRun, RunLedgers
-from .node_state import NOT_ASKED, NodeAnswer, NodeState
 from .overview import (
     figures_of,
     freshness_of,
@@ -42,7 +39,6 @@ from .overview import (
     starts_of,
     tables_of,
 )
-from .rates import LONG_WINDOW, RateWindow
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000

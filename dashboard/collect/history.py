@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from memoire.disk import private_files
 from memoire.errors import HistoryError
-from memoire.replay.file_lock import FileLock
-from memoire.storage import private_files
+from memoire.replay.files import FileLock
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
 """Seconds of a bucket, and for how many seconds it is kept, level by level."""

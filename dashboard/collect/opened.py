@@ -1,17 +1,33 @@
-"""A run out of a file, asked as if its cluster were still there. Nothing changes any more, and no node is asked."""
+"""A run out of a file, asked as if its cluster were still there. Nothing changes any more, and no node is asked.
+
+One run in one file, to be opened elsewhere: JSON lines, compressed with gzip. Any program can read it.
+
+    {"kind": "run", "format": 1, "run": "r-1", "began": ..., "seen": ..., "exported": ..., "facts": {...}}
+    {"kind": "document", "name": "settings", "body": {...}}      also "overview" and "actors"
+    {"kind": "event", "body": {...}}
+    {"kind": "figure", "name": "return", "points": [[time, seconds, mean, least, greatest, number], ...]}
+    {"kind": "end", "lines": 1234}
+
+Everything is read with bounds, and nothing in it is run: the file may come from anybody.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import gzip
+import itertools
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
 from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
+from memoire.errors import RunFileError
+from memoire.version import SOFTWARE
 
-from . import run_file
 from .aggregator import Aggregator
 from .answers import (
     ActorDetail,
@@ -28,9 +44,194 @@ from .answers import (
     RunInfo,
     SampleFreshness,
 )
-from .history import Curves, History
+from .history import LEVELS, MAX_EVENTS, MAX_SERIES, Curves, History, HistoryPoint, RunRow
 from .nodes import NodeError
 from .verdict import Verdict
+
+FORMAT = 1
+MAX_LINE_BYTES = 64 << 20
+MAX_FILE_BYTES = 1 << 30
+"""Of all lines together, decompressed."""
+MAX_TIME = 1 << 40
+LINE_POINTS = 5_000
+"""Points on one line at most."""
+DOCUMENTS: dict[str, Any] = {"settings": dict[str, dict[str, Any]], "overview": Overview, "actors": list[ActorRow]}
+"""Kinds of documents, and what each has to be."""
+MAX_NAME = 80
+"""Characters of a name of a file."""
+
+
+def file_name(run: str) -> str:
+    """A run's name as part of the name of a file: ASCII letters, digits, "-", "_" and ".", at most 80; it may be empty,
+    or have nothing but dots.
+    """
+    kept = (letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)
+    return "".join(kept)[:MAX_NAME]
+
+
+_WIDTHS = tuple(width for width, _ in LEVELS)
+
+
+class RunHead(msgspec.Struct, tag="run", tag_field="kind"):
+    """What the run is."""
+
+    format: int
+    run: str
+    began: float
+    seen: float
+    exported: float
+    facts: dict[str, Any]
+    software: str = ""
+
+
+class RunDocument(msgspec.Struct, tag="document", tag_field="kind"):
+    """Something that was kept of the run whole."""
+
+    name: str
+    body: msgspec.Raw
+
+
+class Event(msgspec.Struct, tag="event", tag_field="kind"):
+    """Something that happened."""
+
+    body: EventRow
+
+
+class CurvePart(msgspec.Struct, tag="figure", tag_field="kind"):
+    """A part of a curve, the oldest points first."""
+
+    name: str
+    points: list[tuple[int, int, float, float, float, int]]
+
+
+class EndLine(msgspec.Struct, tag="end", tag_field="kind"):
+    """The last line: a file that was cut short has none."""
+
+    lines: int
+    """Before this one."""
+
+
+Line = RunHead | RunDocument | Event | CurvePart | EndLine
+
+
+def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
+    """A run of a history as pieces of such a file."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: as gzip
+    lines = 0
+    for line in _lines(history, row, now):
+        lines += 1
+        if piece := packer.compress(msgspec.json.encode(line) + b"\n"):
+            yield piece
+    yield packer.compress(msgspec.json.encode(EndLine(lines)) + b"\n") + packer.flush()
+
+
+def _lines(history: History, row: RunRow, now: float) -> Iterator[Line]:
+    yield RunHead(FORMAT, row.name, row.began, row.seen, now, msgspec.json.decode(row.facts), SOFTWARE)
+    for name in DOCUMENTS:
+        if body := history.document(row.name, name):
+            yield RunDocument(name, msgspec.Raw(body))
+    for body in history.events(row.name):
+        yield Event(msgspec.json.decode(body, type=EventRow))
+    for name in history.names(row.name):
+        points = iter(history.all(row.name, name))
+        while part := list(itertools.islice(points, LINE_POINTS)):
+            yield CurvePart(name, [(time, width, *point) for time, width, point in part])
+
+
+def read(path: str, history: History, max_bytes: int = MAX_FILE_BYTES) -> RunHead:
+    """Put the run of a file into a history that is empty; what the file says of it.
+
+    Args:
+        max_bytes: Of all lines together, decompressed.
+
+    Raises:
+        RunFileError: it cannot be read, is something else, or was cut short.
+    """
+    try:
+        with gzip.open(path) as file:
+            return _Reader(path, history).take(_split(path, file, max_bytes))
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunFileError(path, str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunFileError(path, f"a line of it is not as it should be ({error})") from error
+
+
+def _split(path: str, file: gzip.GzipFile, max_bytes: int) -> Iterator[bytes]:
+    total = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        total += len(line)
+        if len(line) > MAX_LINE_BYTES or total > max_bytes:
+            raise RunFileError(path, f"it has more than {max_bytes} bytes, or a line of more than {MAX_LINE_BYTES}")
+        yield line
+
+
+class _Reader:
+    """Takes one file, line by line."""
+
+    def __init__(self, path: str, history: History) -> None:
+        self._path, self._history = path, history
+        self._head: RunHead | None = None
+        self._names: set[str] = set()
+        self._events = 0
+
+    def take(self, lines: Iterable[bytes]) -> RunHead:
+        """Put all lines into the history."""
+        decoder = msgspec.json.Decoder(Line)
+        for number, text in enumerate(lines):
+            line = decoder.decode(text)
+            if isinstance(line, EndLine):
+                self._check(line.lines == number, f"{number} lines of {line.lines} are there")
+                return self._known()
+            self._put(line)
+        raise RunFileError(self._path, "its end is missing: it was cut short")
+
+    def _put(self, line: RunHead | RunDocument | Event | CurvePart) -> None:
+        if isinstance(line, RunHead):
+            self._begin(line)
+        elif isinstance(line, RunDocument):
+            self._check(line.name in DOCUMENTS, f"nobody knows documents named {line.name!r}")
+            msgspec.json.decode(line.body, type=DOCUMENTS[line.name])
+            self._history.keep_document(self._known().run, line.name, bytes(line.body))
+        elif isinstance(line, Event):
+            self._events += 1
+            self._check(self._events <= MAX_EVENTS, f"it has more than {MAX_EVENTS} events")
+            self._history.add_event(self._known().run, msgspec.json.encode(line.body))
+        else:
+            self._draw(line)
+
+    def _begin(self, head: RunHead) -> None:
+        self._check(self._head is None, "it holds two runs")
+        self._check(head.format == FORMAT, f"it has format {head.format}, and this memoire reads {FORMAT}")
+        self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time is out of range")
+        self._head = head
+        self._history.keep_run(head.run, head.began, msgspec.json.encode(head.facts), b"")
+        self._history.keep_run(head.run, head.seen, msgspec.json.encode(head.facts), b"")
+
+    def _draw(self, figure: CurvePart) -> None:
+        self._names.add(figure.name)
+        self._check(len(self._names) <= MAX_SERIES, f"it has more than {MAX_SERIES} figures")
+        self._check(all(map(_is_sound, figure.points)), f"a point of {figure.name!r} is out of range")
+        points = (
+            (time, width, HistoryPoint(mean, least, greatest, number))
+            for time, width, mean, least, greatest, number in figure.points
+        )
+        self._history.load(self._known().run, figure.name, points)
+        self._history.flush()
+
+    def _known(self) -> RunHead:
+        if self._head is None:
+            raise RunFileError(self._path, "it does not begin with a run")
+        return self._head
+
+    def _check(self, is_right: bool, reason: str) -> None:
+        if not is_right:
+            raise RunFileError(self._path, reason)
+
+
+def _is_sound(point: tuple[int, int, float, float, float, int]) -> bool:
+    time, width, *values, number = point
+    return 0 <= time < MAX_TIME and width in _WIDTHS and 1 <= number < 1 << 53 and all(map(math.isfinite, values))
+
 
 GONE = "this run was opened from a file: its nodes cannot be asked"
 
@@ -49,7 +250,7 @@ class OpenedRun:
         self.settings = settings
         self.history = History(None)
         try:
-            self._head = run_file.read(str(settings.open), self.history)
+            self._head = read(str(settings.open), self.history)
         except BaseException:
             self.history.close()
             raise

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from memoire.accounting.timings import BOUNDS
+from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.settings import Settings
-from memoire.pool import kinds
-from memoire.pool.interface import HandsOutOnce, HearsSums
+from memoire.tables import registry as kinds
+from memoire.tables.base import HandsOutOnce, HearsSums
 
 from .answers import (
     HolderRow,
@@ -40,9 +40,8 @@ from .answers import (
     StartsRow,
     TableRow,
 )
-from .counters import Counters, quantile
+from .counters import Counters, NodeState, quantile
 from .history import HistoryPoint
-from .node_state import NodeState
 from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
 
 _RATES = (

@@ -20,8 +20,8 @@ from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, escape
-from memoire.pool import kinds
-from memoire.security.tokens import Tokens
+from memoire.security.access import Tokens
+from memoire.tables import registry as kinds
 
 INCOMPLETE = 3
 """Exit status of one look when a node did not answer."""

@@ -27,8 +27,8 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from memoire.clock import wall_clock
-from memoire.dashboard.collect import logs, run_file
+from memoire.dashboard.collect import nodes as logs
+from memoire.dashboard.collect import opened as run_file
 from memoire.dashboard.collect.answers import (
     ActorDetail,
     ActorPage,
@@ -45,30 +45,40 @@ from memoire.dashboard.collect.answers import (
     RunInfo,
     TableRow,
 )
-from memoire.dashboard.collect.distributions import spread_of
 from memoire.dashboard.collect.history import Curves
-from memoire.dashboard.collect.nodes import NodeError
+from memoire.dashboard.collect.nodes import NodeError, spread_of
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError, ProtocolError
-from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits
+from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits, wall_clock
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
 from memoire.version import SOFTWARE, VERSION
 
-from . import event_stream
-from .access import AccessMiddleware, error, is_by_tls, origin_of, too_many
-from .event_stream import MAX_LISTENERS, ListenerHub, TooManyListeners
-from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrongTokens
+from . import stream as event_stream
+from .access import (
+    COOKIE,
+    LOGIN_LIFETIME,
+    AccessMiddleware,
+    Logins,
+    TooManyWrongTokens,
+    error,
+    is_by_tls,
+    origin_of,
+    too_many,
+)
 from .pages import add_pages
+from .stream import MAX_LISTENERS, ListenerHub, TooManyListeners
 
 WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
 _DEFAULTS = {
     "table": {"storage": "caches", "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
-    "limits": replace(Limits(), held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES),
+    "limits": replace(
+        Limits(), held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES, message_bytes=int(Limits().message_bytes)
+    ),
     "dashboard": Settings.defaults(),
 }
 

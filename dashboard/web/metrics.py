@@ -10,13 +10,12 @@ from prometheus_client.registry import Collector
 from memoire.dashboard.collect.answers import Overview
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.collect.verdict import CODES
-from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
-from memoire.nodes.metrics import NODE
-from memoire.pool import kinds
-from memoire.pool.interface import HandsOutOnce
+from memoire.nodes.metrics import NODE, build_info, open_endpoints, refused_peers
+from memoire.tables import registry as kinds
+from memoire.tables.base import HandsOutOnce
 
-from .event_stream import ListenerHub
-from .logins import Logins
+from .access import Logins
+from .stream import ListenerHub
 
 COUNTERS = {
     "episodes": ("episodes", "Episodes that clients closed in this run. Each client is counted once."),

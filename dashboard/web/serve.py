@@ -24,17 +24,17 @@ from memoire.dashboard.collect.history import History
 from memoire.dashboard.collect.opened import OpenedRun, Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
-from memoire.nodes.exposition import Exposition
 from memoire.nodes.http import NodePages, listen
-from memoire.nodes.output import say
+from memoire.nodes.launcher import say
+from memoire.nodes.metrics import Exposition
 from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
 from memoire.nodes.supervision import LauncherLine
-from memoire.security.tokens import Tokens
+from memoire.security.access import Tokens
 
+from .access import Logins
 from .api import create_app
-from .event_stream import ListenerHub
-from .logins import Logins
 from .metrics import DashboardCollector
+from .stream import ListenerHub
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ import time
 import numpy as np
 
 from memoire import rl
-from memoire.replay.columns import Column
-from memoire.replay.ragged import Ragged
+from memoire.replay.columns import Column, Ragged
 
 QUBITS = 5
 H, CX = 8, 9

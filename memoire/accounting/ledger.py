@@ -32,8 +32,18 @@ from memoire.wire.byte_budget import ByteBudget, ByteHolder, PeerTable
 from memoire.wire.messages import TRAIN, Ended, Update
 from memoire.wire.rows import MAX_RETURN
 
-from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, FeedbackCounts, Totals, counts_of, counts_something
-from .folded_sums import AccountStore, EmptyAccountStore
+from .account import (
+    HOME_SUMS,
+    REPORT_SUMS,
+    TABLE_SUMS,
+    Account,
+    AccountStore,
+    EmptyAccountStore,
+    FeedbackCounts,
+    Totals,
+    counts_of,
+    counts_something,
+)
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; beyond, those leave that are silent for `SILENCE_TIMEOUT`."""

@@ -10,7 +10,7 @@ from memoire.arguments import whole
 from memoire.client.client import Client
 from memoire.errors import ForkedError, MemoireError
 from memoire.replay.memory import Memory
-from memoire.replay.strict_attributes import StrictAttributes
+from memoire.replay.parameters import StrictAttributes
 
 from .fields import seven_roots
 from .memory import ReplayMemory, uuid_of

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from memoire.arguments import whole
 from memoire.errors import MemoireError, ParameterError
 from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters, Start, reward_size
+from memoire.replay.parameters import Parameters, Start, StrictAttributes, reward_size
 from memoire.replay.sampling import Annealing, importance
 from memoire.replay.schema import Schema
-from memoire.replay.strict_attributes import StrictAttributes
 
 from .fields import FIELDS, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
 

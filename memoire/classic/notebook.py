@@ -21,9 +21,9 @@ from memoire._core import PriorityTree
 from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.columns import Column
-from memoire.replay.forks import ForkedGenerator
+from memoire.replay.memory import ForkedGenerator
+from memoire.replay.parameters import StrictAttributes
 from memoire.replay.schema import Schema
-from memoire.replay.strict_attributes import StrictAttributes
 
 
 @dataclass

@@ -13,9 +13,8 @@ from typing import Any, Self
 from memoire.arguments import whole
 from memoire.errors import Closed, MemoireError, ParameterError
 from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import Parameters, StrictAttributes
 from memoire.replay.schema import Schema
-from memoire.replay.strict_attributes import StrictAttributes
 from memoire.server.server import Server
 
 from .fields import ReplayBatch, batch_of, defaults, seven_fields

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memoire.errors import AuthError, EndpointError, MemoireError, ParameterError
-from memoire.nodes.output import note
+from memoire.nodes.launcher import note
 
 ASK_TIMEOUT = 5.0
 """Seconds that a node has to answer."""
@@ -88,7 +88,7 @@ def _behind(page: str, keys: str | None, say: Say) -> list[str]:
 
 def _asked(address: str, keys: str | None) -> list[str]:
     from memoire.net.addresses import page_seen_from
-    from memoire.security.keyfolder import Keys
+    from memoire.security.keys import Keys
     from memoire.wire import messages
 
     from . import doctor

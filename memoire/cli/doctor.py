@@ -27,24 +27,21 @@ from typing import Any, Final
 import numpy as np
 
 from memoire.client.client import Client, connect
-from memoire.clock import wall_clock
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.inference.policy import RemotePolicy
-from memoire.limits import Limits
+from memoire.limits import Limits, wall_clock
 from memoire.net import addresses, link, sockets
 from memoire.net.context import library_version, shared_context
 from memoire.net.http import TimedSocket
 from memoire.net.poller import Poller
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
-from memoire.replay.row_schema import RowSchema
-from memoire.replay.schema import Schema
-from memoire.security import exposure
-from memoire.security.keyfolder import Given, Keys
+from memoire.replay.schema import RowSchema, Schema
+from memoire.security import access as exposure
+from memoire.security.keys import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.wire import messages
-from memoire.wire.frames import Message, encode, parse
-from memoire.wire.identity import ROUNDTRIP
+from memoire.wire.frames import ROUNDTRIP, Message, encode, parse
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10

@@ -24,11 +24,11 @@ from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.net.resolver import LookupResult, NameResolver, shared_names
-from memoire.pool.far import LEFT_OUT_TIMEOUT
+from memoire.net.addresses import LookupResult, NameResolver, shared_names
 from memoire.reader.reader import Reader
+from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 
 SETTLED = 1.0
 """Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""

@@ -1,23 +1,220 @@
 """Keys and tokens of a cluster on Kubernetes, which the chart's hooks see to before they install anything.
 
 `memoire keys in-cluster` makes those that are not there; `memoire keys check` looks at those that somebody gave.
+
+Secrets at the API server of the Kubernetes cluster that this process runs in, by plain HTTPS.
+
+A Pod finds everything by itself: the address in its environment, and the token, the certificate and the namespace of
+its account in files that the kubelet mounts. A write says which version of a Secret it changes, so that of two writers
+one is told to look again.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
+import http.client
+import json
+import ssl
+import time
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from memoire.errors import KeyFileError, ParameterError, Refused
+from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
 from memoire.security import provision
-from memoire.security.keypairs import Key
-from memoire.security.permissions import ROLES
+from memoire.security.keys import Key
 from memoire.security.provision import TOKENS, SecretChange
+from memoire.security.roles import ROLES
 
-from .api_server import ApiServer, Secret, ServiceAccount
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet mounts what a Pod's account is known by."""
+REQUEST_TIMEOUT = 5.0
+"""Seconds that one request may be silent."""
+PAUSE = 0.5
+"""Seconds between two attempts."""
+FORBIDDEN_PATIENCE = 5.0
+"""Seconds after which "forbidden" is believed: a Role that was made a moment ago may not be known everywhere yet."""
+MAX_ANSWER_BYTES = 4 << 20
+"""More than a Secret may have (1 MiB), in base64 and in JSON."""
+BUSY = frozenset({429, 500, 502, 503, 504})
+"""Statuses of a server that may answer better in a moment."""
+UNREACHABLE = (
+    "Does the API server answer, and does a NetworkPolicy keep this Pod from it? It connects to the address in "
+    "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT."
+)
+MAY = (
+    "The account needs get and patch of these Secrets, and create of Secrets in the namespace. Or make the Secrets "
+    "yourself (`memoire keys new --kubernetes NAME`), and set security.keys and security.tokens."
+)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A Secret as it was read: its data, and the version that a change of it has to name."""
+
+    data: Mapping[str, str]
+    version: str
+
+    def __repr__(self) -> str:
+        return f"Secret({sorted(self.data)}, version={self.version!r})"  # never what is in it
+
+
+@dataclass(frozen=True)
+class ServiceAccount:
+    """Who a process is to the API server, and where that is.
+
+    Args:
+        url: Such as "https://10.96.0.1:443"; with http:// no token is sent, as `kubectl proxy` wants it.
+        namespace: Of the Secrets.
+        folder: With the files `token` and `ca.crt`. They are read for each request: tokens change.
+    """
+
+    url: str
+    namespace: str
+    folder: Path = ACCOUNT
+
+    @classmethod
+    def of_pod(cls, environment: Mapping[str, str], folder: Path = ACCOUNT) -> ServiceAccount:
+        """The account of the Pod that this process runs in.
+
+        Raises:
+            ParameterError: this is no Pod, or one without an account's files.
+        """
+        host, port = (environment.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+        if not host:
+            expected = "set, as in a Pod; elsewhere give --api-server (`kubectl proxy` opens one)"
+            raise ParameterError("KUBERNETES_SERVICE_HOST", host, expected)
+        try:
+            namespace = (folder / "namespace").read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ParameterError("the account's files", str(folder), f"mounted into the Pod: {error}") from None
+        host = f"[{host}]" if ":" in host else host
+        return cls(f"https://{host}:{port or 443}", namespace, folder)
+
+
+class ApiServer:
+    """Reads and writes Secrets until a deadline; an attempt that may go better is repeated.
+
+    Args:
+        account: Where, and as whom.
+        timeout: Seconds for everything that is asked of it.
+        patience: Seconds for which "forbidden" may be an answer that is only early.
+    """
+
+    def __init__(self, account: ServiceAccount, timeout: float = 60.0, patience: float = FORBIDDEN_PATIENCE) -> None:
+        self._account, self._timeout = account, timeout
+        now = time.monotonic()
+        self._deadline, self._believed_at = now + timeout, now + min(patience, timeout)
+        self._path = f"/api/v1/namespaces/{urllib.parse.quote(account.namespace, safe='')}/secrets"
+
+    def read(self, name: str) -> Secret | None:
+        """A Secret; None where there is none of that name.
+
+        Raises:
+            AuthError: the account may not, or is not known.
+            MemoireTimeout: nobody answered in time.
+            Refused: any other answer.
+        """
+        status, said = self._ask("GET", f"{self._path}/{name}", expected={200, 404})
+        if status == 404:
+            return None
+        data = said.get("data") or {}
+        try:
+            texts = {key: base64.b64decode(text).decode() for key, text in data.items()}
+        except (binascii.Error, ValueError, TypeError):
+            raise Refused(self._account.url, str(status), f"the Secret {name} holds what is no text") from None
+        return Secret(texts, str(said.get("metadata", {}).get("resourceVersion", "")))
+
+    def create(self, name: str, data: Mapping[str, str]) -> bool:
+        """Make a Secret; False where somebody has made it meanwhile, and it stays as it is. Raises as `read`."""
+        metadata = {"name": name, "labels": {"app.kubernetes.io/part-of": "memoire"}}
+        said = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": _packed(data)}
+        status, _ = self._ask("POST", self._path, said, expected={201, 409})
+        return status == 201
+
+    def patch(self, name: str, former: Secret, data: Mapping[str, str]) -> bool:
+        """Write these keys of a Secret and leave the others; False where it is no longer as it was read. Raises as
+        `read`.
+        """
+        said = {"metadata": {"resourceVersion": former.version}, "data": _packed(data)}
+        status, _ = self._ask("PATCH", f"{self._path}/{name}", said, expected={200, 404, 409})
+        return status == 200
+
+    def _ask(self, method: str, path: str, said: object = None, *, expected: set[int]) -> tuple[int, dict[str, Any]]:
+        body = None if said is None else json.dumps(said)
+        trouble = "nothing was tried"
+        while (left := self._deadline - time.monotonic()) > 0.0:
+            try:
+                status, answer = self._once(method, path, body, min(REQUEST_TIMEOUT, left))
+            except (OSError, http.client.HTTPException) as error:
+                trouble = str(error) or type(error).__name__
+            else:
+                if status in expected:
+                    return status, answer
+                trouble = f"status {status}: {answer.get('message', '')}"
+                self._judge(status, f"{method} {path}: {answer.get('message') or 'it says no more'}")
+            time.sleep(min(PAUSE, max(0.0, self._deadline - time.monotonic())))
+        raise MemoireTimeout(f"answer ({trouble})", self._account.url, self._timeout, UNREACHABLE)
+
+    def _judge(self, status: int, text: str) -> None:
+        """Raise what a status means that will not get better."""
+        if status in (401, 403):
+            if time.monotonic() >= self._believed_at:
+                raise AuthError(self._account.url, f"status {status}, {text}", MAY)
+        elif status not in BUSY:
+            raise Refused(self._account.url, str(status), text)
+
+    def _once(self, method: str, path: str, body: str | None, timeout: float) -> tuple[int, dict[str, Any]]:
+        connection = self._connection(timeout)
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Accept": "application/json", "Content-Type": kind}
+        if isinstance(connection, http.client.HTTPSConnection):
+            headers["Authorization"] = f"Bearer {_token(self._account.folder)}"
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read(MAX_ANSWER_BYTES)
+        finally:
+            connection.close()
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = {}
+        return answer.status, said if isinstance(said, dict) else {}
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        where = urllib.parse.urlsplit(self._account.url)
+        make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        options: dict[str, Any] = {"timeout": timeout}
+        if where.scheme == "https":
+            make = http.client.HTTPSConnection
+            options["context"] = _context(self._account.folder / "ca.crt")
+        return make(where.hostname or "", where.port, **options)
+
+
+def _context(authorities: Path) -> ssl.SSLContext:
+    """Trust what the account's file of certificates says, and nothing else."""
+    try:
+        return ssl.create_default_context(cafile=str(authorities))
+    except OSError as error:
+        expected = f"a file of certificates that the API server is known by: {error}"
+        raise ParameterError("the account's certificates", str(authorities), expected) from None
+
+
+def _token(folder: Path) -> str:
+    try:
+        return (folder / "token").read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ParameterError("the account's token", str(folder / "token"), f"a file to read: {error}") from None
+
+
+def _packed(data: Mapping[str, str]) -> dict[str, str]:
+    return {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+
 
 Say = Callable[[str], object]
 ROUNDS = 20

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from memoire.errors import KeyFileError, ParameterError
-from memoire.security import key_writer, keyfolder, keypairs
-from memoire.security.keyfolder import Keys
-from memoire.security.keypairs import Key
+from memoire.security import provision
+from memoire.security.keys import Key, Keys, folders_in, make
 
 Say = Callable[[str], object]
 
@@ -23,21 +22,21 @@ def new(
         ParameterError: the name is none, or it is not said where the keys should go.
     """
     if kubernetes is not None and folder is None and role is None:
-        say(key_writer.secrets(kubernetes).rstrip("\n"))
+        say(provision.secrets(kubernetes).rstrip("\n"))
         return 0
     if folder is None or kubernetes is not None:
         raise ParameterError("FOLDER", folder, "where to write keys, or left out with --kubernetes NAME")
     if role is None:
-        for made in key_writer.write_cluster(Path(folder)):
+        for made in provision.write_cluster(Path(folder)):
             say(f"{made}: {_line(Keys(made).own)}")
         say(f"Give each process its own folder (--keys {folder}/actor, ...), and none of the others.")
         return 0
     try:
-        key = keypairs.make(role, name)
+        key = make(role, name)
     except ValueError as error:
         raise ParameterError("--name", name, f"a name: {error}") from error
-    dialled = "" if server is None else "".join(key.text() for key in key_writer.public_keys(Path(server)))
-    key_writer.write_one(Path(folder), key, dialled)
+    dialled = "" if server is None else "".join(key.text() for key in provision.public_keys(Path(server)))
+    provision.write_one(Path(folder), key, dialled)
     say(f"{folder}: {_line(key)}")
     say(f"Let it in: memoire keys authorize SERVERS_FOLDER {folder}")
     return 0
@@ -45,7 +44,7 @@ def new(
 
 def show(folder: str, say: Say = print) -> int:
     """Print what is in a keys folder, or in those of a cluster's folder: never a secret."""
-    for found in keyfolder.folders_in(Path(folder)):
+    for found in folders_in(Path(folder)):
         keys = Keys(found)
         say(f"{found}: {_line(keys.own)}")
         for key in keys.servers:
@@ -61,17 +60,17 @@ def export(folder: str, kubernetes: str, say: Say = print) -> int:
     Raises:
         KeyFileError: what is there is no keys folder.
     """
-    found = [(Keys(path).own.role, path) for path in keyfolder.folders_in(Path(folder))]
-    say(key_writer.secrets(kubernetes, {role: key_writer.files_in(path) for role, path in found}).rstrip("\n"))
+    found = [(Keys(path).own.role, path) for path in folders_in(Path(folder))]
+    say(provision.secrets(kubernetes, {role: provision.files_in(path) for role, path in found}).rstrip("\n"))
     return 0
 
 
 def authorize(folder: str, files: Sequence[str], say: Say = print) -> int:
     """Let the keys in these files in, at the process of a keys folder, or at a cluster's servers and proxies."""
-    keys = [key for path in files for key in key_writer.public_keys(Path(path))]
+    keys = [key for path in files for key in provision.public_keys(Path(path))]
     for found in _listening(folder):
         for key in keys:
-            say(f"{key_writer.authorize(found, key)}: {_line(key)}")
+            say(f"{provision.authorize(found, key)}: {_line(key)}")
     return 0
 
 
@@ -83,7 +82,7 @@ def revoke(folder: str, which: Sequence[str], say: Say = print) -> int:
     """
     missing = []
     for one in which:
-        gone = [(found, key) for found in _listening(folder) for key in key_writer.revoke(found, one)]
+        gone = [(found, key) for found in _listening(folder) for key in provision.revoke(found, one)]
         for found, key in gone:
             say(f"{found}: no more {_line(key)}")
         missing += [one] * (not gone)
@@ -95,8 +94,8 @@ def revoke(folder: str, which: Sequence[str], say: Say = print) -> int:
 
 def _listening(folder: str) -> list[Path]:
     """Keys folders of processes that others come to: of a cluster's folder those of its servers and proxies."""
-    found = keyfolder.folders_in(Path(folder))
-    return found if len(found) == 1 else [path for path in found if path.name in key_writer.ADMITTED]
+    found = folders_in(Path(folder))
+    return found if len(found) == 1 else [path for path in found if path.name in provision.ADMITTED]
 
 
 def _line(key: Key) -> str:

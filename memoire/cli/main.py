@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from memoire.errors import MemoireError
 from memoire.version import VERSION
 
-from . import launch, operate, run, watch
+from . import operate, run, watch
+from . import run as launch
 from .options import Commands, Parser
 
 Command = Callable[[argparse.Namespace], int]
@@ -118,7 +119,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
-    from memoire.nodes import output, settings, supervision
+    from memoire.nodes import launcher as output
+    from memoire.nodes import settings, supervision
 
     output.accept_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)

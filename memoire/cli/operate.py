@@ -9,13 +9,13 @@ from pathlib import Path
 
 from memoire.errors import ParameterError
 from memoire.limits import BATCH_STORAGES
-from memoire.nodes.sizes import size
+from memoire.nodes.settings import size
 
 from .addresses import endpoint_of
 from .options import SCHEMA, Commands, add_env, add_keys
 
 ROLES = ("actor", "server", "learner", "reader", "proxy", "inference")
-"""What a key may be for, as `memoire.security.keyfolder` knows them; a test compares."""
+"""What a key may be for, as `memoire.security.keys` knows them; a test compares."""
 
 
 def add_keys_of_a_cluster(actions: Commands) -> None:
@@ -64,10 +64,9 @@ def _add_names(to: argparse.ArgumentParser) -> None:
 
 def _make(given: argparse.Namespace) -> int:
     from . import in_cluster
-    from .api_server import ApiServer
 
     account = in_cluster.account(given.api_server, given.namespace, os.environ)
-    return in_cluster.make(given.secrets, given.tokens, ApiServer(account, given.timeout))
+    return in_cluster.make(given.secrets, given.tokens, in_cluster.ApiServer(account, given.timeout))
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -301,12 +300,12 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _snapshot(given: argparse.Namespace) -> int:
-    from memoire.nodes import snapshots
+    from memoire.nodes import roles
 
     if given.show is not None and given.endpoint is None and given.to is None:
-        return snapshots.show(given.show, check=given.check, as_json=given.json)
+        return roles.show(given.show, check=given.check, as_json=given.json)
     if given.show is None and given.endpoint is not None and given.to is not None:
-        return snapshots.order(endpoint_of(given.endpoint), given.to, timeout=given.timeout, keys=given.keys)
+        return roles.order(endpoint_of(given.endpoint), given.to, timeout=given.timeout, keys=given.keys)
     raise ParameterError("ENDPOINT", given.endpoint, "an address with --to NAME, or left out with --show FILE")
 
 

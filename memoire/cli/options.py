@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from memoire.arguments import hint
 from memoire.errors import InsecureWarning
-from memoire.security import exposure
-from memoire.suggestions import hint
+from memoire.security import access as exposure
 
 if TYPE_CHECKING:
-    from memoire.security.tokens import Tokens
+    from memoire.security.access import Tokens
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -261,7 +261,7 @@ def page_options(given: argparse.Namespace) -> dict[str, Any]:
 
 def tokens(path: str | None) -> Tokens | None:
     """Those of a file; a wrong one is said now."""
-    from memoire.security.tokens import Tokens
+    from memoire.security.access import Tokens
 
     return None if path is None else Tokens(path)
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from memoire.errors import ParameterError
 from memoire.limits import GiB, Limits, MiB
-from memoire.pool import kinds
-from memoire.pool.interface import HearsSums
 from memoire.replay.columns import Column
-from memoire.replay.engine_setup import ENTRY_OVERHEAD
+from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.tables import registry as kinds
+from memoire.tables.base import HearsSums
 from memoire.wire.layout import frames_of, layout_of
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
 

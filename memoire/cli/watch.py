@@ -166,7 +166,7 @@ def add_report(commands: Commands) -> None:
 def _report(given: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from memoire.dashboard.terminal.report import folder_name, report
+    from memoire.dashboard.terminal.log_tail import folder_name, report
     from memoire.loggers import Logger, TensorBoard, Trackio
 
     def open_logger(run: str) -> Logger:
@@ -310,8 +310,8 @@ def _add_asking(command: argparse.ArgumentParser) -> None:
 
 def _prompts(given: argparse.Namespace) -> int:
     """Print the states of all prompts of a table, added up over its servers."""
-    from memoire.prompts.listening import STATES
-    from memoire.reader.prompts import Prompts
+    from memoire.reader.calls import Prompts
+    from memoire.tables.prompts.calls import STATES
 
     endpoints = [endpoint_of(each) for each in given.endpoints]
     with Prompts(endpoints, given.table, timeout=given.timeout, keys=given.keys) as prompts:

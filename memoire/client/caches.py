@@ -14,7 +14,8 @@ from memoire.replay.episode_store import Changes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import messages, pack
+from memoire.wire import containers as pack
+from memoire.wire import messages
 from memoire.wire.layout import usual_bytes
 from memoire.wire.parts import Payload
 

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from memoire import arguments
-from memoire.arguments import process_name, seconds, table_name, whole
-from memoire.clock import wall_clock
+from memoire.arguments import checked_names, process_name, seconds, table_name, whole
 from memoire.errors import MemoireTimeout, ParameterError
-from memoire.limits import Limits
+from memoire.limits import Limits, wall_clock
 from memoire.models.model import check_topic
 from memoire.net.addresses import seen_from
 from memoire.net.context import Context, shared_context
@@ -36,21 +35,18 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
-from memoire.security.keyfolder import Given, Keys
-from memoire.suggestions import checked_names
+from memoire.security.keys import Given, Keys
 from memoire.wire.messages import TEST, TRAIN
 
-from . import former_clients, io
+from . import io
+from . import reports as former_clients
 from .io import Connection
-from .io_client_lock import ClientLock
 from .local_memory import LocalMemory
-from .log_lines import LogLines
-from .models import HandedModels, ModelHandle, Receiver
 from .pushes import Pusher, WhenFull, check_when_full
 from .reports import remainder_of
-from .schedule import HEARTBEAT_INTERVAL
-from .session import Session
+from .session import HEARTBEAT_INTERVAL, Session
 from .stats import ClientStats, figures_of
+from .waiting import ClientLock, HandedModels, LogLines, ModelHandle, Receiver
 
 if TYPE_CHECKING:
     from memoire.reader.reader import Reader

@@ -21,14 +21,14 @@ from memoire._core import setting
 from memoire.arguments import mapping, whole
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from memoire.limits import CONTAINER, Reservation
-from memoire.replay.entry_conversion import ending, init_weights
+from memoire.replay.columns import Ragged
+from memoire.replay.conversion import ending, exact, finite, init_weights
 from memoire.replay.episode_store import Changes, putting
 from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
-from memoire.replay.value_conversion import exact, finite
-from memoire.wire import messages, pack
+from memoire.wire import containers as pack
+from memoire.wire import messages
 from memoire.wire.layout import episode_bytes, most_fitting
 from memoire.wire.parts import Payload
 

@@ -3,6 +3,10 @@
 Session: what to say ──▶ requests ──▶ home ──▶ answers ──▶ Session: what they mean
 Pusher: frames       ──▶ pushes   ──▶ home
 notices  ◀── home                 Topics: models
+
+A client's sockets for caches and notices. They lead wherever the home says, and belong to the client's thread.
+
+Tells what earlier clients have left: a channel of its own for each of them. Belongs to the client's thread.
 """
 
 from __future__ import annotations
@@ -13,30 +17,128 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
+from memoire.models.io import Feed
 from memoire.models.model import Model
 from memoire.models.topics import Topics
+from memoire.net import link, sockets
+from memoire.net.addresses import seen_from
 from memoire.net.channel import Channel
-from memoire.net.context import Context
+from memoire.net.context import Context, Socket
+from memoire.net.poller import Poller, Sender
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
-from memoire.security.keyfolder import Keys
-from memoire.wire import messages, unpack
-from memoire.wire.frames import Answer, Buffer, Message
+from memoire.security.keys import Keys
+from memoire.wire import containers as unpack
+from memoire.wire import messages
+from memoire.wire.frames import Answer, Buffer, Message, topic_frame
 
-from . import former_clients
-from .home_watch import Change
-from .io_client_lock import ClientLock
-from .io_data import DataSockets
-from .io_former_clients import FormerClient
+from . import reports as former_clients
 from .local_memory import LocalMemory
-from .reports import report_of
-from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, SentUpdate, Session, Step
+from .reports import LateRequest, UnreportedClient, report_of
+from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, Change, SentUpdate, Session, Step
+from .waiting import ClientLock
+
+
+class DataSockets:
+    """One socket that sends pushes, and one that receives notices; none before `open`.
+
+    Args:
+        channel: Requests to the same home.
+        given: Addresses for caches and notices if they are not those that the home names; None or "".
+    """
+
+    def __init__(
+        self,
+        doors: Poller,
+        channel: Channel,
+        given: tuple[str | None, str | None],
+        *,
+        context: Context,
+        limits: Limits,
+        keys: Keys | None,
+    ) -> None:
+        self._doors, self._channel, self._given, self._context, self._keys = doors, channel, given, context, keys
+        self.feed = Feed(doors, channel, context=context, limits=limits, keys=keys)
+        """Notices and models of the home."""
+        self._push = Sender(doors, is_reading=False)
+
+    def open(self, endpoints: messages.Endpoints, usual_bytes: int) -> bool:
+        """Connect anew; returns whether notices are heard from now on.
+
+        Args:
+            usual_bytes: Of a push.
+        """
+        self._drop()
+        address = self._channel.address  # for endpoints without a host
+        push = self._given[0] or seen_from(address, endpoints.push)
+        subscribe = self._given[1] or seen_from(address, endpoints.publish)
+        if push:
+            made = sockets.data_sender(self._context, usual_bytes)
+            link.dial(self._doors, made, push, keys=self._keys)
+            self._push.use(made)
+        if subscribe:
+            self.feed.open(subscribe)
+        return self.feed.is_open
+
+    def _drop(self) -> None:
+        self._push.drop(sockets.DRAIN_TIMEOUT)
+        self.feed.close()
+
+    def send(self, queue: deque[list[Any]]) -> bool:
+        """Send from the left as many messages as there is room for; returns whether all of them went."""
+
+        def send(made: Socket) -> bool:
+            while queue and sockets.send(made, queue[0]):
+                queue.popleft()
+            return not queue
+
+        return self._push.turn(send)
+
+    def subscribe(self, topic: str, wanted: bool) -> bool:
+        """Start or stop hearing of a topic; False while there is no socket yet."""
+        return self.feed.subscribe(topic_frame(topic), wanted)
+
+
+class FormerClient:
+    """One file that is told in the name of the client that left it.
+
+    Args:
+        channel: Requests as that client.
+        done: Called once, when the file was told, or nobody will ever take it.
+    """
+
+    def __init__(self, channel: Channel, teller: UnreportedClient, done: Callable[[FormerClient], None]) -> None:
+        self.channel = channel
+        self._teller, self._done = teller, done
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return min(self._teller.again_at, self.channel.next_time())
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Take the replies that came, and begin once it is time."""
+        self.channel.turn(ready)
+        if time.monotonic() >= self._teller.again_at:
+            self._ask(self._teller.begin())
+
+    def _ask(self, request: LateRequest) -> None:
+        self.channel.ask(request.body, self._answered, run=request.run, home=request.home)
+
+    def _answered(self, answer: Answer) -> None:
+        request = self._teller.answered(answer, time.monotonic())
+        if isinstance(answer, Message) and isinstance(answer.body, messages.Welcome):
+            self.channel.learned(answer.header, answer.body)
+        if request is not None:
+            self._ask(request)
+        elif self._teller.is_done:
+            self._done(self)
+
 
 _log = logging.getLogger(__name__)
 

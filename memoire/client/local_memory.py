@@ -12,15 +12,15 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire.arguments import one_of
 from memoire.errors import ParameterError
 from memoire.limits import CONTAINER, MiB, Reservation
-from memoire.replay.autoreset import layout
-from memoire.replay.engine_setup import memory_bytes
+from memoire.replay.conversion import memory_bytes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memoire.replay.steps import layout
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.suggestions import one_of
 
 from .actor_side import ActorSide
 from .pushes import Pusher

@@ -18,16 +18,16 @@ import numpy as np
 
 from memoire import _core
 from memoire._core import setting
+from memoire.arguments import one_of
 from memoire.errors import ParameterError
 from memoire.replay.episode_store import Changes, putting
-from memoire.suggestions import one_of
 from memoire.wire import _bytes, messages
-from memoire.wire.compression_choice import CompressionChoice
+from memoire.wire.compression import CompressionChoice
 from memoire.wire.frames import encode
 from memoire.wire.parts import Payload
 
-from .io_client_lock import ClientLock
 from .session import Session
+from .waiting import ClientLock
 
 HELD_BACK = "held back"
 """Why nothing was pushed while learners are too far behind."""

@@ -1,16 +1,207 @@
-"""What a client says of itself: in each UPDATE, and in the file of what it could not tell. Pure."""
+"""What a client says of itself: in each UPDATE, and in the file of what it could not tell. Pure.
+
+What an actor could not tell before it ended: kept in a folder of its own, and told by the next client that has it.
+
+    client 7 ends, nobody answers  ──▶  untold-07...07.msgpack   its sums, its lines, its closed episodes
+    client 8 begins, same folder   ──▶  HELLO and UPDATE in the name of client 7  ──▶  the file goes
+
+Sums count from a client's beginning and lines are numbered, so that a file may be told any number of times, also by two
+clients at once, and nothing counts twice.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from memoire.wire import messages
-from memoire.wire.frames import tail_of
-from memoire.wire.identity import name_hash
+import msgspec
 
-from .former_clients import FinalCounts, ReportPart
+from memoire.disk import private_files
+from memoire.disk import record_file as checked_file
+from memoire.disk.record_file import CheckedFile, FileKind
+from memoire.errors import MemoireError, Refused, StateUnusable
+from memoire.replay.files import Fault, no_fault, remove_abandoned_in
+from memoire.version import SOFTWARE
+from memoire.wire import messages
+from memoire.wire.frames import PASSING, Answer, name_hash, tail_of, update_of
+
 from .session import Session
+
+_log = logging.getLogger(__name__)
+
+KIND = FileKind(b"memorprt", 2, "a report that a client kept")
+MAX_BYTES = 256 << 20
+"""Of a file that is read: what a client keeps at most is far less."""
+RETRY_INTERVAL = 5.0
+"""Seconds before a home that had no time is asked again."""
+TRANSIENT_CODES = (*PASSING, "client")
+"""Codes of refusals that end by themselves, or by another HELLO."""
+_PREFIX, _SUFFIX = "untold-", ".msgpack"
+
+
+class ReportPart(msgspec.Struct, frozen=True):
+    """What one UPDATE says of one run."""
+
+    run: int
+    """Hash of its name; 0: the one that is counted when it is told."""
+    update: bytes
+    """The tail of the message."""
+
+
+class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a client had to tell when it ended."""
+
+    client: bytes
+    label: int
+    table: str
+    home: str
+    """Name of the server that counted it."""
+    steps: int
+    """Those that nobody has acknowledged, for messages."""
+    episodes: int
+    lines: int
+    parts: list[ReportPart]
+
+
+def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
+    """Write a file for the next client that has this folder; it is whole and on disk, or not there.
+
+    Args:
+        folder: It is there.
+        untold: What the file says.
+        at: Called before each step, so that a test may let it fail: see `replacing`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
+    content = msgspec.msgpack.encode(untold)
+    checked_file.write(path, KIND, [(0, content)], mode=private_files.mode_in(folder), at=at)
+    return path
+
+
+def leave(folder: Path | None, untold: FinalCounts) -> str:
+    """Leave it in the folder, if there is one; returns what was not acknowledged and what becomes of it, in words."""
+    what = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
+    if folder is None:
+        return f"{what}: they are not counted"
+    try:
+        kept = save(folder, untold)
+    except OSError as error:
+        return f"{what}: they are not counted, and could not be kept in {folder}: {error}"
+    return f"{what}: they are in {kept}, and the next client with this folder tells them"
+
+
+def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
+    """The files of a folder that can be read; a damaged one is named in the log, and stays. Drafts of processes that
+    have ended are removed.
+    """
+    files = []
+    with contextlib.suppress(OSError):
+        remove_abandoned_in(folder, _SUFFIX)
+    for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES} bytes")
+            with CheckedFile(path, KIND) as file:
+                (record,) = file.records()
+            content = msgspec.msgpack.decode(record.payload, type=FinalCounts)
+            for part in content.parts:
+                update_of(part.update)
+        except FileNotFoundError:
+            continue  # another client of this folder has told it
+        except (OSError, ValueError, msgspec.MsgspecError, MemoireError) as error:
+            _log.warning("%s cannot be read, and is not told: %s", path, error)
+        else:
+            files.append((path, content))
+    return files
+
+
+def folder_at(place: str | Path) -> Path:
+    """The folder, made where it is not there. Raises StateUnusable."""
+    path = Path(place).absolute()
+    try:
+        private_files.make_folder(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "it is not writable for this user")
+    except OSError as error:
+        raise StateUnusable(
+            str(path), error.strerror or str(error), "Name a folder that this user may write."
+        ) from error
+    return path
+
+
+class LateRequest(NamedTuple):
+    """What is to be sent in the name of the client that left a file."""
+
+    body: messages.Body
+    run: int = 0
+    home: int | None = None
+    """Hash of the home's name; None: whichever welcomed it."""
+
+
+class UnreportedClient:
+    """Tells one file in the name of the client that left it: HELLO, then an UPDATE for each part.
+
+    Each method returns what is to be sent next; None ends it, or leaves it to `begin` at `again_at`.
+    """
+
+    def __init__(self, path: Path, untold: FinalCounts) -> None:
+        self.path, self.untold = path, untold
+        self.again_at = 0.0
+        """When to begin, or to begin again; infinity while it goes on."""
+        self.is_done = False
+        """Whether the file was told, or nobody will ever take it."""
+        self._left: list[ReportPart] = []
+        self._awaited: type[messages.Body] = messages.Welcome  # what answers the newest request
+        self._is_home = False  # whether the server that answers is the one that counted the client
+
+    def begin(self) -> LateRequest:
+        """HELLO as the client said it."""
+        self.again_at = float("inf")
+        self._left, self._awaited = list(self.untold.parts), messages.Welcome
+        hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
+        return LateRequest(hello, home=name_hash(self.untold.home))
+
+    def answered(self, answer: Answer, now: float) -> LateRequest | None:
+        """HELLO or UPDATE was answered at `now`."""
+        if isinstance(answer, MemoireError):
+            self._refused(answer, now)
+            return None
+        if not isinstance(answer.body, self._awaited):
+            self.again_at = now + RETRY_INTERVAL
+            return None
+        if isinstance(answer.body, messages.Welcome):
+            self._is_home, self._awaited = answer.body.home_name == self.untold.home, messages.Updated
+        else:
+            del self._left[0]
+        return self._next()
+
+    def _next(self) -> LateRequest | None:
+        if self._left:
+            part = self._left[0]
+            update = update_of(part.update)
+            if not self._is_home:  # what is counted per home was for another one
+                update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
+            return LateRequest(update, run=part.run)
+        self.path.unlink(missing_ok=True)
+        facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
+        _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
+        self.is_done = True
+        return None
+
+    def _refused(self, error: MemoireError, now: float) -> None:
+        if isinstance(error, Refused) and error.code in TRANSIENT_CODES:
+            self.again_at = now + RETRY_INTERVAL
+            return
+        self.is_done = True  # for any other reason than a refusal this client ends: the next one tells it
+        if isinstance(error, Refused):
+            _log.warning("%s cannot be told, and stays: %s", self.path, error)
+
 
 LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024

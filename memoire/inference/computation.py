@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from memoire.errors import EntryError, MemoireError, ParameterError, ProtocolError, escape
-from memoire.replay.ragged import Ragged
-from memoire.replay.row_schema import RowSchema
-from memoire.replay.value_conversion import is_finite
+from memoire.replay.columns import Ragged
+from memoire.replay.conversion import is_finite
+from memoire.replay.schema import RowSchema
 from memoire.wire.row_container import Rows, exact_rows, joined, pack_known, pack_rows, unpack_rows
 
 Function = Callable[..., Mapping[str, Any]]

@@ -23,28 +23,26 @@ import zmq
 from memoire._core import Condition
 from memoire.errors import ProtocolError, escape
 from memoire.limits import Limits
+from memoire.models.io import ModelLink
 from memoire.models.model import Model
-from memoire.net import monitor, sockets
+from memoire.net import context as monitor
+from memoire.net import sockets
 from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
-from memoire.net.send_queues import SendQueues
+from memoire.net.poller import SendQueues
 from memoire.net.thread import Worker
-from memoire.security.envelope import EnvelopedRequest
-from memoire.security.throttle import IdOwners
+from memoire.security.roles import EnvelopedRequest, IdOwners
 from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import Buffer, Message, MessageHeader, reply
-from memoire.wire.identity import NO_CLIENT
+from memoire.wire.frames import NO_CLIENT, Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receivers
 from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows, unpacked_size, widths_of
 
-from .batching import Batching, InferenceRequest, KeptReply, RequestBatch
+from .batching import Batching, InferenceCounts, InferenceRequest, KeptReply, RequestBatch
 from .computation import Computation, Weights
-from .io_jobs import JobService
-from .io_weights import ModelLink
-from .stats import InferenceCounts
+from .jobs import JobService
 
 _log = logging.getLogger(__name__)
 

@@ -21,15 +21,13 @@ from memoire.limits import Limits
 from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
 from memoire.net.sockets import ANSWER_TIMEOUT
-from memoire.net.turns import LentWorker
-from memoire.replay.row_schema import RowSchema
-from memoire.security.keyfolder import Keys
+from memoire.replay.schema import RowSchema
+from memoire.security.keys import Keys
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import Answer, Message, encode
-from memoire.wire.row_container import Rows, unpack_rows
-from memoire.wire.row_form import FORMS
+from memoire.wire.row_container import FORMS, Rows, unpack_rows
 
-from .choice import PROBE_INTERVAL, NodeChoice
+from .io_asking import PROBE_INTERVAL, LentWorker, NodeChoice
 
 MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""

@@ -8,20 +8,41 @@ passed in.
 
 The first result counts, also of a worker whose lease has ended meanwhile: what is done need not be done again. A later
 one is counted as late, and is nobody's.
+
+What an agent's thread does for observers: questions that wait for a job, leases, results.
+
+WORK ──▶ waits ──job──▶ JOB         INFER of a job ──▶ renews its lease, or is refused        RESULT ──▶ future, TAKEN
+
+It has no socket and no thread of its own: the thread of the inference node calls it, and sends what it answers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memoire._core import Held
-from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ProtocolError
+from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ParameterError, ProtocolError
+from memoire.limits import HELD_BYTES, Limits
+from memoire.replay.schema import RowSchema, Schema
+from memoire.tables.rollouts import transport as rollout_transport
+from memoire.wire import messages, types
+from memoire.wire.byte_budget import ByteBudget, PeerTable
+from memoire.wire.frames import Buffer, Message, MessageHeader, reply
+from memoire.wire.receivers import Receiver, Receivers
+
+from .batching import JobStats, StartsStats
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""
@@ -231,3 +252,246 @@ def settle(future: Future[Any], result: Any = None, error: MemoireError | None =
             future.set_result(result)
         else:
             future.set_exception(error)
+
+
+MAX_WORKERS = 4096
+"""Clients whose newest answers are kept; a further one is refused until one of them is silent for `IDLE_TIMEOUT`."""
+IDLE_TIMEOUT = 60.0
+"""Seconds of silence after which a client may be forgotten. Resends come sooner."""
+KEPT_ANSWERS = 4
+"""Newest answers to each client that are kept for resends; a client asks for one job at a time."""
+
+
+_NOBODY: Final = MessageHeader(types.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobContent:
+    """What an observer is given."""
+
+    start: NDArray[np.uint8] | None
+    """Container of one row; None begins anywhere."""
+    options: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A client that has asked for work."""
+
+    name: str = ""
+    descriptor: int = -1
+    """Of its connection."""
+    heard_at: float = -math.inf
+    """When it asked for work last."""
+    waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
+    """Whom to give a job, while it waits: the envelope and header of its WORK."""
+    until: float = 0.0
+    """When it is told that there is none."""
+    answers: OrderedDict[int, list[Buffer]] = field(default_factory=OrderedDict)
+
+
+class JobService:
+    """Jobs as clients ask for them. All but `run` and what tells stats belongs to the node's thread.
+
+    Args:
+        starts: Columns of where episodes begin; None: anywhere.
+        entries: Columns of what observers record.
+        origins: Who tells of the states that episodes begin with; called in any thread.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        starts: RowSchema | None,
+        entries: Schema,
+        origins: Sequence[Callable[[], StartsStats]] = (),
+    ) -> None:
+        self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
+        self.limits, self.receivers = Limits(), Receivers()
+        """The node's thread sets them."""
+        self.room = ByteBudget(HELD_BYTES).holder("requests")
+        """What a result takes while it is unpacked; the node's thread sets that of the node."""
+        self._waiting: dict[bytes, _Worker] = {}  # those that are to be told of a job, or that there is none
+        self._workers: PeerTable[bytes, _Worker] = PeerTable(
+            "clients that ask for jobs", MAX_WORKERS, IDLE_TIMEOUT, lambda client, _: self._waiting.pop(client, None)
+        )
+        self._is_leaving = False
+        self.send: Callable[[list[Buffer]], None] = lambda frames: None
+        """Sends an answer; the node's thread sets it."""
+        self.post: Callable[[Callable[[], None]], None] = lambda function: None
+        """Has the node's thread call something."""
+
+    # From any thread
+
+    def run(
+        self, content: JobContent, only: str = "", attempts: int | None = None, future: Future[Any] | None = None
+    ) -> Future[Any]:
+        """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer.
+
+        Args:
+            future: It gets the result; None makes one.
+
+        Raises:
+            ParameterError: start and options are more than an observer takes in one message.
+        """
+        try:
+            self._packed(_NOBODY, 0, content, Receiver())
+        except ProtocolError as error:
+            raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
+        made: Future[Any] = Future() if future is None else future
+
+        def submit() -> None:
+            job = self.jobs.submit(content, made, only, attempts)
+            made.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
+            self._give()
+
+        self.post(submit)
+        if self._is_leaving:  # perhaps nobody looks at what is posted any more
+            settle(made, error=Closed("this agent"))
+        return made
+
+    def passed_over(self, results: int) -> None:
+        """So many results came in time, and were too old to be used: they are late, too."""
+        if results:
+            self.post(lambda: self.jobs.counts.update(late=results))
+
+    def stats(self) -> JobStats:
+        """All figures at this moment."""
+        counts, now = self.jobs.counts, time.monotonic()
+        heard = [worker.heard_at for _, worker in self._workers.items()]
+        ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
+        workers = sum(now - at < self.jobs.lease for at in heard)
+        return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
+
+    def starts_stats(self) -> tuple[StartsStats, ...]:
+        """Of the states that episodes begin with, by origin."""
+        return tuple(stats() for stats in self._origins)
+
+    # ------------------------------------------------------------------------- from here on: inside of the thread
+
+    def hello(self, client: bytes, name: str) -> None:
+        """A client says what people call it; "" says nothing."""
+        worker = self._worker(client)
+        worker.name = name or worker.name
+
+    def check(self, client: bytes, number: int, now: float) -> None:
+        """Rows came for a job: it goes on. Raises ProtocolError (code "cancelled") if it should not."""
+        if not self.jobs.renew(client, number, now):
+            raise ProtocolError("cancelled", f"job {number} is not wanted of this client any more")
+
+    def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.Work, descriptor: int) -> None:
+        """A client asks for a job, or is still at one."""
+        now = time.monotonic()
+        worker = self._worker(header.client)
+        worker.descriptor, worker.heard_at = descriptor, now
+        if (kept := worker.answers.get(header.sequence)) is not None:
+            self.send([*envelope, *kept])
+        elif body.job:
+            goes_on = self.jobs.renew(header.client, body.job, now)
+            told = messages.Job(cancelled=not goes_on, leaving=self._is_leaving)
+            self.send([*envelope, *reply(header, told)])
+        else:
+            worker.waits, worker.until = (envelope, header), now + body.patience
+            self._waiting[header.client] = worker
+            self._offer(header.client, worker, now)
+
+    def result(self, envelope: list[Buffer], message: Message, body: messages.Result) -> None:
+        """A client brings what became of a job."""
+        header, now = message.header, time.monotonic()
+        worker = self._worker(header.client)
+        kept = worker.answers.get(header.sequence)
+        if kept is None:
+            if header.fingerprint != self.entries.fingerprint:
+                raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
+            with self.room.taken(rollout_transport.unpacked_size(body.fragments, message.payload)):
+                # The frames are ZeroMQ's: what is kept has to be a copy.
+                payload = None if message.payload is None else bytes(message.payload)
+                facts: dict[str, Any] = {"now": now, "limits": self.limits}
+                fragments = rollout_transport.unpacked(body.fragments, payload, self.entries, **facts)
+            found = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
+            failed = body.text if body.status == "failed" else None
+            counts = self.jobs.finish(header.client, body.job, found, failed)
+            kept = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
+            self._keep(worker, header.sequence, kept)
+        self.send([*envelope, *kept])
+
+    def left(self, descriptor: int) -> None:
+        """A connection has ended."""
+        now = time.monotonic()
+        for client, worker in self._workers.items():
+            if worker.descriptor == descriptor:
+                worker.descriptor = -1
+                self._waiting.pop(client, None)
+                self.jobs.left(client, now)
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return min(self.jobs.next_time(), *(worker.until for worker in self._waiting.values()), float("inf"))
+
+    def turn(self) -> None:
+        """End leases whose time has passed, and answer those who have waited long enough."""
+        now = time.monotonic()
+        if now >= self.jobs.next_time():
+            self.jobs.expire(now)
+            self._give()
+        for client, worker in list(self._waiting.items()):
+            if now >= worker.until:
+                self._no_job(client, worker)
+
+    def close(self) -> None:
+        """Tell everybody who waits that there is nothing more."""
+        self._is_leaving = True
+        for client, worker in list(self._waiting.items()):
+            self._no_job(client, worker)
+        self.jobs.close()
+
+    def _worker(self, client: bytes) -> _Worker:
+        """What is known of a client. Raises ProtocolError (code "busy"): as many others as may be have not gone."""
+        worker = self._workers.get(client) or _Worker()
+        self._workers.put(client, worker, time.monotonic())
+        return worker
+
+    def _give(self) -> None:
+        """Give open jobs to those who wait, whoever began to first."""
+        now = time.monotonic()
+        for client, worker in list(self._waiting.items()) if self.jobs.open else ():
+            self._offer(client, worker, now)
+
+    def _offer(self, client: bytes, worker: _Worker, now: float) -> None:
+        job = None if self._is_leaving else self.jobs.take(client, now, worker.name)
+        if job is not None:
+            self._hand_over(client, worker, job)
+        elif now >= worker.until or self._is_leaving:
+            self._no_job(client, worker)
+
+    def _hand_over(self, client: bytes, worker: _Worker, job: LeasedJob) -> None:
+        del self._waiting[client]
+        envelope, header = worker.waits
+        try:
+            frames = self._packed(header, job.number, job.content, self.receivers.of(client))
+        except ProtocolError as error:
+            self.jobs.give_back(job)
+            frames = reply(header, messages.Refused(code=error.code, text=error.detail))
+        else:
+            self._keep(worker, header.sequence, frames)
+        self.send([*envelope, *frames])
+
+    def _packed(self, header: MessageHeader, number: int, content: JobContent, receiver: Receiver) -> list[Buffer]:
+        """Frames that give a job. Raises ProtocolError (code "too_large"): its receiver does not take them."""
+        body = messages.Job(number=number, lease=self.jobs.lease, options=dict(content.options))
+        facts: dict[str, Any] = {"fingerprint": 0}
+        if self.starts is not None and content.start is not None:
+            facts = {"fingerprint": self.starts.fingerprint, "payload": content.start}
+        frames = reply(header, body, **facts)
+        receiver.check(header.client, body, frames)
+        return frames
+
+    def _no_job(self, client: bytes, worker: _Worker) -> None:
+        del self._waiting[client]
+        envelope, header = worker.waits
+        self.send([*envelope, *reply(header, messages.Job(leaving=self._is_leaving))])
+
+    def _keep(self, worker: _Worker, sequence: int, frames: list[Buffer]) -> None:
+        worker.answers[sequence] = frames
+        while len(worker.answers) > KEPT_ANSWERS:
+            worker.answers.popitem(last=False)

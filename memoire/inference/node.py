@@ -16,28 +16,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.arguments import name as checked_name
-from memoire.arguments import process_name, seconds, whole
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
+from memoire.models.io import ModelLink
 from memoire.models.model import check_topic
 from memoire.net import sockets
 from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
-from memoire.replay.row_schema import row_schema_from
-from memoire.security import exposure
-from memoire.security.keyfolder import Given, Keys
-from memoire.suggestions import checked_names
+from memoire.replay.schema import row_schema_from
+from memoire.security import access as exposure
+from memoire.security.keys import Given, Keys
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import rows_bytes
 
-from .batching import KEPT_BYTES, REASONS, Batching
+from .batching import KEPT_BYTES, REASONS, Batching, InferenceStats, JobStats
 from .computation import Computation, Function
 from .io import InferenceThread
-from .io_jobs import JobService
-from .io_weights import ModelLink
-from .stats import InferenceStats, JobStats
+from .jobs import JobService
 
 _log = logging.getLogger(__name__)
 

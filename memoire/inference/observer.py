@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import process_name, seconds, whole
+from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.errors import (
     AuthError,
     Closed,
@@ -36,23 +36,19 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
-from memoire.pool import rollout_transport
+from memoire.replay.conversion import is_finite
 from memoire.replay.dataset import Episode
 from memoire.replay.rollouts import Fragment
-from memoire.replay.row_schema import RowSchema
-from memoire.replay.schema import Schema
-from memoire.replay.value_conversion import is_finite
-from memoire.security.keyfolder import Given, Keys
-from memoire.suggestions import checked_names
+from memoire.replay.schema import RowSchema, Schema
+from memoire.security.keys import Given, Keys
+from memoire.tables.rollouts import transport as rollout_transport
 from memoire.version import VERSION
 from memoire.wire import messages
-from memoire.wire.frames import Message
-from memoire.wire.refusals import PASSING
+from memoire.wire.frames import PASSING, Message
 from memoire.wire.row_container import exact_rows, unpack_rows
 
 from .computation import packed_row
-from .io_asking import Asker, checked_urls
-from .io_observer import HeldJob, ObserverThread
+from .io_asking import Asker, HeldJob, ObserverThread, checked_urls
 
 _log = logging.getLogger(__name__)
 

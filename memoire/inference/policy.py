@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from memoire.arguments import seconds, whole
+from memoire.arguments import checked_names, seconds, whole
 from memoire.errors import Closed, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net.context import Context, shared_context
-from memoire.replay.row_schema import RowSchema, row_schema_from
-from memoire.security.keyfolder import Given, Keys
-from memoire.suggestions import checked_names
+from memoire.replay.schema import RowSchema, row_schema_from
+from memoire.security.keys import Given, Keys
 
 from .computation import packed_rows, padded
 from .io_asking import Asker, checked_urls

@@ -15,9 +15,7 @@ import zmq
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.security.envelope import EnvelopedRequest, opened
-from memoire.security.permissions import OPEN, Peer
-from memoire.security.throttle import ConnectionClients
+from memoire.security.roles import OPEN, ConnectionClients, EnvelopedRequest, Peer, opened
 from memoire.wire import messages, types
 from memoire.wire.frames import Message, MessageHeader, parse, parse_header, refusal
 

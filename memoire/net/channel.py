@@ -24,11 +24,10 @@ import zmq
 
 from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.security.keyfolder import Keys
+from memoire.security.keys import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, MessageHeader, check_payload, encode, parse, peek
+from memoire.wire.frames import TOO_LARGE, Answer, MessageHeader, check_payload, encode, parse, peek
 from memoire.wire.receivers import Receiver, introduced
-from memoire.wire.refusals import TOO_LARGE
 
 from . import sockets
 from .context import Context, Socket

@@ -25,14 +25,16 @@ import zmq
 
 from memoire import _core
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
-from memoire.security import exposure, permissions
-from memoire.security.exposure import Security
-from memoire.security.keyfolder import Keys
-from memoire.security.permissions import Peer
+from memoire.security import access as exposure
+from memoire.security import roles as permissions
+from memoire.security.access import Security
+from memoire.security.keys import Keys
+from memoire.security.roles import Peer
 
-from . import descriptors, monitor, sockets
-from .connection_watcher import ConnectionWatcher
-from .context import Context, Socket
+from . import context as monitor
+from . import process as descriptors
+from . import sockets
+from .context import ConnectionWatcher, Context, Socket
 from .thread import Worker
 
 _log = logging.getLogger(__name__)

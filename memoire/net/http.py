@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from .resolver import LookupResult, is_numeric, shared_names
+from .addresses import LookupResult, is_numeric, shared_names
 
 
 class TimedSocket(socket.socket):

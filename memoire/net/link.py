@@ -28,12 +28,14 @@ import time
 import zmq
 
 from memoire.errors import AuthError, EndpointError, KeyFileError
-from memoire.security.keyfolder import REREAD_INTERVAL, Keys
+from memoire.security.keys import REREAD_INTERVAL, Keys
 
-from . import addresses, monitor, resolver, sockets
+from . import addresses, sockets
+from . import addresses as resolver
+from . import context as monitor
+from .addresses import LookupResult, NameResolver
 from .context import Socket
 from .poller import Poller
-from .resolver import LookupResult, NameResolver
 
 PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""

@@ -27,9 +27,10 @@ import zmq
 
 from memoire.errors import EndpointError
 
-from . import _multipart, addresses, descriptors, resolver
-from .context import Context, Socket
-from .monitor import EVENT, end_monitor, monitor
+from . import _multipart, addresses
+from . import addresses as resolver
+from . import process as descriptors
+from .context import EVENT, Context, Socket, end_monitor, monitor
 
 READABLE = int(zmq.POLLIN)
 """A flag of `Poller.wait`: pyzmq's own is an enum, which costs a microsecond each time it is compared."""

@@ -2,6 +2,17 @@
 
 ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error), so every node of
 memoire gives its sockets to a worker and asks it.
+
+What the calls of a node and its thread share: one lock, one clock, and whether the node is open.
+
+Whether a thread that takes turns is stuck, or only slow because the machine has too much to do.
+
+    turns       | | | |                                          the last one began at 4
+    time        1 2 3 4 ─── 15 s ───▶ 19: late. First look, at 20: the process has waited 3 s for a core in all
+                                          Second look, at 30: 3.1 s     ─▶ it could run for 9.9 s of 10: stuck
+                                                              12.5 s    ─▶ it could run for 0.5 s: slow
+
+A restart helps the first one. It harms the second: a server that starts again has lost what it held.
 """
 
 from __future__ import annotations
@@ -17,15 +28,165 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from memoire import _core
-from memoire.errors import Closed, ForkedError
-from memoire.replay.strict_attributes import StrictAttributes
+from memoire.errors import Closed, ForkedError, MemoireError
+from memoire.replay.parameters import StrictAttributes
 
 from . import process
 from .poller import Poller
-from .progress import ProgressMonitor
+
+WAIT_INTERVAL = 0.1
+"""Seconds after which a call that waits looks again, should nobody have told it: some conditions are times."""
+
+
+class NodeLock:
+    """The lock of a node, and waiting at it: every wait ends when the node is closed or fails.
+
+    Args:
+        called: What errors call the node.
+    """
+
+    def __init__(self, called: str) -> None:
+        self._changed = _core.Condition()
+        self.wake: Callable[[], None] = lambda: None
+        """Has the thread take a turn; the thread may set it."""
+        self.is_closing = False
+        """close() was called: calls raise Closed."""
+        self.failed: MemoireError | None = None
+        """Why the node cannot be used at all; for good."""
+        self._called = called
+
+    @property
+    def changed(self) -> _core.Held:
+        """The lock; notified at each answer, when something fails, and at close."""
+        return _core.Held(self._changed)
+
+    def now(self) -> float:
+        """The clock of all times of the node, in seconds."""
+        return time.monotonic()
+
+    def left(self, deadline: float) -> float:
+        """Seconds until a deadline; 0 after it."""
+        return max(0.0, deadline - time.monotonic())
+
+    def check_open(self) -> None:
+        """Raise Closed, or what the node failed of."""
+        if self.is_closing:
+            raise Closed(self._called)
+        if self.failed is not None:
+            raise self.failed
+
+    def until(
+        self,
+        is_done: Callable[[], bool],
+        deadline: float,
+        check: Callable[[], None] | None = None,
+        before: Callable[[], None] | None = None,
+        interval: float = float("inf"),
+    ) -> bool:
+        """Wait for something that the thread brings about; False at the deadline. Under the lock.
+
+        Args:
+            check: Called after each wait: raises if it is in vain. None is `check_open`.
+            before: Called before each wait; None has the thread take a turn.
+            interval: Seconds after which it is asked again although nobody has told of a change.
+        """
+        while not is_done():
+            left = self.left(deadline)
+            if left <= 0.0:
+                return False
+            (before or self.wake)()
+            self.changed.wait(min(left, interval))
+            (check or self.check_open)()
+        return True
+
+    def wait(self, is_done: Callable[[], bool], patience: float, interval: float = WAIT_INTERVAL) -> bool:
+        """Wait for a condition, which is asked under the lock; False when it has not come true after these seconds.
+
+        Args:
+            interval: Seconds after which it is asked again although nobody has told of a change.
+        """
+        deadline = self.now() + patience
+        with self.changed:
+            self.check_open()
+            return self.until(is_done, deadline, interval=interval)
+
+    def pause(self, seconds: float) -> None:
+        """Give the lock up for this long at most, or until something changes."""
+        with self.changed:
+            self.check_open()
+            self.changed.wait(seconds)
+
+
+STUCK_TIMEOUT = 15.0
+"""Seconds without a turn after which a thread that takes one a second is late."""
+RUNNABLE_TIMEOUT = 5.0
+"""Seconds for which the process could run while a late thread took no turn: then it is stuck."""
+SLOW_TIMEOUT = 300.0
+"""Seconds without a turn after which it is stuck however busy the machine is."""
+
+
+class _LateThread(NamedTuple):
+    """The first look at a thread that is late."""
+
+    turned: float
+    """When its last turn began: another one has begun since then if this has changed."""
+    at: float
+    waited: float
+
+
+TASKS = "/proc/self/task"
+"""Folder in which Linux says of each thread of this process how long it waited for a core."""
+
+
+def waited_for_cores(tasks: str = TASKS) -> float:
+    """Seconds for which threads of this process were ready to run and no core was free, all together.
+
+    0 where the system does not say it: then the time on the clock alone counts.
+    """
+    total = 0
+    try:
+        for thread in os.listdir(tasks):
+            with open(f"{tasks}/{thread}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[1])  # time on a core, time ready for one, turns
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return total / 1e9
+
+
+class ProgressMonitor:
+    """Judges one thread by its turns, at two looks at least. From any thread.
+
+    Args:
+        timeout: Seconds without a turn after which the thread is late.
+        clock: What turns are timed by.
+        waited: Seconds that the process has waited for cores so far.
+    """
+
+    def __init__(
+        self,
+        timeout: float = STUCK_TIMEOUT,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        waited: Callable[[], float] = waited_for_cores,
+    ) -> None:
+        self._timeout, self._clock, self._waited = timeout, clock, waited
+        self._first: _LateThread | None = None  # replaced as a whole: several threads may look
+
+    def silence(self, turned: float) -> float:
+        """Seconds since the thread's last turn began, at `turned`, if it is stuck; else 0."""
+        now = self._clock()
+        if now - turned <= self._timeout:
+            return 0.0
+        first = self._first
+        if first is None or first.turned != turned:
+            first = self._first = _LateThread(turned, now, self._waited())
+        could_run = now - first.at - max(0.0, self._waited() - first.waited)
+        is_stuck = could_run >= RUNNABLE_TIMEOUT or now - turned > SLOW_TIMEOUT
+        return now - turned if is_stuck else 0.0
+
 
 _log = logging.getLogger(__name__)
 

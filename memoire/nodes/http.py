@@ -42,8 +42,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
-from memoire.security.exposure import is_loopback, warn
-from memoire.security.tokens import Tokens, WrongTokens, bearer
+from memoire.security.access import Tokens, WrongTokens, bearer, is_loopback, warn
 
 from .pages import (
     ENDPOINTS,

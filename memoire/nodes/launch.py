@@ -26,11 +26,8 @@ from dataclasses import dataclass
 from memoire.errors import EndpointError, MemoireTimeout, ParameterError
 
 from . import bootstrap
-from .child import ONE_THREAD, Child
-from .launcher import READY_TIMEOUT, Launcher
-from .local_cluster import Nodes
-from .local_run import LocalRun
-from .output import ProcessOutput, note
+from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher, ProcessOutput, note
+from .local import LocalRun, Nodes
 
 TURN = 0.2
 """Seconds between two looks at the programs."""

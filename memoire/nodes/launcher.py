@@ -10,24 +10,366 @@ behind when this one is interrupted, terminated, or killed.
         launcher.await_ready([child])          # raises ChildDied with the child's last words
         while launcher.pump(1.0):              # False once this process is asked to end
             print(child.reports)               # reports arrive
+
+One launched process, as its launcher knows it, and how it is begun.
+
+A *node* is a module of memoire, or one that knows what a launcher is: it says when it is ready (see `supervision`). A
+*program* is any Python file or module: it counts as ready once it has run for a few seconds.
+
+What a process of long life and those that it has launched print: on a terminal, and in a file for each of them.
+
+When a process that died is started again: after longer and longer pauses, and not if it cannot start at all.
+
+Decides only; `launch` starts and ends processes.
 """
 
+from __future__ import annotations
+
 import contextlib
+import errno
+import io
 import json
 import os
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from memoire.errors import ChildDied, MemoireTimeout
+from memoire.errors import ChildDied, MemoireTimeout, ParameterError
 
-from .child import ONE_THREAD, PROGRAM_READY, Child
-from .restarts import Restarts
-from .signals import SignalWatch
+from . import bootstrap
+from .supervision import LINE, SignalWatch
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error numbers of a write to a file that takes no more, such as on a full disk."""
+COLOURS = (36, 33, 32, 35, 34, 31)
+"""ANSI colours of the names, one process after the other."""
+
+
+def accept_all_text() -> None:
+    """Have standard output and error write characters that their encoding lacks as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(line: str, file: IO[str] | None = None) -> None:
+    """Print a line at once, on standard output if no file is given.
+
+    A line that cannot be written, such as on a full disk, is lost, and the process goes on. Standard error says so once
+    for each file.
+
+    Raises:
+        BrokenPipeError: what reads the output has ended.
+    """
+    stream = sys.stdout if file is None else file
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is not sys.stderr and stream not in _LOST:
+            _LOST.add(stream)
+            note(f"output to {getattr(stream, 'name', 'a file')} cannot be written, and is lost: {error.strerror}")
+
+
+def note(line: str) -> None:
+    """Say something on standard error, beside what a command or its processes print."""
+    say(f"memoire: {line}", sys.stderr)
+
+
+_LOST: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""Files of which that was said."""
+
+
+def discard() -> None:
+    """Write nothing more to standard output, also not what is still in its buffer when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class ProcessOutput:
+    """Takes the lines of all processes.
+
+    Args:
+        names: Of the processes; the longest decides how far lines are moved in.
+        folder: Where each process has a file NAME.log, to which lines are added; None writes no files.
+        terminal: Where lines are shown; None shows none.
+
+    Raises:
+        ParameterError: the folder is none, and cannot be made.
+    """
+
+    def __init__(self, names: list[str], folder: str | None = None, terminal: IO[str] | None = None) -> None:
+        self._width = max(map(len, names), default=0)
+        self._colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+        self._terminal = terminal
+        self._is_coloured = terminal is not None and terminal.isatty() and not os.environ.get("NO_COLOR")
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._files: dict[str, IO[str]] = {}
+        try:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ParameterError(
+                "--logs", folder, f"a folder that is there or can be made: {error.strerror}"
+            ) from error
+
+    def __call__(self, name: str, line: str) -> None:
+        """Take a line that a process printed."""
+        if self._terminal is not None:
+            say(f"{self._shown(name)} {line}", self._terminal)
+        if self._folder is not None:
+            say(line, self._file(name))
+
+    def close(self) -> None:
+        """Close the files."""
+        with contextlib.ExitStack() as stack:
+            for file in self._files.values():
+                stack.callback(file.close)
+
+    def _shown(self, name: str) -> str:
+        text = f"{name:<{self._width}} |"
+        return f"\x1b[{self._colours.get(name, 37)}m{text}\x1b[0m" if self._is_coloured else text
+
+    def _file(self, name: str) -> IO[str]:
+        assert self._folder is not None
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.log").open("a", encoding="utf-8")
+        return self._files[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+MIN_PAUSE = 0.5
+"""Seconds between a death and the next start; each further death in a row doubles them."""
+MAX_PAUSE = 30.0
+MIN_UPTIME = 60.0
+"""Seconds of work after which former deaths are forgotten."""
+MAX_FAILED_STARTS = 5
+"""Starts in a row that come to nothing before a process that has worked is given up."""
+
+
+class Restarts:
+    """The deaths of one process, and when it is to be started next.
+
+    Args:
+        most: Deaths in a row, each less than `MIN_UPTIME` seconds after it began to work, that are followed by another
+            start; None sets no limit.
+
+    Attributes:
+        due: When it is to be started again; None while it runs, or is given up.
+        count: How often that was decided.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self.due: float | None = None
+        self.count = 0
+        self._has_worked = False
+        self._ready_since: float | None = None
+        self._deaths = 0  # in a row
+        self._failed_starts = 0  # in a row
+
+    def started(self) -> None:
+        """It was started."""
+        self.due = None
+
+    def ready(self, now: float) -> None:
+        """It does its work."""
+        if self._ready_since is None:
+            self._has_worked, self._ready_since, self._failed_starts = True, now, 0
+
+    def died(self, now: float, *, is_killed: bool = False) -> float | None:
+        """Take in a death; seconds until it is to be started again, None where that is of no use.
+
+        Args:
+            is_killed: A signal ended it: that says nothing about whether it can start.
+        """
+        if self._ready_since is None:
+            self._failed_starts += 1
+        elif now - self._ready_since >= MIN_UPTIME:
+            self._deaths = 0
+        self._ready_since = None
+        cannot_start = not (self._has_worked or is_killed) or self._failed_starts >= MAX_FAILED_STARTS
+        if cannot_start or (self._most is not None and self._deaths >= self._most):
+            return None
+        pause = min(MAX_PAUSE, MIN_PAUSE * 2.0**self._deaths)
+        self._deaths += 1
+        self.count += 1
+        self.due = now + pause
+        return pause
+
+    def is_due(self, now: float) -> bool:
+        """Whether to start it now."""
+        return self.due is not None and now >= self.due
+
+
+LAST_LINES = 40
+"""Lines of each child's output that are kept."""
+LONGEST_LINE = 1 << 16
+"""Bytes of output without a line's end after which a line ends there."""
+POLL_INTERVAL = 0.005
+"""Seconds between two looks whether a process has ended that has closed its files."""
+PROGRAM_READY = 5.0
+"""Seconds after which a program that runs is taken to work."""
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables of a process that is one of many on the machine: thread pools of their own would fight each other for its
+cores."""
+
+
+class Child:
+    """One launched process, and those that took its place when it died, as their launcher knows them.
+
+    Attributes:
+        name: What it is called in messages.
+        command: What it was started with: module, arguments.
+        environment: Variables of its own.
+        facts: What it said when it became ready; None before.
+        reports: The newest value of each fact that it reported.
+        tail: The last lines of its standard output and error.
+        may_die: The others go on without it, whatever it ends with.
+        restarts: When it is started again; None where its death is everybody's.
+        again: What the command has in addition then, by what it said when it was ready.
+        ready_after: Of a program, which knows nothing of its launcher: seconds of its run after which it is taken to
+            work; None for one that says so.
+    """
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    """Its launcher's end."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name, self.command, self.environment = name, tuple(command), environment
+        self.restarts: Restarts | None = None
+        self.again: Callable[[dict[str, Any]], tuple[str, ...]] = lambda facts: ()
+        self.facts: dict[str, Any] | None = None
+        self.reports: dict[str, Any] = {}
+        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        self.is_stopping = False
+        self.may_die = False
+        self.ready_after: float | None = None
+        self.started_at = 0.0
+        self._known: dict[str, Any] = {}  # facts of the newest life that had any
+        self._partial = {"line": b"", "output": b""}
+
+    def begin(self, now: float) -> None:
+        """Start a process, which is this child from now on."""
+        self._known = self.facts or self._known
+        self.line, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                self._interpreter(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                # The pipe is read as UTF-8, whatever the terminal's encoding is.
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **self.environment, **_inherited(theirs)},
+                process_group=0,
+            )
+        os.set_blocking(self.output.fileno(), False)
+        self.facts, self.started_at = None, now
+        self.tail.clear()
+        self._partial = {"line": b"", "output": b""}
+
+    def _interpreter(self) -> list[str]:
+        kind = (bootstrap.PROGRAM,) if self.is_program else ()
+        return [sys.executable, "-u", "-P", bootstrap.__file__, *kind, *self.next_command]
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it knows nothing of its launcher."""
+        return self.ready_after is not None
+
+    @property
+    def ready_at(self) -> float | None:
+        """When it is to be taken to work, if it runs then; None if it did or says so itself."""
+        if self.ready_after is None or self.facts is not None or self.status is not None:
+            return None
+        return self.started_at + self.ready_after
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it prints: standard output and error."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    @property
+    def next_command(self) -> tuple[str, ...]:
+        """What its next process is started with."""
+        facts = self.facts or self._known
+        return (*self.command, *(self.again(facts) if facts else ()))
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs. What it has left running ends when it does."""
+        if self.process.returncode is None and _has_ended(self.process.pid):
+            self._kill_group()  # while its number is still its own
+        return self.process.poll()
+
+    def await_end(self, timeout: float) -> None:
+        """Wait until it has ended, at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.status is None and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL)
+
+    def kill(self) -> None:
+        """End it and all that it has started, now; returns when it is gone."""
+        if self.status is None:
+            self._kill_group()
+        self.process.kill()
+        self.process.wait()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for a group of the dead
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def order(self, order: str) -> None:
+        """Send an order; a child that is gone hears nothing."""
+        with contextlib.suppress(OSError):
+            self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
+
+    def lines(self, source: str, data: bytes) -> list[bytes]:
+        """Whole lines of "line" or "output", `data` added; the rest is kept for the next call.
+
+        A carriage return begins a line of output again, as on a terminal: of a progress bar the last state is kept.
+        """
+        *whole, rest = (self._partial[source] + data).split(b"\n")
+        if source == "output":
+            *whole, rest = (text[text.rstrip(b"\r").rfind(b"\r") + 1 :] for text in (*whole, rest))
+            if len(rest) > LONGEST_LINE:
+                whole, rest = [*whole, rest], b""
+        self._partial[source] = rest
+        return whole
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended and was not waited for yet."""
+    if not hasattr(os, "waitid"):  # macOS
+        return False
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
+def _inherited(line: socket.socket) -> dict[str, str]:
+    """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
+    return {LINE: str(line.fileno()), bootstrap.PATH: json.dumps(sys.path)}
+
 
 READY_TIMEOUT = 90.0
 """Seconds that children have to become ready."""

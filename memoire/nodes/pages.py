@@ -20,9 +20,9 @@ import msgspec
 
 from memoire.accounting.logbook import timestamp
 from memoire.accounting.merge import key_of
-from memoire.clock import wall_clock
-from memoire.net import descriptors
-from memoire.security.exposure import Security
+from memoire.limits import wall_clock
+from memoire.net import process as descriptors
+from memoire.security.access import Security
 from memoire.version import SOFTWARE
 from memoire.wire.messages import TEST
 
@@ -222,7 +222,7 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
 def metrics(node: Node | None, request: PageRequest) -> Page:
     """The same for Prometheus."""
     try:
-        from .exposition import Exposition, NodeCollector, ScrapedNode
+        from .metrics import Exposition, NodeCollector, ScrapedNode
     except ModuleNotFoundError as error:
         raise EarlyAnswer(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
 

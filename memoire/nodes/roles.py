@@ -2,40 +2,131 @@
 
 Alone, such a process prints its address and works until SIGINT or SIGTERM; launched (see `launch`), it says where it is
 through its tether, and reports how it fares.
+
+Snapshots from the command line: ordered at every server of a cluster, looked into, and given to servers at their
+start.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memoire.errors import EndpointError, ParameterError, SchemaError
+from memoire.arguments import refuse_unknown
+from memoire.disk import snapshots as snapshot
+from memoire.errors import EndpointError, MemoireError, ParameterError, SchemaError
 from memoire.limits import Limits
-from memoire.net.descriptors import raise_limit
-from memoire.pool import kinds
-from memoire.pool.kinds import Storage
-from memoire.pool.tables import TABLE_NAMES, Full, Table
+from memoire.net.process import raise_limit
 from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
-from memoire.security.keyfolder import Given, Keys
-from memoire.security.tokens import Tokens
+from memoire.security.access import Tokens
+from memoire.security.keys import Given, Keys
 from memoire.server.server import Server
-from memoire.suggestions import refuse_unknown
+from memoire.tables import registry as kinds
+from memoire.tables.base import HearsSums
+from memoire.tables.registry import Storage
+from memoire.tables.table import TABLE_NAMES, Full, Table
 from memoire.wire.messages import TRAIN
 
-from . import snapshots
-from .gym_environments import env_schema
 from .http import NodePages
-from .output import say
+from .launcher import say
 from .pages import security
-from .sizes import NotASize, size
+from .settings import NotASize, size
 from .supervision import LauncherLine
-from .tables_file import parameters_from
+from .tables_file import env_schema, parameters_from
+
+INCOMPLETE = 3
+"""Exit status when a server has not written its file, or a file is damaged."""
+
+
+def order(
+    endpoint: str, name: str, *, timeout: float = 600.0, keys: Given = None, say: Callable[[str], object] = print
+) -> int:
+    """Have every server behind this address write a snapshot into its own state folder; the exit status.
+
+    Raises:
+        MemoireTimeout: an address on the way leads to nobody, and nothing was ordered.
+    """
+    with Reader([endpoint], timeout=min(10.0, timeout), keys=keys) as reader:
+        told = reader.snapshot(name, timeout)
+    failed = 0
+    for server, answer in sorted(told.items()):
+        if isinstance(answer, MemoireError):
+            failed += 1
+            say(f"{server}: not written: {answer}")
+            continue
+        held = _held(answer.caches, answer.samples, answer.episodes, answer.entries)
+        say(f"{server}: {answer.path}: {held}, {answer.bytes} bytes, {answer.seconds:.1f} s")
+    return INCOMPLETE if failed else 0
+
+
+def _held(caches: int, samples: int, episodes: int, entries: int) -> str:
+    words = [f"{caches} caches of {samples} samples"] if caches or not episodes else []
+    return " and ".join(words + ([f"{episodes} episodes of {entries} entries"] if episodes else []))
+
+
+def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable[[str], object] = print) -> int:
+    """Print what a file holds; the exit status.
+
+    Raises:
+        DataError: it cannot be read, or is no snapshot.
+    """
+    found = snapshot.facts(path, check=check)
+    if as_json:
+        say(json.dumps(found))
+    else:
+        taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["taken"]))
+        say(f"{path}: server {found['server']!r}, run {found['run']!r}, taken at {taken}, {found['bytes']} bytes")
+        for table in found["tables"]:
+            say(_line(table))
+        if not found["complete"] and not found["damage"]:
+            say("It is not complete: the server had to end while it was written.")
+        if found["damage"]:
+            say(f"It is damaged: {found['damage']}.")
+    return INCOMPLETE if found["damage"] else 0
+
+
+def _line(table: dict[str, Any]) -> str:
+    if "caches" not in table:
+        return f"  {table['name']}: {table['storage']}; how many is not known"
+    held = _held(table["caches"], table["samples"], table["episodes"], table["entries"])
+    is_left = kinds.offers(table["storage"], HearsSums)
+    left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if is_left else ""
+    return f"  {table['name']}: {held}{left}, {table['bytes']} bytes"
+
+
+def part_of(given: str | None) -> tuple[int, int]:
+    """(rank, of) of "K/N": the K-th of N servers, counted from 1."""
+    if given is None:
+        return 0, 1
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ParameterError("--part", given, "K/N for the K-th of N servers, such as 1/3, 2/3 and 3/3")
+    return int(found[1]) - 1, int(found[2])
+
+
+def put_back(server: Server, paths: Sequence[str], part: str | None, *, configure: bool, skip_damaged: bool) -> None:
+    """Put files into a server that starts; what came of it goes to standard error. Files that were restored into its
+    state folder before are left out.
+
+    Raises:
+        DataError, SnapshotMismatch: a file cannot be read, or does not fit.
+        ParameterError: the part is none.
+    """
+    done = server.restore(paths, part=part_of(part), configure=configure, skip_damaged=skip_damaged, once=True)
+    left_out = len(paths) - done.files
+    known = f"; {left_out} of the files were restored here before" if left_out else ""
+    print(f"memoire server: restored {done}{known}", file=sys.stderr, flush=True)
+
 
 REPORT_INTERVAL = 0.25
 """Seconds between two reports of a launched node."""
@@ -177,7 +268,7 @@ def serve(
     """
     raise_limit()
     push, pub = _beside(endpoint, beside)
-    snapshots.part_of(part)  # a wrong one is said before anything is made
+    part_of(part)  # a wrong one is said before anything is made
     with (
         LauncherLine(close_timeout + 2.0) as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
@@ -205,7 +296,7 @@ def serve(
         ) as server,
     ):
         if restore:
-            snapshots.restore(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
+            put_back(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
         _announce(tether, "server", server, pages)
         while tether.wait(REPORT_INTERVAL):
             if server.failure is not None:

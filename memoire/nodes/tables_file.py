@@ -9,24 +9,70 @@
 Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
 that it is read off; and any of the settings of `memoire.Table`. Fields of its parameters are among these, or stand
 together under "parameters".
+
+Gymnasium environments by name: made, measured and described. Imports Gymnasium only when one is asked for.
 """
 
+import contextlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memoire.arguments import mapping
-from memoire.errors import MemoireError, ParameterError
-from memoire.pool import kinds
-from memoire.pool.tables import TABLE_NAMES, Table
+from memoire.arguments import mapping, refuse_unknown
+from memoire.errors import MemoireError, ParameterError, SchemaError
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
-from memoire.suggestions import refuse_unknown
+from memoire.tables import registry as kinds
+from memoire.tables.table import TABLE_NAMES, Table
 
-from .gym_environments import env_schema
-from .sizes import size
+from .settings import size
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+def make_envs(env: str, count: int) -> "gymnasium.vector.VectorEnv[Any, Any, Any]":
+    """`count` environments side by side in this process; they reset themselves within the step that ends an episode.
+
+    Raises:
+        SchemaError: Gymnasium does not know such an environment, or lacks what it needs.
+    """
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    options = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    try:
+        return gymnasium.make_vec(env, num_envs=count, vectorization_mode="sync", vector_kwargs=options)
+    except gymnasium.error.Error as error:
+        raise SchemaError(f"Gymnasium cannot make {env!r}: {error}. Give the id of an environment (--env).") from error
+
+
+def sizes(envs: "gymnasium.vector.VectorEnv[Any, Any, Any]") -> tuple[int, int]:
+    """(inputs, actions) of a network for these environments.
+
+    Raises:
+        SchemaError: the environment has no discrete actions, or observations that are no array of numbers.
+    """
+    import gymnasium
+
+    observations, actions = envs.single_observation_space, envs.single_action_space
+    if not isinstance(actions, gymnasium.spaces.Discrete) or not isinstance(observations, gymnasium.spaces.Box):
+        raise SchemaError(
+            f"the demo's network needs discrete actions and observations in a Box, but "
+            f"{envs.spec.id if envs.spec else envs} has {actions} and {observations}. "
+            f"Choose another --env, such as CartPole-v1 or Acrobot-v1."
+        )
+    return math.prod(observations.shape), int(actions.n)
+
+
+def env_schema(env: str) -> Schema:
+    """What the steps of an environment are: obs, action, reward."""
+    with contextlib.closing(make_envs(env, 1)) as envs:
+        return Schema.from_env(envs)
+
 
 ROOM = ("storage", "full", "length", "capacity", "cache_limit", "byte_limit", "client_capacity")
 SETTINGS = frozenset({*ROOM, "discount", *TABLE_NAMES})

@@ -2,21 +2,21 @@
 
 A server answers there, or another proxy: then one WELCOME names all servers behind it, and a different one of them may
 answer each time.
+
+What a proxy has counted, and the addresses behind it at one moment. Pure.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from memoire.errors import Refused
 from memoire.models.topics import Topics
 from memoire.wire import messages
-from memoire.wire.frames import Answer, MessageHeader
-from memoire.wire.hello import HelloSchedule
-from memoire.wire.identity import name_hash
-from memoire.wire.refusals import TOO_LARGE
+from memoire.wire.frames import TOO_LARGE, Answer, HelloSchedule, MessageHeader, name_hash
 
 MAX_SERVERS = 4096
 """Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
@@ -124,3 +124,39 @@ class Backend(ABC):
         # larger one is of the later life. If a clock was set back, the model gets the epoch of the former life: then
         # those who follow this proxy hear of the restart by their own HELLO, which compares for equality.
         return name_hash(self.names[0]), max(noticed[1], self._epoch)
+
+
+class ProxyCounts:
+    """What was counted since the proxy began. The thread counts, and any thread may read."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        """Forwarded to servers, or answered here."""
+        self.replies = 0
+        """That came from servers."""
+        self.caches = 0
+        self.cache_bytes = 0
+        self.homeless = 0
+        """Messages for a server that is not known here."""
+        self.refused: Counter[str] = Counter()
+        """Messages that were refused, by code."""
+
+    def refuse(self, code: str) -> None:
+        """Count a message that was refused."""
+        self.refused[code] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackStats:
+    """One address behind a proxy."""
+
+    endpoint: str
+    servers: tuple[str, ...]
+    """Names of the servers reached there; empty until it has answered."""
+    leaving: tuple[str, ...]
+    """Those of them that are being drained."""
+    is_away: bool
+    queued_bytes: int
+    lost_requests: int
+    lost_caches: int
+    lost_bytes: int

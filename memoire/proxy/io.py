@@ -17,25 +17,18 @@ import zmq
 
 from memoire.errors import Closed, ProtocolError
 from memoire.limits import Limits
-from memoire.models.model import Model
-from memoire.models.notices import Notices
+from memoire.models.model import Model, Notices
 from memoire.net.context import Context
 from memoire.net.curve_server import Gate
 from memoire.net.thread import Worker
-from memoire.security.envelope import EnvelopedRequest
-from memoire.security.permissions import Peer
+from memoire.security.roles import EnvelopedRequest, Peer
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, MessageHeader, encode
-from memoire.wire.identity import NEWS_FRAME
+from memoire.wire.frames import NEWS_FRAME, Buffer, MessageHeader, encode
 
-from .backend import BackendChange
-from .io_backend import BackendLink, BackendSettings
-from .io_front import Front, QueueSizes
-from .model_cache import ModelCache
-from .replies import Replies
-from .requests import AnswerRequest, ForwardRequest, Requests
+from .backend import BackendChange, ProxyCounts
+from .io_sockets import BackendLink, BackendSettings, Front, QueueSizes
+from .requests import AnswerRequest, ForwardRequest, ModelCache, Replies, Requests
 from .router import Router
-from .stats import ProxyCounts
 
 _log = logging.getLogger(__name__)
 

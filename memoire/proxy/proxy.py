@@ -22,22 +22,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.arguments import name as checked_name
-from memoire.arguments import process_name, seconds, whole
 from memoire.errors import Closed, EndpointError
 from memoire.limits import CONTAINER, QUEUE_BYTES, Container, Limits, Reservation
-from memoire.net import addresses, descriptors, process, sockets
+from memoire.net import addresses, process, sockets
+from memoire.net import process as descriptors
 from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
-from memoire.net.send_queues import ALL_BYTES
+from memoire.net.poller import ALL_BYTES
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
-from memoire.security.exposure import Security
-from memoire.security.keyfolder import Given, Keys
-from memoire.suggestions import checked_names
+from memoire.security.access import Security
+from memoire.security.keys import Given, Keys
 
+from .backend import BackStats
 from .io import ProxyThread
-from .io_front import WAITING_REQUESTS, QueueSizes
-from .stats import BackStats
+from .io_sockets import WAITING_REQUESTS, QueueSizes
 
 _log = logging.getLogger(__name__)
 

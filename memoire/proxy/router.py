@@ -16,7 +16,7 @@ import msgspec
 
 from memoire.limits import Limits
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 
 SETTLE_INTERVAL = 1.0
 """Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""

@@ -5,21 +5,41 @@ socket, no clock.
                   └── server b    away: batches go on without it until it answers
     tcp://c ───────── server c    there
                       server d    on no list for 3 s: it is forgotten after `FORGET_TIMEOUT`
+
+TD errors on their way back: to each server those of its own clients. Pure: no lock, no socket, no clock.
+
+a batch's ids      7 9 7 8      server a has clients 7, 8      server b has client 9
+a gets             7 7 8        b gets  9
+
+What one server has for a reader, as far as the reader knows: what the server said last, less what was asked of it
+since. Pure: no lock, no socket, no clock.
+
+    the server says     client 7: 20 samples     client 9: 4 samples
+    on the way to it    client 7:  5 samples                            (a draw that it had not seen when it said so)
+    the next draw has   client 7: 15 samples     client 9: 4 samples
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, SchemaMismatch
-from memoire.pool import far, kinds
-from memoire.pool.far import FarServer, TableTerms
 from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.tables import far
+from memoire.tables import registry as kinds
+from memoire.tables.caches._draw import take_counts
+from memoire.tables.far import FarServer, TableTerms
+from memoire.wire import containers as pack
 from memoire.wire import messages
-from memoire.wire.frames import MessageHeader
-from memoire.wire.hello import HelloSchedule
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import Answer, HelloSchedule, Message, MessageHeader, name_hash
+from memoire.wire.parts import Payload
+from memoire.wire.rows import CLIENT_COUNTS
 
 HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
@@ -259,3 +279,164 @@ class Directory:
         """A server says whether the run is over; it is when all of them have said so."""
         server.is_finished = is_finished
         self.is_finished = self.is_finished or all(other.is_finished for other in self.servers.values())
+
+
+NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
+"""What a request asks for that takes no samples."""
+
+
+class ServerStock:
+    """What one server has, and which requests to it are open. Belongs to the reader's thread."""
+
+    def __init__(self, server: far.FarServer) -> None:
+        self.server = server
+        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if it has to say so again
+        self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] who was in its newest table
+        self.drawn = 0  # samples that it was asked for, over all time
+        self.again_at = 0.0  # when to ask it again: before, it would say the same
+        self._pages: list[NDArray[np.void]] = []  # rows of a table that has not come whole
+        self._heard_at = 0.0  # when it said what is in `table`
+        self._open: dict[int, NDArray[np.void]] = {}  # number of each open request -> what it asks for
+        self._asked_at = 0.0  # since when an answer is awaited
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request is open."""
+        return bool(self._open)
+
+    @property
+    def open(self) -> frozenset[int]:
+        """Numbers of the open requests."""
+        return frozenset(self._open)
+
+    @property
+    def on_way(self) -> int:
+        """Samples that were asked for and have not come."""
+        return sum(int(counts["count"].sum()) for counts in self._open.values())
+
+    @property
+    def late_at(self) -> float:
+        """When a batch no longer waits for its answer; infinity while no batch does."""
+        is_awaited = self.is_asked and not self.server.is_away
+        return self._asked_at + far.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
+
+    def is_older(self, age: float, now: float) -> bool:
+        """Whether it has said nothing for this many seconds, or what it said does not hold."""
+        return self.table is None or now - self._heard_at > age
+
+    def ask(self, number: int, counts: NDArray[np.void], now: float) -> None:
+        """A request goes out under this number; `counts` are [C] rows of CLIENT_COUNTS that it takes."""
+        if not self._open:
+            self._asked_at = now
+        self._open[number] = counts
+
+    def answered(self, number: int, now: float) -> float:
+        """A request has ended; those that are open are awaited from now on. Returns for how long this one was."""
+        self._open.pop(number, None)
+        waited, self._asked_at = now - self._asked_at, now
+        return waited
+
+    @property
+    def after(self) -> bytes:
+        """Client of the last row of the page that came last; b"" if the next page is the first one."""
+        return bytes(self._pages[-1]["client"][-1].tobytes()) if self._pages and len(self._pages[-1]) else b""
+
+    def collect(self, rows: NDArray[np.void], after: bytes, *, is_whole: bool) -> NDArray[np.void] | None:
+        """A page of its table came: [C] rows behind those of client `after`. The whole table, if it is the last one;
+        None: the next page is to be asked for.
+        """
+        if after != self.after and after:
+            self._pages.clear()  # the pages before it were given up meanwhile
+            return None
+        self._pages = [*self._pages, rows] if after else [rows]
+        if not is_whole:
+            self.table = None
+            return None
+        pages, self._pages = self._pages, []
+        return pages[0] if len(pages) == 1 else np.concatenate(pages)
+
+    def give_up_pages(self) -> None:
+        """The next page that is asked for is the first one."""
+        self._pages.clear()
+
+    def report(self, table: NDArray[np.void], now: float) -> int:
+        """The server says what it has, [C] rows of CLIENT_SUMS; returns its entries.
+
+        Draws that it had not seen then are taken off.
+        """
+        self.table, self._heard_at, self.clients = table.copy(), now, clients_of(table)
+        for counts in self._open.values():
+            self.take(counts)
+        return int(table["positives"].sum())
+
+    def take(self, counts: NDArray[np.void]) -> None:
+        """Take samples that are asked for, [C] rows of CLIENT_COUNTS, off what is there for the next draw.
+
+        With reuse_cache they stay.
+        """
+        if self.table is not None:
+            take_counts(self.table, counts)
+
+
+def clients_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Client ids of rows as numbers that compare: [B] -> [B]; half of their random bits, enough to tell them apart."""
+    return np.ascontiguousarray(rows["client"][:, 0], np.uint64)
+
+
+MAX_FEEDBACK_SAMPLES = 1 << 14
+"""Samples in one FEEDBACK message: below the longest request, whatever the size of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackPiece:
+    """One FEEDBACK message; what ends it goes to `FeedbackRouter.answered`."""
+
+    server: FarServer
+    payload: Payload
+    samples: int
+
+
+class FeedbackRouter:
+    """Parts feedback by server, and counts what became of it. Belongs to the reader's thread."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Samples whose client no server has, or whose message was not answered."""
+
+    def route(
+        self,
+        ids: NDArray[Any],
+        errors: NDArray[np.float32],
+        schema: Schema | None,
+        clients: Iterable[tuple[FarServer, NDArray[np.uint64]]],
+    ) -> list[FeedbackPiece]:
+        """The messages to send.
+
+        Args:
+            ids: [B] of the samples.
+            errors: [B], their TD errors.
+            schema: Of the table; None before any server has answered, so that none has clients.
+            clients: Each server with its clients, as `stock.clients_of` makes them; the first one that has a client
+                gets its samples.
+        """
+        owners, left = clients_of(ids), np.ones(len(ids), bool)
+        pieces = []
+        for server, present in clients:
+            mine = np.flatnonzero(left & np.isin(owners, present))
+            left[mine] = False
+            if not len(mine):
+                continue
+            assert schema is not None  # it came with the first clients
+            rows, samples = (ids, errors) if len(mine) == len(ids) else (ids[mine], errors[mine])
+            count = -(-len(mine) // MAX_FEEDBACK_SAMPLES)
+            for begin in range(count):
+                piece = slice(len(mine) * begin // count, len(mine) * (begin + 1) // count)
+                payload = pack.pack_feedback(schema, rows[piece], samples[piece])
+                pieces.append(FeedbackPiece(server, payload, piece.stop - piece.start))
+        self.lost += int(left.sum())
+        return pieces
+
+    def answered(self, piece: FeedbackPiece, answer: Answer) -> None:
+        """A message has ended by a reply or an error."""
+        said = answer.body if isinstance(answer, Message) else None
+        self.lost += said.lost if isinstance(said, messages.Taken) else piece.samples

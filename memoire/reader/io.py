@@ -25,28 +25,22 @@ from numpy.typing import NDArray
 from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
 from memoire.net.context import Context
-from memoire.net.node_monitor import NodeLock
-from memoire.net.thread import Worker
-from memoire.pool import kinds
-from memoire.pool.draw import PooledBatch
-from memoire.pool.far import FarServer
-from memoire.pool.interface import HandsOutOnce
+from memoire.net.thread import NodeLock, Worker
 from memoire.replay.limiter import check_batch
 from memoire.replay.parameters import Parameters
-from memoire.security.keyfolder import Keys
+from memoire.security.keys import Keys
+from memoire.tables import registry as kinds
+from memoire.tables.base import HandsOutOnce
+from memoire.tables.draws import PooledBatch
+from memoire.tables.far import FarServer
+from memoire.tables.rollouts.far import Takes
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Message, MessageHeader
-from memoire.wire.hello import welcome_of
+from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of
 
-from .directory import Address, Directory, RemoteServer, RunChange
-from .feedback import FeedbackRouter
-from .io_channels import Channels, Finish
-from .io_publisher import Publisher
-from .io_takes import Taker
-from .prefetch import BatchQueue
-from .publishing import Publishing
-from .rounds import ClientPartition, DrawRequest, Rounds
-from .takes import Takes
+from .directory import Address, Directory, FeedbackRouter, RemoteServer, RunChange
+from .io_channels import Channels, Finish, Taker
+from .publishing import Publisher, Publishing
+from .rounds import BatchQueue, ClientPartition, DrawRequest, Rounds
 
 _log = logging.getLogger(__name__)
 

@@ -7,36 +7,234 @@ lock, no socket, no clock.
 
 A server that refuses its part, or is left out, makes a round short. What came of it, and what comes late, is kept: as
 many samples fewer are asked for in the next round, and all of them together make its batches.
+
+Batches drawn ahead of the calls that take them: how many there are to be, of which size, and those that are ready.
+Pure: no lock, no socket, no clock.
+
+    a call finds none ready ──▶ twice as many ahead, half of them in one round       the round trip is shared by more
+    enough are ready        ──▶ half as many after a while                           batches are no older than they must
+
+A round trip costs about as much for eight small batches as for one, and for two large ones less than twice as much.
+A learner that computes for longer than a round trip takes never waits, and has only as many ahead as its reader was
+given.
+
+How drawing stands beside recording at all servers of a reader together; `replay.limiter` has the band itself.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ParameterError, ProtocolError, Refused
-from memoire.limits import Limits
-from memoire.pool import draw
-from memoire.pool.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
-from memoire.pool.readers import MAX_DRAWN
+from memoire.errors import MemoireError, ParameterError, ProtocolError, Refused
+from memoire.limits import Limits, MiB
+from memoire.replay.limiter import band_settings, why_not_draw
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
-from memoire.wire import messages, types, unpack
-from memoire.wire.compression_choice import CompressionChoice
-from memoire.wire.frames import Answer, Buffer, Message
+from memoire.tables import draws as draw
+from memoire.tables.caches.queues import MAX_DRAWN
+from memoire.tables.draws import PooledBatch
+from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
+from memoire.wire import containers as unpack
+from memoire.wire import messages, types
+from memoire.wire.compression import CompressionChoice
+from memoire.wire.frames import TOO_LARGE, Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
+from memoire.wire.messages import ClusterRate, ServerRate
 from memoire.wire.parts import ContainerKind
-from memoire.wire.refusals import TOO_LARGE
 from memoire.wire.rows import sums_of
 
-from .prefetch import BatchQueue
-from .rate_tracker import RateTracker
-from .server_stock import NOTHING, ServerStock
+from .directory import NOTHING, ServerStock
+
+MAX_AHEAD = 16
+"""Batches ahead for a learner that waits, at most."""
+MAX_AHEAD_BYTES = 64 * MiB
+"""Bytes of them, at most: two rounds of two batches of 256 Atari stacks. Larger rounds are in no processor's cache when
+they are copied."""
+CALM_TAKES = 64
+"""Batches that are taken while more are ready, before there are fewer ahead."""
+
+
+class BatchQueue:
+    """The queue between the reader's thread, which puts batches in, and the calls that take them. The owner locks.
+
+    Args:
+        ahead: Batches that are drawn before they are asked for, at least 1.
+        may_grow: Whether there are more for a learner that waits.
+        most_bytes: Bytes of them, at most, if there are more. A round, half of them, is one reply of a server.
+    """
+
+    def __init__(self, ahead: int, *, may_grow: bool = True, most_bytes: int = MAX_AHEAD_BYTES) -> None:
+        self.batch_size = 0
+        """Samples of the batches that are drawn ahead; 0 draws none."""
+        self.samples = 0
+        """Samples of all batches that were put in."""
+        self.drawing = 0
+        """Batches that are on their way; the thread sets it, and calls may read it without the lock."""
+        self.depth = ahead
+        """Batches that are to be ready or on their way."""
+        self.failed: MemoireError | None = None
+        """Why no batch of this size can come; the next call raises it."""
+        self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
+        self._most_bytes = min(most_bytes, MAX_AHEAD_BYTES)
+        self._is_starved = False  # a call found none ready since the newest round began
+        self._batch_bytes = 0  # of a batch of this size; 0 before there was one
+        self._ready: deque[PooledBatch] = deque()
+        self.former: deque[PooledBatch] = deque()
+        """Batches of a former size: the thread takes them, and makes others of their samples."""
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def reserve(self) -> int:
+        """Samples that each server is to keep for this reader: enough for the batches ahead, wherever they come
+        from.
+        """
+        return self.batch_size * (self.depth + 1)
+
+    @property
+    def round(self) -> int:
+        """Batches that are drawn in one round."""
+        return max(1, self.depth // 2) if self.depth > self._ahead else 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another round is wanted."""
+        return (
+            self.failed is None and self.batch_size > 0 and len(self._ready) + self.drawing + self.round <= self.depth
+        )
+
+    def check(self) -> None:
+        """Raise what has ended the newest round, once: the next call has it drawn again."""
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            raise failed
+
+    def starve(self) -> None:
+        """A call finds no batch ready."""
+        self._is_starved, self._calm = self._batch_bytes > 0, 0
+
+    def begin(self, available: int) -> int:
+        """A round begins while there are so many samples; returns how many batches it is to draw, at least 1.
+
+        Where a call waits although there is plenty, the next rounds are larger.
+        """
+        if self._is_starved and available >= 2 * self.round * self.batch_size:
+            most = max(self._ahead, min(self._most, self._most_bytes // self._batch_bytes))
+            self.depth = min(2 * self.depth, most)
+        self._is_starved = False
+        return max(1, min(self.round, available // self.batch_size))
+
+    def resize(self, batch_size: int) -> bool:
+        """From now on batches have this size; whether they had another one, so that those that are ready are former."""
+        if batch_size == self.batch_size:
+            return False
+        self.batch_size, self.depth, self.failed = batch_size, self._ahead, None
+        self._calm, self._batch_bytes, self._is_starved = 0, 0, False
+        self.samples -= sum(len(each.importance) for each in self._ready)
+        self.former += self._ready
+        self._ready.clear()
+        return True
+
+    def put(self, drawn: PooledBatch) -> None:
+        """Keep a batch."""
+        if len(drawn.importance) != self.batch_size:
+            self.former.append(drawn)
+            return
+        self._ready.append(drawn)
+        self.samples += self.batch_size
+        self._batch_bytes = self._batch_bytes or drawn.nbytes
+
+    def first(self) -> PooledBatch:
+        """The next batch, which there has to be; it stays the next one until `take`."""
+        return self._ready[0]
+
+    def take(self) -> None:
+        """Give the next batch away."""
+        self._ready.popleft()
+        self._calm = self._calm + 1 if self._ready else 0
+        if self._calm >= CALM_TAKES:
+            self._calm, self.depth = 0, max(self._ahead, self.depth // 2)
+
+    def clear(self) -> None:
+        """Drop what is there: it was drawn by parameters that no longer hold."""
+        self._ready.clear()
+        self.former.clear()
+
+    def close(self) -> None:
+        """Nothing is drawn ahead any more."""
+        self.resize(0)
+        self.former.clear()
+
+
+class RateTracker:
+    """How drawing stands beside recording at several servers together, as their reader knows. Belongs to its thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ServerRate]] = {}  # of each server: its epoch, and what it said last
+        self._places: dict[str, tuple[int, int]] = {}  # of each: entries that can be drawn, and clients
+        self._surplus: float | None = None  # None: some have not said yet
+
+    def reset(self) -> None:
+        """Another run begins, or other parameters hold."""
+        self._known.clear()
+        self._places.clear()
+        self._surplus = None
+
+    def heard(self, server: str, epoch: int, standing: ServerRate | None, entries: int, clients: int) -> None:
+        """What a server says of itself."""
+        self._places[server] = entries, clients
+        if standing is None:
+            self._known.pop(server, None)
+            return
+        former, self._known[server] = self._known.get(server), (epoch, standing)
+        if self._surplus is None:
+            return
+        if former is None:
+            self._surplus += 0.0 if standing.is_told else standing.surplus
+            return
+        inserted, drawn = standing.inserted, standing.drawn
+        if former[0] == epoch:
+            inserted, drawn = inserted - former[1].inserted, drawn - former[1].drawn
+        self._surplus += inserted * standing.ratio - drawn
+
+    def why_not_draw(self, parameters: Parameters, servers: list[str], samples: int, on_way: int) -> str:
+        """Why a batch has to wait for entries; "" when it has not.
+
+        Args:
+            servers: Those that are there.
+            on_way: Samples that were asked for and have not come.
+        """
+        if parameters.samples_per_insert_tolerance is None and not parameters.min_size:
+            return ""
+        said = [self._known[server][1] for server in servers if server in self._known]
+        if len(said) < len(servers) or any((each.ratio, each.tolerance) != band_settings(parameters) for each in said):
+            return "waits for all servers to say how many entries were recorded"
+        if self._surplus is None and on_way:  # drawn before there was a band: not to be made good, once it has come
+            return "waits for samples that were asked for before the band began"
+        if self._surplus is None:  # what somebody told them is what was known of all
+            told = [each.surplus for each in said if each.is_told]
+            self._surplus = sum(each.surplus for each in said if not each.is_told) + (max(told) if told else 0.0)
+        entries = sum(self._places[server][0] for server in servers)
+        return why_not_draw(parameters, samples, entries, self._surplus - on_way)
+
+    def band(self, server: str, servers: list[str]) -> ClusterRate | None:
+        """What to tell a server of all."""
+        if self._surplus is None or server not in self._known:
+            return None
+        said = self._known[server][1]
+        others = [other for other in servers if other in self._places and other != server]
+        entries = sum(self._places[other][0] for other in others)
+        mine = self._places[server][1] + 1
+        share = mine / (mine + sum(self._places[other][1] + 1 for other in others))
+        return ClusterRate(self._surplus, said.inserted, said.drawn, entries, share, said.ratio, said.tolerance)
+
 
 MIN_RETRY_INTERVAL = 0.005
 """Seconds before servers that had too few samples are asked again; doubles up to `RETRY_INTERVAL` while there are too

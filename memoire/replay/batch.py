@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from memoire import _core
 from memoire._core import newest_of_each as newest_of_each
+from memoire.arguments import no_field
 from memoire.errors import NotInstalled, ParameterError, WrongType
-from memoire.suggestions import no_field
 
+from .conversion import real_errors
 from .schema import Schema
-from .value_conversion import real_errors
 
 if TYPE_CHECKING:
     import torch

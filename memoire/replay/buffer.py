@@ -10,21 +10,21 @@ from typing import IO, Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
+from memoire.arguments import checked_names
 from memoire.errors import DataError, MemoireError, NotEnoughSamples, ParameterError
-from memoire.suggestions import checked_names
 
-from . import dataset_reading, dataset_writing, episodes
-from .autoreset import layout
+from . import datafile as dataset_reading
+from . import episodes
+from . import saving as dataset_writing
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
-from .limiter import RateStats, check_batch, check_size
-from .lineage import Lineage
+from .limiter import RateStats, SharedLimiter, check_batch, check_size
 from .memory import Memory
-from .parameters import NAMES, Parameters, Start
+from .parameters import NAMES, Parameters, Start, StrictAttributes
 from .sampling import Annealing, Sampler, chosen
+from .saving import Lineage
 from .schema import Schema, schema_from
-from .shared_limiter import SharedLimiter
-from .strict_attributes import StrictAttributes
+from .steps import layout
 from .writer import Writer
 from .writers import WriterRegistry
 

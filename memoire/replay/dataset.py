@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from memoire.arguments import model_version
 from memoire.errors import EntryError, MemoireError, ParameterError
 
+from .columns import Ragged
+from .conversion import is_finite
 from .memory import Memory
-from .ragged import Ragged
 from .schema import Schema
-from .value_conversion import is_finite
 
 FACTS: Final = {
     "init_w": "<f4",

@@ -18,12 +18,12 @@ from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
 
 from .batch import ID, Batch, GatheredSamples, PriorityUpdate
+from .conversion import real_errors
+from .gathering import Float64s, Int64s
 from .memory import MAX_ROWS, Memory
 from .parameters import Parameters
 from .sampling import importance
 from .schema import Schema
-from .value_conversion import real_errors
-from .windows import Float64s, Int64s
 
 
 class EpisodeBatch(Batch):

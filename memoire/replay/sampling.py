@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire.arguments import renamed
+from memoire.arguments import checked_fields, renamed, says_instead
 from memoire.errors import ParameterError, WrongType
-from memoire.frozen import says_instead
-from memoire.suggestions import checked_fields
 
 from .parameters import NORMALIZATIONS, Normalize, Parameters
 

@@ -30,11 +30,9 @@ from memoire.errors import (
     TwoThreads,
 )
 
-from .autoreset import autoreset_mode
 from .episode_store import AfterStep, Changes, EpisodeStore, ExactObserver, Observer, ToldObserver, putting
-from .reset_check import ResetCheck, State, digest
-from .step_converter import StepConverter
-from .strict_attributes import never_copied
+from .parameters import never_copied
+from .steps import ResetCheck, State, StepConverter, autoreset_mode, digest
 from .writer_state import WriterState
 
 

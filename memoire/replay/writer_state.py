@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .autoreset import AUTORESET
-from .reset_check import ResetCheck
 from .schema import Schema
+from .steps import AUTORESET, ResetCheck
 
 
 @dataclass(frozen=True)

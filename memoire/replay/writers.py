@@ -14,14 +14,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from memoire import _core
-from memoire.arguments import whole
+from memoire.arguments import checked_names, whole
 from memoire.errors import EpisodeError, MemoireError, ParameterError
-from memoire.suggestions import checked_names
 
-from .autoreset import autoreset_mode
 from .episode_store import EpisodeStore, ExactObserver, Observer
 from .parameters import Parameters
-from .step_converter import StepConverter
+from .steps import StepConverter, autoreset_mode
 from .writer import Writer
 from .writer_state import WriterState
 

@@ -35,26 +35,10 @@ if TYPE_CHECKING:
     from memoire.inference.observer import Ask as Ask
     from memoire.inference.observer import Observer as Observer
     from memoire.rl import weights as weights
-    from memoire.rl.actor_critic import ActorCritic as ActorCritic
-    from memoire.rl.addresses import address_of_rank as address_of_rank
-    from memoire.rl.agent import TrainingAgent as TrainingAgent
-    from memoire.rl.checkpoint import World as World
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
-    from memoire.rl.collector import Collected as Collected
-    from memoire.rl.collector import Collector as Collector
-    from memoire.rl.columns import rollout_schema as rollout_schema
     from memoire.rl.drone import DummyDrone as DummyDrone
-    from memoire.rl.episodes import ObservedEpisode as ObservedEpisode
-    from memoire.rl.episodes import Start as Start
-    from memoire.rl.episodes import masked as masked
-    from memoire.rl.episodes import padded_columns as padded_columns
-    from memoire.rl.episodes import ragged_minibatches as ragged_minibatches
-    from memoire.rl.episodes import rollouts_of as rollouts_of
-    from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.memory import GenericMemory as GenericMemory
-    from memoire.rl.moments import Moments as Moments
-    from memoire.rl.observers import Agent as Agent
     from memoire.rl.partials import partial as partial
     from memoire.rl.pipeline import Collection as Collection
     from memoire.rl.pipeline import Goal as Goal
@@ -63,66 +47,83 @@ if TYPE_CHECKING:
     from memoire.rl.pipeline import replay as replay
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
-    from memoire.rl.ppo import PPO as PPO
-    from memoire.rl.ppo import RecurrentActorCritic as RecurrentActorCritic
-    from memoire.rl.ppo import RecurrentPPO as RecurrentPPO
     from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
     from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
-    from memoire.rl.remote import RemoteActor as RemoteActor
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
-    from memoire.rl.starts import StartStates as StartStates
-    from memoire.rl.trainer import Trainer as Trainer
-    from memoire.rl.training import Training as Training
-    from memoire.rl.worker import EpisodeResult as EpisodeResult
-    from memoire.rl.worker import RolloutWorker as RolloutWorker
-    from memoire.rl.worker import try_policy as try_policy
+
+    from .addresses import address_of_rank as address_of_rank
+    from .networks import ActorCritic as ActorCritic
+    from .observers.observers import Agent as Agent
+    from .observers.starts import ObservedEpisode as ObservedEpisode
+    from .observers.starts import Start as Start
+    from .observers.starts import StartStates as StartStates
+    from .observers.starts import masked as masked
+    from .observers.starts import padded_columns as padded_columns
+    from .observers.starts import ragged_minibatches as ragged_minibatches
+    from .observers.starts import rollouts_of as rollouts_of
+    from .onpolicy.checkpoint import World as World
+    from .onpolicy.collector import Collected as Collected
+    from .onpolicy.collector import Collector as Collector
+    from .onpolicy.collector import RemoteActor as RemoteActor
+    from .onpolicy.learner import OnPolicyLearner as OnPolicyLearner
+    from .onpolicy.ppo import PPO as PPO
+    from .onpolicy.ppo import RecurrentActorCritic as RecurrentActorCritic
+    from .onpolicy.ppo import RecurrentPPO as RecurrentPPO
+    from .policies import Moments as Moments
+    from .policies import rollout_schema as rollout_schema
+    from .trainer.trainer import Trainer as Trainer
+    from .trainer.training import Training as Training
+    from .trainer.training import TrainingAgent as TrainingAgent
+    from .trainer.worker import EpisodeResult as EpisodeResult
+    from .trainer.worker import RolloutWorker as RolloutWorker
+    from .trainer.worker import try_policy as try_policy
 
 _HOMES = {
-    "ActorCritic": "memoire.rl.actor_critic",
-    "OnPolicyLearner": "memoire.rl.learner",
-    "PPO": "memoire.rl.ppo",
-    "World": "memoire.rl.checkpoint",
+    "ActorCritic": "memoire.rl.networks",
+    "OnPolicyLearner": "memoire.rl.onpolicy.learner",
+    "PPO": "memoire.rl.onpolicy.ppo",
+    "World": "memoire.rl.onpolicy.checkpoint",
     "ActionHistory": "memoire.rl.codec",
     "Codec": "memoire.rl.codec",
     "address_of_rank": "memoire.rl.addresses",
-    "Agent": "memoire.rl.observers",
+    "Agent": "memoire.rl.observers.observers",
     "Ask": "memoire.inference.observer",
     "Observer": "memoire.inference.observer",
-    "ObservedEpisode": "memoire.rl.episodes",
-    "masked": "memoire.rl.episodes",
-    "padded_columns": "memoire.rl.episodes",
-    "ragged_minibatches": "memoire.rl.episodes",
-    "rollouts_of": "memoire.rl.episodes",
-    "Start": "memoire.rl.episodes",
-    "StartStates": "memoire.rl.starts",
-    "Collected": "memoire.rl.collector",
+    "ObservedEpisode": "memoire.rl.observers.starts",
+    "masked": "memoire.rl.observers.starts",
+    "padded_columns": "memoire.rl.observers.starts",
+    "ragged_minibatches": "memoire.rl.observers.starts",
+    "rollouts_of": "memoire.rl.observers.starts",
+    "Start": "memoire.rl.observers.starts",
+    "StartStates": "memoire.rl.observers.starts",
+    "Collected": "memoire.rl.onpolicy.collector",
     "Collection": "memoire.rl.pipeline",
-    "Collector": "memoire.rl.collector",
-    "rollout_schema": "memoire.rl.columns",
+    "Collector": "memoire.rl.onpolicy.collector",
+    "rollout_schema": "memoire.rl.policies",
     "DummyDrone": "memoire.rl.drone",
     "GenericMemory": "memoire.rl.memory",
-    "Moments": "memoire.rl.moments",
+    "Moments": "memoire.rl.policies",
     "MlpPolicy": "memoire.rl.policies",
     "Policy": "memoire.rl.policies",
     "RealTimeEnv": "memoire.rl.realtime",
     "RealTimeInterface": "memoire.rl.realtime",
-    "RecurrentActorCritic": "memoire.rl.ppo",
-    "RecurrentPPO": "memoire.rl.ppo",
-    "RemoteActor": "memoire.rl.remote",
+    "RecurrentActorCritic": "memoire.rl.onpolicy.ppo",
+    "RecurrentPPO": "memoire.rl.onpolicy.ppo",
+    "RemoteActor": "memoire.rl.onpolicy.collector",
     "partial": "memoire.rl.partials",
-    "EpisodeResult": "memoire.rl.worker",
+    "EpisodeResult": "memoire.rl.trainer.worker",
     "GaussianPolicy": "memoire.rl.sac",
     "Goal": "memoire.rl.pipeline",
     "Pipeline": "memoire.rl.pipeline",
-    "RolloutWorker": "memoire.rl.worker",
+    "RolloutWorker": "memoire.rl.trainer.worker",
     "SAC": "memoire.rl.sac",
-    "Trainer": "memoire.rl.trainer",
-    "Training": "memoire.rl.training",
-    "TrainingAgent": "memoire.rl.agent",
+    "Trainer": "memoire.rl.trainer.trainer",
+    "Training": "memoire.rl.trainer.training",
+    "TrainingAgent": "memoire.rl.trainer.training",
     "Work": "memoire.rl.pipeline",
     "replay": "memoire.rl.pipeline",
-    "try_policy": "memoire.rl.worker",
+    "try_policy": "memoire.rl.trainer.worker",
 }
 """Where each name is made."""
 _MODULES = ("weights",)

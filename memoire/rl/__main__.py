@@ -25,18 +25,17 @@ import numpy as np
 from memoire.errors import MemoireError
 from memoire.inference.observer import Observer
 from memoire.nodes.http import NodePages
-from memoire.nodes.output import accept_all_text, say
+from memoire.nodes.launcher import accept_all_text, say
 from memoire.nodes.supervision import LauncherLine
 from memoire.server.server import Server
 
-from .collector import Collector
+from .onpolicy.collector import Collector, RemoteActor
 from .pipeline import TABLE, Pipeline, read_collection, read_pipeline, read_run_episode, seed_process
 from .policies import Policy
-from .remote import RemoteActor
-from .resuming import begin_fresh
-from .trainer import Trainer
+from .trainer.saving import begin_fresh
+from .trainer.trainer import Trainer
+from .trainer.worker import EpisodeResult, RolloutWorker, try_policy
 from .up import ACCIDENTS, Run, folder_of, keys_of
-from .worker import EpisodeResult, RolloutWorker, try_policy
 
 REPORT_INTERVAL = 0.25
 """Seconds between two reports to a launcher."""

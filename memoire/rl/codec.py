@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from memoire.arguments import whole
+from memoire.arguments import one_of, whole
 from memoire.errors import CodecMismatch, ParameterError, WrongType
-from memoire.suggestions import one_of
 
 from .trees import assembled, leaves_of, paths_of, structure_of
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from memoire.arguments import whole
 from memoire.errors import DataError
-from memoire.pool.tables import Table
-from memoire.replay.columns import Column
-from memoire.replay.ragged import Ragged
+from memoire.replay.columns import Column, Ragged
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
+from memoire.tables.table import Table
 
 from .sample_forms import packed_rows, unpacked_rows
 

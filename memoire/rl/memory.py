@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from memoire.arguments import whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
 from memoire.limits import CONTAINER, Container, Reservation
-from memoire.replay.forks import ForkedGenerator
+from memoire.replay.memory import ForkedGenerator
 
 from .codec import NONE, Codec
 from .trees import Structure, assembled, leaves_of, paths_of, structure_of
@@ -125,6 +125,8 @@ class GenericMemory:
         if not samples:
             return
         rows = [six_parts(each) for each in samples]
+        if starts is not None and len(starts) != len(rows):
+            raise ParameterError("starts", f"{len(starts)} values", f"one for each of {len(rows)} samples")
         for row, is_reset in zip(rows, starts or [False] * len(rows), strict=True):
             self.codec.check_mark(row[5], "a worker", is_reset=is_reset)
         if self.codec is not NONE:
@@ -427,8 +429,6 @@ def _starts(is_end: NDArray[np.bool_], starts: Sequence[bool] | None, *, is_firs
     """Which samples are a reset's: those that are said to be, else those behind the end of an episode."""
     if starts is None:
         return np.concatenate([[is_first], is_end[:-1]])
-    if len(starts) != len(is_end):
-        raise ParameterError("starts", f"{len(starts)} values", f"one for each of {len(is_end)} samples")
     return np.array(starts, np.bool_)
 
 

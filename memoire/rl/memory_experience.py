@@ -16,8 +16,8 @@ from memoire._core import Condition, at_once, setting
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.reader.reader import Reader
 
-from .agent_state import put_generator, state_of_generator
 from .envelope import Sample, samples_of
+from .trainer.saving import put_generator, state_of_generator
 
 _log = logging.getLogger(__name__)
 

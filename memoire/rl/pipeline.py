@@ -32,15 +32,13 @@ import numpy as np
 from memoire.arguments import whole
 from memoire.errors import ParameterError
 from memoire.inference.node import Inference
-from memoire.pool.tables import Table
 from memoire.replay.sampling import Sampler, Uniform
 from memoire.replay.schema import Schema
-from memoire.security.keyfolder import Given
+from memoire.security.keys import Given
+from memoire.tables.table import Table
 
-from .agent import check_gamma
-from .columns import observations_of, policy_rows, rollout_schema
-from .policies import TOPIC, MlpPolicy, Policy
-from .training import LEAD, Training
+from .policies import TOPIC, MlpPolicy, Policy, observations_of, policy_rows, rollout_schema
+from .trainer.training import LEAD, Training, check_gamma
 
 TABLE: Final = "replay"
 

@@ -8,22 +8,174 @@ A body that `MlpPolicy` loads has these arrays, L layers of weights [outputs, in
     observations.mean .variance .count                how observations are normalized; may be left out
 
 Between two layers is tanh. `memoire.rl.ActorCritic` has just these names.
+
+What is in a table of rollouts, and which of it a policy is given and returns.
+
+Running mean and variance of observations and returns, merged from parts: the same on every collector.
+
+A learner merges what its rollouts hold and publishes the result with its weights. Collectors only apply it, so that a
+policy sees the same numbers everywhere. Nobody has to agree on the order of parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import ParameterError, WrongModel
-from memoire.replay.forks import ForkedGenerator
+from memoire.errors import ParameterError, SchemaError, WrongModel
+from memoire.replay.memory import ForkedGenerator
+from memoire.replay.schema import RowSchema, Schema
 
 from . import weights
-from .moments import Moments
+
+DISCOUNTED: Final = "discounted"
+"""Column for the discounted sum of an episode's rewards so far: rewards are scaled by its spread."""
+VERSION: Final = "version"
+"""What policies call the version of the model that acted."""
+KNOWN: Final = ("obs", "reward", "terminated", "truncated")
+"""Columns of what the environment returns."""
+MEMORY: Final = "memory"
+"""Column for what a recurrent policy remembers before an entry: zeros where an episode begins."""
+
+
+def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discounted: bool = False) -> Schema:
+    """The schema of a table that a `Collector` fills: what the environment has, and logp [] beside it.
+
+    Args:
+        env: An environment or vector environment, or anything with its two spaces.
+        extra: More columns that the policy returns; one called memory is what a recurrent policy remembers.
+        discounted: Whether to store the discounted sums by which rewards are scaled.
+
+    Raises:
+        SchemaError: one of the columns has a name that policies return something else by.
+    """
+    columns: dict[str, Any] = {"logp": np.float32} | dict(extra or {})
+    schema = Schema.from_env(env, columns | ({DISCOUNTED: np.float32} if discounted else {}))
+    made_by_policies(schema)
+    return schema
+
+
+def made_by_policies(schema: Schema) -> list[str]:
+    """Names of what neither the environment nor the collector knows: action, logp and others.
+
+    Raises:
+        SchemaError: one of them is what a policy returns beside its columns.
+    """
+    if VERSION in schema.roots:
+        raise SchemaError(f"column {VERSION!r}: policies return their model's version by this name. Choose another.")
+    return [root for root in schema.roots if root not in (*KNOWN, schema.qvest, DISCOUNTED)]
+
+
+def policy_rows(schema: Schema) -> tuple[RowSchema, RowSchema]:
+    """Rows that a policy is given and returns, an inference node for instance, for each entry of such a table.
+
+    It is given the observation, and what a recurrent policy remembers. The memory that it returns is the next one.
+    """
+    given = [root for root in ("obs", MEMORY) if root in schema.roots]
+    return _rows(schema, given), _rows(schema, made_by_policies(schema))
+
+
+def observations_of(inputs: RowSchema, columns: Mapping[str, Any]) -> Any:
+    """The observations [B, *F] of rows that a policy is given, nested as the environment has them."""
+    return inputs.nest("obs", {leaf: columns[leaf] for leaf in inputs.leaves("obs")})
+
+
+def _rows(schema: Schema, roots: Sequence[str]) -> RowSchema:
+    return RowSchema({root: schema.nest(root, {leaf: schema[leaf] for leaf in schema.leaves(root)}) for root in roots})
+
+
+EPSILON: Final = 1e-8
+"""Added to variances, so that a constant can be divided by its spread."""
+CLIP: Final = 10.0
+"""Largest size of a normalized number, in standard deviations."""
+NAMES: Final = ("mean", "variance", "count")
+
+
+class Moments:
+    """Count, mean and variance of what was merged so far; before that mean 0 and variance 1.
+
+    Args:
+        shape: F, of one value.
+
+    Attributes:
+        mean, variance: float64 [*F].
+        count: Values that were merged.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean: NDArray[np.float64] = np.zeros(shape)
+        self.variance: NDArray[np.float64] = np.ones(shape)
+        self.count = 0.0
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Self:
+        """Those of values [N, *F]."""
+        made = cls(values.shape[1:])
+        if len(values):
+            exact = np.asarray(values, np.float64)
+            made.mean, made.variance, made.count = exact.mean(0), exact.var(0), float(len(exact))
+        return made
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Self | None:
+        """Those [*F] among the arrays of a body, named "PREFIX.mean" and so on; None if they are not there.
+
+        Raises:
+            WrongModel: only some of them are there, or they do not fit each other.
+        """
+        found = {name: arrays[f"{prefix}.{name}"] for name in NAMES if f"{prefix}.{name}" in arrays}
+        if not found:
+            return None
+        forms = {name: found[name].shape for name in found}
+        if len(found) < len(NAMES) or forms["mean"] != forms["variance"] or forms["count"] != ():
+            raise WrongModel("this model", f"has statistics of {prefix} as {forms}", "Publish mean, variance, count.")
+        made = cls(forms["mean"])
+        made.mean, made.variance = np.asarray(found["mean"], np.float64), np.asarray(found["variance"], np.float64)
+        made.count = float(found["count"])
+        return made
+
+    def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """What `read` reads: float64 [*F], [*F] and []."""
+        values = (self.mean, self.variance, np.float64(self.count))
+        return {f"{prefix}.{name}": np.asarray(value) for name, value in zip(NAMES, values, strict=True)}
+
+    def merge(self, other: Moments) -> None:
+        """Take in what another one has seen.
+
+        Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+
+        Raises:
+            ParameterError: it is of values of another shape.
+        """
+        if other.mean.shape != self.mean.shape:
+            raise ParameterError("other", f"shape {other.mean.shape}", f"of shape {self.mean.shape}")
+        total = self.count + other.count
+        if not other.count:
+            return
+        if not self.count:
+            self.mean, self.variance, self.count = other.mean.copy(), other.variance.copy(), other.count
+            return
+        part, apart = other.count / total, other.mean - self.mean
+        self.variance = self.variance + part * (other.variance - self.variance) + part * (1.0 - part) * apart**2
+        self.mean, self.count = self.mean + part * apart, total
+
+    def normalize(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """float32 [N, *F]: how many standard deviations values [N, *F] lie from the mean, at most `CLIP`."""
+        spread = np.sqrt(self.variance + EPSILON).astype(np.float32)
+        found = (np.asarray(values, np.float32) - self.mean.astype(np.float32)) / spread
+        clipped: NDArray[np.float32] = np.clip(found, -CLIP, CLIP)
+        return clipped
+
+    def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """float32 [N]: values [N] over their standard deviation, at most `CLIP`; the mean stays, and so does zero."""
+        scaled = np.asarray(values, np.float32) / np.float32(np.sqrt(self.variance + EPSILON))
+        clipped: NDArray[np.float32] = np.clip(scaled, -CLIP, CLIP)
+        return clipped
+
 
 Float32Array = NDArray[np.float32]
 Layers = list[tuple[Float32Array, Float32Array]]

@@ -25,11 +25,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from memoire.arguments import one_of, refuse_unknown
 from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
-from memoire.suggestions import one_of, refuse_unknown
 
-from .processors import pin
-from .spaces import observation_in
+from .spaces import observation_in, pin
 from .step_clock import ElasticClock, MovingAverages, StepTimes, Traces, cause_of
 
 _log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ import torch
 
 from memoire.errors import ParameterError
 
-from .actor_critic import flat_tensor
-from .agent import TrainingAgent
-from .batches import FUSED
+from .networks import flat_tensor
+from .trainer.training import TrainingAgent
+from .trees import FUSED
 
 MAX_LOG_STD: Final = 2.0
 MIN_LOG_STD: Final = -20.0

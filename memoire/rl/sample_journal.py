@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from memoire import _core
 from memoire.arguments import whole
+from memoire.disk.record_file import DamagedRecord, FileKind, Record
+from memoire.disk.record_log import RecordLog, salvage_log
 from memoire.errors import DataError
-from memoire.replay.replacement import Fault, no_fault
-from memoire.storage.checked_file import DamagedRecord, FileKind, Record
-from memoire.storage.record_log import RecordLog, salvage_log
+from memoire.replay.files import Fault, no_fault
 
 from .sample_records import UNREADABLE, packed, unpacked
 

@@ -1,10 +1,13 @@
 """Observations in the dtypes and shapes of their spaces, nested as they are: tuples, dictionaries, arrays; and the
 action space of a learner, which travels with its models.
+
+Which processors a thread runs on: training beside a device disturbs its clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -132,3 +135,18 @@ def _misfit(where: str, expected: str, value: Any) -> EntryError:
     else:
         received = f"{type(value).__name__}" + (f" of {len(value)} parts" if hasattr(value, "__len__") else "")
     return EntryError(where, expected, received, "Have the environment return what its observation_space says.")
+
+
+def pin(cpus: Collection[int]) -> None:
+    """Have the calling thread run on these processors only.
+
+    Raises:
+        ParameterError: there are no such processors for this process, or the system cannot do so.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ParameterError("cpus", cpus, "None on this system, which cannot bind threads to processors")
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (OSError, ValueError, TypeError) as error:
+        usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise ParameterError("cpus", cpus, f"some of this process's processors ({usable})") from error

@@ -3,6 +3,10 @@
     begin: the control goes out ─── capture: the observation is taken ─── end: the next step begins
 
 A step that is late by at most `timeout` does not move the clock. A later one begins it anew.
+
+How a worker and a trainer stand, for the pages of their processes: /metrics shows these figures.
+
+NodePages("*:8080", worker)       a `RolloutWorker` or `Trainer`, or its client or reader
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,3 +167,65 @@ class Traces:
         times = {name: np.array(each, np.float64).reshape(-1, 2) for name, each in self._times.items()}
         clock = {key: times[name][:, place] for name, keys in CLOCKS.items() for place, key in enumerate(keys) if key}
         return {"clock": clock, "deltas": {name: each[:, 1] - each[:, 0] for name, each in times.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Time steps of a real-time environment, in buckets."""
+
+    seconds: float
+    """Of all of them."""
+    counts: tuple[int, ...]
+    """In each bucket: up to each of `bounds`, and beyond."""
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper ends of the buckets, in seconds."""
+        return EDGES
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStanding:
+    """What a worker has done, and how its clock went."""
+
+    episodes: int
+    steps: int
+    tests: int
+    """Test episodes."""
+    version: int
+    """Of the model that acts; 0 is none."""
+    step_times: StepTimings | None
+    """None without a real-time environment."""
+    late: dict[str, int]
+    """Late steps by cause; {} without a real-time environment."""
+    role: str = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStanding:
+    """How training goes, and what it waits for."""
+
+    updates: int
+    samples: int
+    epoch: int
+    ratio: float
+    """Training steps for each sample that came to this process."""
+    idle: dict[str, float]
+    """Seconds of pauses, by reason."""
+    waits: dict[str, float]
+    """By reason 1 while it pauses for it, else 0."""
+    crc_passed: int
+    crc_failed: int
+    """Transitions that were compared with what their worker recorded."""
+    role: str = "trainer"
+
+
+def timings_of(times: StepTimes | None) -> StepTimings | None:
+    """A copy for pages."""
+    return None if times is None else StepTimings(times.seconds, tuple(times.counts))
+
+
+def times_of(env: Any) -> StepTimes | None:
+    """The figures of a real-time environment; None of another one."""
+    times = getattr(getattr(env, "unwrapped", env), "times", None)
+    return times if isinstance(times, StepTimes) else None

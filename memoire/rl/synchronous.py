@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .worker import EpisodeResult, RolloutWorker
+from .trainer.worker import EpisodeResult, RolloutWorker
 
 WAIT_INTERVAL = 0.1
 """Seconds after which a worker that waits for a model sees whether it is to end."""

@@ -16,12 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from memoire.nodes import local_cluster
-from memoire.nodes.child import Child
-from memoire.nodes.launcher import Launcher
-from memoire.nodes.local_cluster import where_it_was, with_keys
-from memoire.nodes.output import say
-from memoire.security.keyfolder import Keys
+from memoire.nodes import local as local_cluster
+from memoire.nodes.launcher import Child, Launcher, say
+from memoire.nodes.local import where_it_was, with_keys
+from memoire.security.keys import Keys
 
 from .pipeline import Goal, Pipeline, read_pipeline
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.models import tensors
-from memoire.replay.replacement import Fault, no_fault, replace_file
+from memoire.replay.files import Fault, no_fault, replace_file
 from memoire.wire._bytes import checksum
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {

@@ -1,28 +1,174 @@
-"""From options to what decides: tables with their pools, the state folder, the dispatcher."""
+"""From options to what decides: tables with their pools, the state folder, the dispatcher.
+
+What a server is asked for: its keywords, checked before anything is opened.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
-from memoire.accounting.logbook import LogEntry
+from memoire import arguments
+from memoire.accounting.ledger import account_bytes
+from memoire.accounting.logbook import LogEntry, line_bytes
 from memoire.accounting.runs import StateStore
-from memoire.errors import StateCorrupt
-from memoire.limits import Limits
-from memoire.pool.episode_memory import seed_of
-from memoire.pool.interface import DrawsAtRandom, TablePool
-from memoire.pool.kinds import PoolPlace
-from memoire.pool.tables import Table, Tables
+from memoire.arguments import FOR_EVER, mapping, whole
+from memoire.errors import ParameterError, StateCorrupt, WrongType
+from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
+from memoire.replay.parameters import Parameters, Start
+from memoire.replay.sampling import Sampler
+from memoire.replay.schema import Schema
+from memoire.security.keys import Given
+from memoire.tables.base import DrawsAtRandom, TablePool
+from memoire.tables.episodes.memory import seed_of
+from memoire.tables.registry import PoolPlace, Storage
+from memoire.tables.table import Full, Table, Tables, checked, shared_out
 from memoire.wire import messages
-from memoire.wire.identity import table_number
+from memoire.wire.frames import DEFAULT_TABLE, table_number
+from memoire.wire.messages import MAX_INFERENCE
 
-from . import recovery
-from .announcements import Announcements
+from . import state as recovery
 from .dispatch import Dispatcher
-from .options import ServerOptions
+from .durability import Announcements
+
+MODEL_COPIES = 2
+"""How often a server may fill `model_bytes`: with models, and with those on their way to it."""
+MESSAGE_COPIES = 4
+"""How often it has `message_bytes` beside `held_bytes`: see `ServerState` and `Dispatcher`."""
+MIN_SEED, MAX_SEED = -(2**63), 2**64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """The keywords of `Server`, which says what they mean.
+
+    Raises:
+        ParameterError, WrongType: one is out of its range, missing, or does not go with another.
+    """
+
+    endpoint: str | None
+    schema: Schema | Mapping[str, Any] | None
+    tables: Mapping[str, Table] | None
+    sampler: Sampler | None
+    parameters: Parameters | None
+    multi_step: int | None
+    discount: float | Sequence[float] | None
+    frame_stack: int | None
+    start: Start | None
+    storage: Storage | None
+    full: Full | None
+    capacity: int
+    cache_limit: int
+    client_capacity: int
+    byte_limit: int | None
+    run: str | None
+    push_endpoint: str | None
+    pub_endpoint: str | None
+    name: str | None
+    seed: int | None
+    state_dir: str | Path | None
+    snapshot_caches: bool
+    snapshot_every: float | None
+    discard_mismatched: bool
+    context: Any
+    limits: Limits
+    clock: Callable[[], float]
+    keys: Given
+    inference: Sequence[str]
+    tune_process: bool
+    fields: Mapping[str, Any]
+    settings: Mapping[str, Table] = field(init=False)
+    """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
+    budgets: Mapping[str, int] = field(init=False)
+    """Bytes that each table may hold at first."""
+    reserved: Reservation = field(init=False)
+    """The memory of them all, and of models."""
+    _container: ClassVar[Container] = CONTAINER
+    """That in which it is reserved."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", self._settings())
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
+        if self.name is not None:
+            arguments.name("name", self.name)
+        self._check_snapshots()
+        self._check_inference()
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Reserve what the tables may hold, and share it out among them."""
+        own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
+        reserved = Reservation(self._container)
+
+        def hold(limits: Limits) -> Limits:
+            if self.byte_limit is None:
+                name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
+            else:
+                name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
+            budgets = shared_out(own, held)
+            reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
+            limits = replace(limits, held_bytes=held)
+            reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
+            object.__setattr__(self, "budgets", budgets)
+            return limits
+
+        limits = reserved.limits(self.limits, hold, message_bytes=MESSAGE_COPIES, model_bytes=MODEL_COPIES)
+        object.__setattr__(self, "reserved", reserved)
+        object.__setattr__(self, "limits", limits)
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether the server saves the content of its tables, to have it again after a restart."""
+        return self.snapshot_caches or self.snapshot_every is not None
+
+    def _settings(self) -> Mapping[str, Table]:
+        made: dict[str, Any] = {
+            "sampler": self.sampler,
+            "parameters": self.parameters,
+            "multi_step": self.multi_step,
+            "discount": self.discount,
+            "frame_stack": self.frame_stack,
+            "start": self.start,
+            "storage": self.storage,
+            "full": self.full,
+            "capacity": self.capacity or None,
+            "cache_limit": self.cache_limit or None,
+            "client_capacity": self.client_capacity or None,
+            **self.fields,
+        }
+        given = {name: value for name, value in made.items() if value is not None}
+        if self.tables is None:
+            if self.schema is None:
+                raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
+            return {DEFAULT_TABLE: Table(self.schema, **given)}
+        for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():
+            raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
+        return mapping("tables", self.tables)
+
+    def _check_inference(self) -> None:
+        if isinstance(self.inference, str) or len(self.inference) > MAX_INFERENCE:
+            raise ParameterError("inference", self.inference, f"a list of at most {MAX_INFERENCE} addresses")
+
+    def _check_snapshots(self) -> None:
+        every = self.snapshot_every
+        if self.saves_memory and self.state_dir is None:
+            name, value = ("snapshot_every", every) if every else ("snapshot_caches", self.snapshot_caches)
+            raise ParameterError(name, value, "left out without a state_dir to keep them in")
+        if every is not None and not 0.0 < every <= FOR_EVER:
+            raise ParameterError("snapshot_every", every, "seconds above 0, or None")
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Raise ParameterError unless this is a number of bytes, or None."""
+    if value is not None:
+        whole(name, value, 1)
+
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +214,7 @@ def open_store(
     folder: str | Path, name: str | None, default_name: str, limits: Limits, clock: Callable[[], float]
 ) -> StateStore:
     """The files of a server, opened and locked. Raises StateError."""
-    from memoire.storage.state_folder import Store  # needs SQLite, which a thin Python may lack
+    from memoire.disk.state_folder import Store  # needs SQLite, which a thin Python may lack
 
     return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 

@@ -6,24 +6,26 @@
 
 Without a state folder nothing is kept and nothing waits. Pure: the store's thread is elsewhere, and the dispatcher's
 lock is held.
+
+What subscribers are to be told: models that are new, and that clients should ask soon. Pure; from any thread.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from memoire.accounting.account import Account
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Runs, StateStore
-from memoire.accounting.unsaved_changes import RunFacts, SavedGroup, Ticket, UnsavedChanges
+from memoire.accounting.runs import RunFacts, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
-from memoire.pool.desk import Reply
-from memoire.pool.tables import OpenTable
-from memoire.prompts import messages as prompt_messages
+from memoire.tables.desk import Reply
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
@@ -201,3 +203,37 @@ class Committer:
         self._journal.saved()
         for run in runs:
             run.kept.saved()
+
+
+class Announcements:
+    """Filled by those who publish, emptied by the thread that tells subscribers."""
+
+    def __init__(self) -> None:
+        self._models: deque[Model] = deque()
+        self._has_news = False
+        self.wake: Callable[[], None] = lambda: None
+        """Has the thread that tells subscribers take its turn; set by that thread's owner."""
+
+    def __bool__(self) -> bool:
+        return self._has_news or bool(self._models)
+
+    def add_model(self, model: Model) -> None:
+        """A model is new: its topic's subscribers get it or fetch it."""
+        self._models.append(model)
+        self.wake()
+
+    def add_news(self) -> None:
+        """All clients should send an UPDATE soon."""
+        self._has_news = True
+        self.wake()
+
+    def next_model(self) -> Model | None:
+        """The oldest model that is not yet announced, which counts as announced by that; None if all are."""
+        return self._models.popleft() if self._models else None
+
+    def take_news(self) -> bool:
+        """Whether clients should ask; they count as told by that."""
+        if not self._has_news:
+            return False
+        self._has_news = False  # before they are told: what comes meanwhile is told again
+        return True

@@ -16,29 +16,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memoire.accounting.runs import StateStore
-from memoire.net import descriptors, link, sockets
+from memoire.net import link, sockets
+from memoire.net import process as descriptors
 from memoire.net.addresses import beside
 from memoire.net.admission import Admission
-from memoire.net.connection_watcher import ConnectionWatcher
-from memoire.net.context import Context
+from memoire.net.context import ConnectionWatcher, Context
 from memoire.net.curve_server import Gate
-from memoire.net.send_queues import SendQueues
+from memoire.net.poller import SendQueues
 from memoire.net.thread import END_TIMEOUT, Worker
-from memoire.security.keyfolder import Keys
+from memoire.security.keys import Keys
 from memoire.wire import messages
 
 from . import build
-from .announcements import Announcements
+from .build import ServerOptions
 from .dispatch import Dispatcher
-from .io_addresses import BoundAddresses
-from .io_intake import IntakeThreads
-from .io_lines import LineFile
-from .io_notices import Announcer
-from .io_requests import RequestThread
-from .io_restoring import Restorer
-from .io_snapshots import Archive
-from .io_worker_proxies import WorkerProxies
-from .options import ServerOptions
+from .durability import Announcements
+from .io_addresses import BoundAddresses, IntakeThreads, WorkerProxies
+from .io_requests import Announcer, LineFile, RequestThread
+from .io_snapshots import Archive, Restorer
 
 _log = logging.getLogger(__name__)
 

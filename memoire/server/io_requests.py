@@ -3,6 +3,17 @@
     ROUTER ──▶ Admission ──▶ Dispatcher ──▶ Committer: on disk? ──▶ Lanes: room? ──▶ ROUTER
 
 Its turn also tells subscribers, flushes the log file and lets silent accounts leave memory.
+
+The file that a server writes its clients' log lines to, if it was asked to.
+
+The PUB socket of a server: notices of models, repeated for those who have just subscribed, and news.
+
+publish ──▶ Announcements ──▶ notice, at once, with a small body
+subscription, or 5 s gone ──▶ Notices ──▶ the same again, without the body
+
+A server's state folder at work: replies that wait until what they say is on disk.
+
+Committer ── changes ──▶ writer's thread saves a group ──▶ requests' thread sends the replies that waited for it
 """
 
 from __future__ import annotations
@@ -11,28 +22,183 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import zmq
 
-from memoire.accounting.runs import StateStore
-from memoire.accounting.timings import Timings
+from memoire.accounting.figures import Timings
+from memoire.accounting.logbook import LogEntry, format_line
+from memoire.accounting.runs import StateStore, Ticket
+from memoire.disk.logs import LogFile
 from memoire.errors import Closed, ProtocolError
+from memoire.limits import Limits
+from memoire.models.model import Model, Notices, notice_of
 from memoire.net import sockets
 from memoire.net.admission import Admission
-from memoire.net.connection_watcher import ConnectionWatcher
-from memoire.net.context import Socket
-from memoire.net.send_queues import SendQueues
+from memoire.net.context import ConnectionWatcher, Socket
+from memoire.net.poller import SendQueues
 from memoire.net.thread import Worker
-from memoire.pool.desk import Reply
-from memoire.security.envelope import EnvelopedRequest
-from memoire.wire import types
-from memoire.wire.frames import Message, MessageHeader
+from memoire.security.roles import EnvelopedRequest
+from memoire.tables.desk import Reply
+from memoire.wire import messages, types
+from memoire.wire.frames import NEWS_FRAME, Message, MessageHeader, encode
 
 from .dispatch import Dispatcher
-from .durability import is_saved_first
-from .io_lines import LineFile
-from .io_notices import Announcer
-from .io_saving import ReplySaver
+from .durability import Announcements, is_saved_first
+
+LOG_FLUSH_INTERVAL = 1.0
+"""Seconds after which lines are in the log file at the latest."""
+
+
+class LineFile:
+    """Writes to a file the log lines that a server receives. There is no file before `open`. Any thread may call that.
+
+    Only the requests' thread writes and flushes.
+    """
+
+    def __init__(self) -> None:
+        self._file: LogFile | None = None
+        self._flush_at = float("inf")
+
+    @property
+    def path(self) -> str | None:
+        """Where lines go; None before `open`."""
+        return None if self._file is None else str(self._file.path)
+
+    def open(self, path: str | Path, mode: str) -> None:
+        """Write to this file from now on; the former one is closed. See `Server.set_logfile`."""
+        former, self._file = self._file, LogFile(path, mode)
+        if former is not None:
+            former.close()
+
+    def write(self, lines: Iterable[LogEntry]) -> None:
+        """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""
+        if self._file is not None:
+            self._file.write([format_line(entry.received, entry.line.label, entry.line.text) for entry in lines])
+            self._flush_at = min(self._flush_at, time.monotonic() + LOG_FLUSH_INTERVAL)
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return self._flush_at
+
+    def turn(self, now: float) -> None:
+        """Flush what was written long enough ago."""
+        if now >= self._flush_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all lines in the file."""
+        self._flush_at = float("inf")
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Announcer:
+    """Tells subscribers. Belongs to the requests' thread, but for `open`, which is called before that begins.
+
+    Args:
+        admits: Whether to mind a subscription that came in by a socket.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        announcements: Announcements,
+        limits: Limits,
+        admits: Callable[[Socket, zmq.Frame], bool],
+    ) -> None:
+        self._dispatcher, self._announcements, self._limits, self._admits = dispatcher, announcements, limits, admits
+        self._schedule = Notices(time.monotonic())
+        self._pub: Socket | None = None
+
+    def open(self, pub: Socket) -> None:
+        """Tell them by this socket from now on; without one nobody is told."""
+        self._pub = pub
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return time.monotonic() if self._announcements else self._schedule.next_time()
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Repeat what is due, and tell what is new."""
+        if self._pub is not None:
+            self._repeat(self._pub, self._pub in ready)
+        while (model := self._announcements.next_model()) is not None:
+            self._send(self._notice(model))
+        if self._announcements.take_news():
+            self._send([NEWS_FRAME, *encode(messages.News(epoch=self._dispatcher.epoch))])
+
+    def _repeat(self, pub: Socket, is_asked: bool) -> None:
+        """Tell those who have just subscribed what is newest: they miss nothing that was published while they were
+        connecting. Every few seconds tell everybody.
+        """
+        dispatcher, now = self._dispatcher, time.monotonic()
+        with dispatcher.lock:
+            if is_asked:
+                self._schedule.subscribed(sockets.subscribed(pub, self._admits), dispatcher.models, now)
+            for model in self._schedule.due(dispatcher.models, now):
+                self._send(self._notice(model, again=True))
+
+    def _notice(self, model: Model, *, again: bool = False) -> list[Any]:
+        dispatcher = self._dispatcher
+        return notice_of(
+            model, self._limits, home=dispatcher.home, epoch=dispatcher.epoch, run=dispatcher.run, again=again
+        )
+
+    def _send(self, frames: list[Any]) -> None:
+        if self._pub is not None:
+            sockets.send(self._pub, frames)
+
+
+class ReplySaver:
+    """Has replies that waited for the disk leave, and notices when the disk is lost.
+
+    Args:
+        store: The state folder; None if there is none, and then nothing waits.
+        worker: The requests' thread, which sends what waited.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, store: StateStore | None, worker: Worker) -> None:
+        self._dispatcher, self._store, self._worker = dispatcher, store, worker
+        self.lost: Exception | None = None
+        """Why nothing can be saved any more, ever; None while all is well. From then on nothing is acknowledged."""
+
+    def start(self) -> None:
+        """Begin to save."""
+        self._dispatcher.start_saving(self._deliver, self._lose)
+
+    def _deliver(self, tickets: list[Ticket]) -> None:
+        """Have the requests' thread send what waited for the disk."""
+        self._worker.post(functools.partial(self._hand_out, tickets))
+
+    def _hand_out(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            try:
+                ticket()
+            except Exception:
+                self._worker.errors += 1
+                _log.exception("%s: something that waited for the disk failed", self._dispatcher.name)
+
+    def _lose(self, error: Exception) -> None:
+        self.lost = error
+        _log.critical("%s: %s", self._dispatcher.name, error)
+        for table in self._dispatcher.tables:
+            table.pool.close()
+
+    def close(self, timeout: float) -> None:
+        """Save what is left, and let go of the folder."""
+        if self._store is not None and not self._store.close(timeout):
+            _log.warning(
+                "%s: not everything could be saved; clients that go on will say it again", self._dispatcher.name
+            )
+
 
 _log = logging.getLogger(__name__)
 

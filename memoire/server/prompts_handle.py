@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from memoire.errors import Closed, MemoireTimeout, Refused
-from memoire.pool.desk import Reply
-from memoire.pool.interface import AnswersPrompts
-from memoire.pool.tables import OpenTable
-from memoire.prompts.calls import PromptCalls
-from memoire.prompts.servers import PromptRequest
-from memoire.prompts.users import checked_rank
 from memoire.replay.schema import Schema
+from memoire.tables.base import AnswersPrompts
+from memoire.tables.desk import Reply
+from memoire.tables.prompts.calls import PromptCalls, checked_rank
+from memoire.tables.prompts.servers import PromptRequest
+from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader
 from memoire.wire.receivers import Receiver

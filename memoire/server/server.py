@@ -23,35 +23,32 @@ from memoire._core import Held
 from memoire.accounting.account import Totals
 from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import ServerAccounts
-from memoire.accounting.unsaved_changes import RunFacts
-from memoire.arguments import seconds, whole
-from memoire.clock import wall_clock
+from memoire.accounting.runs import RunFacts
+from memoire.arguments import checked_names, seconds, whole
+from memoire.disk.snapshots import RestoreCounts
 from memoire.errors import Closed
-from memoire.limits import Limits
+from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
 from memoire.net import process
 from memoire.net.addresses import beside, check
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool.kinds import Storage
-from memoire.pool.tables import TABLE_NAMES, Full, OpenTable, Table
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import NAMES, Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
-from memoire.security.keyfolder import Given, Keys
-from memoire.storage.restore import RestoreCounts
-from memoire.suggestions import checked_names
+from memoire.security.keys import Given, Keys
+from memoire.tables.registry import Storage
+from memoire.tables.table import TABLE_NAMES, Full, OpenTable, Table
 from memoire.wire import messages
 
+from .build import ServerOptions, check_bytes
 from .io import make_threads
 from .io_snapshots import Snapshot
-from .options import ServerOptions, check_bytes
 from .prompts_handle import LocalPrompts
-from .queries import Queries
-from .stats import ClientStats, ServerStats, figures_of
+from .stats import ClientStats, Queries, ServerStats, figures_of
 from .table_handle import TableHandle, mixed_batches
 
 _log = logging.getLogger(__name__)

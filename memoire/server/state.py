@@ -1,29 +1,122 @@
-"""What the handlers of one server share: what it is called, keeps and counts. Pure."""
+"""What the handlers of one server share: what it is called, keeps and counts. Pure.
+
+How much a client may have on the way, in bytes and in entries: its part of what all together may have. Pure.
+
+Who learns from a server, and what they say of themselves. Pure.
+
+Whose key each client id belongs to: nobody else may speak for it. Pure.
+
+What a server finds again of its former life: the run, models, and parameters unless others are given now. Pure.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import replace
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from sys import getsizeof
-from typing import Any
+from typing import Any, Final
 
-from memoire.accounting.folded_sums import SumsOnlyStore
+import msgspec
+
+from memoire.accounting.account import Account, SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
 from memoire.accounting.logbook import line_bytes
 from memoire.accounting.runs import Run, Runs, SavedState
-from memoire.errors import ProtocolError
-from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits
+from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
+from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
 from memoire.models.model import ModelStore
-from memoire.pool.tables import OpenTable, Tables
-from memoire.security.throttle import TokenBuckets
+from memoire.replay.parameters import Parameters
+from memoire.security.roles import IdOwners, TokenBuckets, check_owner
+from memoire.tables.table import OpenTable, Tables
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
-from memoire.wire.frames import MessageHeader
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import NO_CLIENT, MessageHeader, name_hash
+from memoire.wire.messages import Hello
 from memoire.wire.receivers import Page, Receivers
 
 from .durability import Committer
-from .learners import Learners
+
+MAX_LEARNERS = 64
+"""Learners that are known. Beyond, the one heard least recently is not shown until its next HELLO, and its replies are
+not compressed.
+"""
+SILENCE_TIMEOUT = 60.0
+"""Seconds after which a learner is no longer shown; it says HELLO every two."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStats:
+    """A reader, as a server knows it. Times are seconds since 1970."""
+
+    learner: str
+    """Its id in hex."""
+    table: str
+    """Name of the table that it draws from."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
+    host: str
+    pid: int
+    software: str
+    first_seen: float
+    last_seen: float
+    scalars: dict[str, float]
+    """What `Reader.scalars` set."""
+    figures: dict[str, float]
+    """What it counts by itself: batches, samples, waited, age_median, ..."""
+
+
+class Learners:
+    """The readers that said HELLO lately. Not thread-safe: the owner locks."""
+
+    def __init__(self) -> None:
+        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # who was heard last is last
+        self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
+
+    def met(self, learner: bytes, said: Hello, now: float, table: str = "") -> None:
+        """A reader of this table said HELLO.
+
+        Raises:
+            ProtocolError: a figure is not finite.
+        """
+        for name, value in (*said.scalars.items(), *said.figures.items()):
+            if not math.isfinite(value):
+                raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
+        known = self._learners.pop(learner, None)
+        self._learners[learner] = LearnerStats(
+            learner=learner.hex(),
+            table=table,
+            name=said.name,
+            host=said.host,
+            pid=said.pid,
+            software=said.software,
+            first_seen=now if known is None else known.first_seen,
+            last_seen=now,
+            scalars=dict(said.scalars),
+            figures=dict(said.figures),
+        )
+        self._codecs[learner] = frozenset(said.codecs)
+        while len(self._learners) > MAX_LEARNERS:
+            gone, _ = self._learners.popitem(last=False)
+            del self._codecs[gone]
+
+    def has(self, learner: bytes, codec: str) -> bool:
+        """Whether that learner said that it can undo a compression; not of one that is not known (any more)."""
+        return codec in self._codecs.get(learner, ())
+
+    def now(self, now: float) -> tuple[LearnerStats, ...]:
+        """Those that were heard within `SILENCE_TIMEOUT` seconds, the newest word last."""
+        return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
+
+
+def merged(learners: tuple[LearnerStats, ...], own: Mapping[str, float]) -> dict[str, float]:
+    """Scalars of all learners by name; of several with the same name whoever was heard last counts, and `own` first."""
+    found: dict[str, float] = {}
+    for learner in learners:
+        found |= learner.scalars
+    return found | dict(own)
+
 
 REPLY_PART = 4
 """A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
@@ -166,3 +259,195 @@ class ServerState:
             self.informed.discard(client)
             for table in self.tables:
                 table.limiter.left(client)
+
+
+STOCK_PART = 4
+"""A client may hold this part of its credit undrawn while learners draw."""
+UNDRAWN = "waits until more is drawn: enough of this client's samples are at its server, and none of them was drawn yet"
+"""Why a client may record no more where learners draw less than actors bring."""
+COUNT_INTERVAL = 1.0
+"""Seconds between two counts of the clients that are silent."""
+
+
+class Credits:
+    """Shares of the clients that may push: those that are neither gone nor silent for `limits.client_timeout`."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._limit = state.limits.credit
+        self._silent: Counter[int] = Counter()  # clients of each table that are silent for too long
+        self._counted_at = 0.0
+        self._counted_ledger: Ledger | None = None  # of which run
+
+    def limit(self, credit: int | None) -> None:
+        """Let each client have at most this many bytes on the way from now on; None leaves that as it is."""
+        self._limit = self._limit if credit is None else credit
+
+    def of(self, table: OpenTable, now: float) -> int:
+        """Bytes that each client of a table may have on the way: its limit, or if that is less its share of what the
+        table holds, or of what all together may have on the way.
+        """
+        sharers = self._sharers(now)
+        together = self._state.limits.on_way_bytes // max(1, sum(sharers.values()))
+        return max(1, min(self._limit, together, table.pool.byte_limit // max(1, sharers[table.number])))
+
+    def grant(self, table: OpenTable, client: bytes, inserted: int, now: float) -> tuple[int, str]:
+        """How many entries a client may have recorded before it has to ask again, and why not more.
+
+        Args:
+            inserted: That it has recorded by now.
+        """
+        granted, why = NO_LIMIT, ""
+        if table.limiter.is_active:
+            granted, why = table.limiter.grant(client, self._sharers(now)[table.number])
+        wanted = self._wanted(table, client, now)
+        if wanted is None or inserted + wanted >= granted:
+            return granted, why
+        return inserted + wanted, "" if wanted else UNDRAWN
+
+    def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
+        """Entries whose samples learners want of a client; None where they want all."""
+        ratio = table.parameters.samples_per_insert
+        if table.sums is None or not ratio:
+            return None
+        room = table.sums.room(client, self.of(table, now) // STOCK_PART)
+        return None if room is None else min(math.ceil(room / ratio), NO_LIMIT)
+
+    def _sharers(self, now: float) -> Counter[int]:
+        """Clients of each table that may push; those that are silent are counted once a second."""
+        ledger = self._state.ledger
+        is_fresh = self._counted_at <= now < self._counted_at + COUNT_INTERVAL
+        if ledger is not self._counted_ledger or not is_fresh:
+            self._counted_ledger, self._counted_at = ledger, now
+            since = now - self._state.limits.client_timeout
+            everybody = (*ledger, *ledger.guests)
+            silent = (each.table for each in everybody if each.last_seen < since and not each.report.leaving)
+            self._silent = Counter(silent)
+        return ledger.present - self._silent if self._silent else ledger.present
+
+
+class ClientOwners:
+    """Owners of client ids: accounts know theirs, and ids without an account are kept here."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._owners = IdOwners()
+
+    def check(self, client: bytes, principal: str, now: float) -> None:
+        """Bind a client id to the key that uses it first, for as long as the id is known here.
+
+        Args:
+            principal: Role and name of the key that a message came by; "" if it came by none.
+
+        Raises:
+            ProtocolError: it belongs to another key (code "owner"), or too many ids are known (code "busy").
+        """
+        if not principal or client == NO_CLIENT:
+            return
+        account = self._state.ledger.find(client)
+        if account is None:
+            self._owners.check(client, principal, now)
+        elif account.owner:
+            check_owner(client, account.owner, principal)
+        else:
+            account.owner = principal
+            self._state.committer.touch(self._state.run.name, account)
+
+    def move_to(self, account: Account) -> None:
+        """The client has an account now, which knows its owner from here on."""
+        account.owner = account.owner or self._owners.pop(account.client)
+
+
+DEFAULT_RUN = "default"
+"""Name of the run of a server that was never given one."""
+
+
+_LIVES: Final = "lives"
+
+
+def lives_of(past: SavedState) -> int:
+    """Return the number of former starts of a server in this folder."""
+    lives = past.settings().get(_LIVES, "0")
+    return int(lives) if lives.isdecimal() else 0
+
+
+class _FormerStart(msgspec.Struct, frozen=True):
+    """What a former life was given, and with what it ended."""
+
+    given: dict[str, Any]
+    now: dict[str, Any]
+    version: int
+    making: dict[str, Any] = {}
+    """Settings beside the parameters: `OpenTable.making`."""
+
+
+def run_to_count(past: SavedState | None, given: str | None, committer: Committer) -> str:
+    """The run that was counted last, unless another one is given now than was given then."""
+    if past is None:
+        return DEFAULT_RUN if given is None else given
+    counted = next((facts.name for facts in past.runs() if not facts.ended), None)
+    if given is None:
+        return counted or DEFAULT_RUN
+    if counted is not None and past.settings().get("run") == given:
+        return counted
+    committer.add_setting("run", given)
+    return given
+
+
+def recover(state: ServerState, past: SavedState) -> None:
+    """Take over models and parameters of the former life; what is new in this one is to be saved.
+
+    Raises:
+        ParameterError: what was saved for a table are no parameters, or none that fit it.
+    """
+    for model in past.models(state.run.name):
+        state.models.put(model)
+    state.models.go_on_from(past.versions())  # clients may hold a model of another run: versions never go back
+    settings = past.settings()
+    state.committer.add_setting(_LIVES, str(lives_of(past) + 1))
+    for table in state.tables:
+        _recover_parameters(table, settings.get(table.key))
+        save_parameters(table, state.committer)
+    state.report_models()
+    for facts in state.runs.facts():
+        state.committer.add_run(facts)
+
+
+def _recover_parameters(table: OpenTable, saved: str | None) -> None:
+    given = table.settings.parameters.to_wire()
+    chosen = _FormerStart(given, given, 1) if saved is None else _chosen(table.key, saved)
+    former = [Parameters.from_wire(fields) for fields in (chosen.given, chosen.now)]  # refuses unknown settings
+    if former[0] == table.settings.parameters:
+        table.take_parameters(former[1], chosen.version)
+    else:
+        table.take_parameters(table.parameters, chosen.version + 1)
+
+
+def save_parameters(table: OpenTable, committer: Committer) -> None:
+    """Have a table's parameters saved as they are now, beside those that it was given."""
+    if committer.is_durable:
+        given = table.settings.parameters.to_wire()
+        chosen = _FormerStart(given, table.parameters.to_wire(), table.parameters_version, table.making)
+        committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
+
+
+def check_making(table: OpenTable, past: SavedState, folder: str) -> None:
+    """Refuse what a table holds again, if that was made with other settings than the table has.
+
+    Raises:
+        SnapshotMismatch: names both values.
+    """
+    saved = past.settings().get(table.key)
+    making = {} if saved is None else _chosen(table.key, saved).making
+    for name, made in making.items():
+        if made != (mine := table.making.get(name)):
+            problem = f"holds table {table.name!r} of {name}={made!r}, where this server has {name}={mine!r}"
+            advice = f"Start it with {name}={made!r}, or give the server another state folder."
+            raise SnapshotMismatch(folder, problem, advice)
+
+
+def _chosen(key: str, saved: str) -> _FormerStart:
+    try:
+        return msgspec.json.decode(saved, type=_FormerStart)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error

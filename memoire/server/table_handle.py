@@ -9,24 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memoire._core import Held
-from memoire.arguments import seconds, whole
+from memoire.arguments import checked_names, seconds, whole
 from memoire.errors import Closed, NotEnoughSamples
-from memoire.pool.draw import MAX_BATCH
-from memoire.pool.freshness import FreshnessMonitor
-from memoire.pool.inspection import Distribution, InspectedSample
-from memoire.pool.interface import DrawsBatches, DrawsEpisodes, HandsOutOnce, ShowsSamples
-from memoire.pool.rollout_queue import Release, TakeRequest
-from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
-from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
-from memoire.replay.parameters import NAMES, Parameters
-from memoire.replay.prefetch import batches_until_over, drawn_ahead
+from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, drawn_ahead, sizes_of
+from memoire.replay.parameters import NAMES, Parameters, StrictAttributes
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
-from memoire.replay.strict_attributes import StrictAttributes
-from memoire.suggestions import checked_names
+from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, ShowsSamples
+from memoire.tables.draws import MAX_BATCH
+from memoire.tables.inspection import Distribution, FreshnessMonitor, InspectedSample
+from memoire.tables.rollouts.queue import Release, TakeRequest
+from memoire.tables.table import OpenTable
 
 from .dispatch import Dispatcher
 from .stats import TableStats, table_stats

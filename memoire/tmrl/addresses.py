@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import memoire.tmrl.config.config_constants as cfg
 from memoire.errors import ParameterError, WrongType
-from memoire.security.exposure import is_loopback
-from memoire.security.keyfolder import Keys
+from memoire.security.access import is_loopback
+from memoire.security.keys import Keys
 
 _log = logging.getLogger(__name__)
 

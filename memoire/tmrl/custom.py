@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from memoire.arguments import one_of
 from memoire.errors import NotInstalled, ParameterError
-from memoire.suggestions import one_of
 
 with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
     import torch
 
-    from memoire.rl.actor_critic import flat_tensor
+    from memoire.rl.networks import flat_tensor
     from memoire.rl.sac import SAC, GaussianPolicy, mlp, numbers_of
 
     from .memory import GenericMemory

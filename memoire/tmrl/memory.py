@@ -17,12 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from memoire.errors import DataError, NotInstalled, ParameterError
-from memoire.rl.batches import on_device
 from memoire.rl.codec import Codec
 from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.memory import GenericMemory as Rings
 from memoire.rl.sample_journal import KeptBuffer
-from memoire.rl.trees import assembled, leaves_of, structure_of
+from memoire.rl.trees import assembled, leaves_of, on_device, structure_of
 
 from .memory_dataloading import MemoryDataloading
 

@@ -23,19 +23,27 @@ import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
 from memoire.client.client import Client
 from memoire.errors import DataError, ParameterError
-from memoire.rl.agent_state import SETTINGS, form_of, readable, restore, state_of, warn_of_told
 from memoire.rl.crc import Marks
 from memoire.rl.envelope import TABLE, Sample
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
-from memoire.rl.recording import Packets
-from memoire.rl.resuming import checked_resume, put_aside
 from memoire.rl.sample_journal import SampleJournal
 from memoire.rl.sample_server import sample_server
 from memoire.rl.synchronous import run_synchronous, step_seconds
-from memoire.rl.trainer import Trainer as NativeTrainer
-from memoire.rl.training import Experience, RoundStats, Training, TrainingState
-from memoire.rl.worker import RolloutWorker as NativeWorker
-from memoire.security.keyfolder import Keys
+from memoire.rl.trainer.recording import Packets
+from memoire.rl.trainer.saving import (
+    SETTINGS,
+    checked_resume,
+    form_of,
+    put_aside,
+    readable,
+    restore,
+    state_of,
+    warn_of_told,
+)
+from memoire.rl.trainer.trainer import Trainer as NativeTrainer
+from memoire.rl.trainer.training import Experience, RoundStats, Training, TrainingState
+from memoire.rl.trainer.worker import RolloutWorker as NativeWorker
+from memoire.security.keys import Keys
 
 from .addresses import check_paths, port_of, urls_of
 

@@ -28,11 +28,10 @@ from memoire.net.addresses import check
 from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context, shared_context
 from memoire.net.thread import Node, Worker, close_at_exit
-from memoire.pool import keyed
-from memoire.security.keyfolder import Given, Keys
+from memoire.security.keys import Given, Keys
+from memoire.tables.keyed import messages as keyed
 from memoire.wire import _bytes, messages
-from memoire.wire.frames import Answer, Message
-from memoire.wire.refusals import PASSING
+from memoire.wire.frames import PASSING, Answer, Message
 
 from . import values
 from .metadata import BatchMeta

@@ -24,13 +24,13 @@ from typing import Any, Final
 from tensordict import TensorDict
 
 from memoire._core import Held
+from memoire.disk import record_file as checked_file
+from memoire.disk.files import lock_folder
+from memoire.disk.record_file import CheckedFile, FileKind, Record
 from memoire.errors import DataError, ParameterError
-from memoire.pool import keyed
-from memoire.replay.replacement import Fault, no_fault, remove_abandoned_in, replace_file, sync
+from memoire.replay.files import Fault, no_fault, remove_abandoned_in, replace_file, sync
 from memoire.server.server import Server
-from memoire.storage import checked_file
-from memoire.storage.checked_file import CheckedFile, FileKind, Record
-from memoire.storage.folder_lock import lock_folder
+from memoire.tables.keyed import messages as keyed
 from memoire.wire import _bytes
 
 from . import values

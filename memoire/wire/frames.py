@@ -2,22 +2,66 @@
 
 Frame 0 is a header of 96 bytes and a msgpack tail, frame 1 the payload where a message has one; docs/wire.md has the
 layout bit by bit, `tests/vectors/` holds an example of every message. No socket, clock or file is touched here.
+
+HELLO as the side that says it sees it: when the next one is due, and what its answer is. Pure: time is passed in.
+
+HELLO ──▶ open ──▶ WELCOME, or an error ──▶ HELLO again when it is due
+
+What names become on the wire: runs and homes, tables, topics, and the client that is nobody.
+
+Why a message is refused: the codes of REFUSED, and which of them end by themselves.
 """
 
+from __future__ import annotations
+
+import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from memoire import errors
 from memoire import limits as _limits
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
-from . import _bytes, former, types
-from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
+from . import _bytes, former, messages, types
 from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refused, Update
 from .types import ALWAYS, NEVER, TYPES, Type
+
+NO_CLIENT: Final = bytes(16)
+
+
+def name_hash(name: str) -> int:
+    """What headers say for a run or a home: the first 8 bytes of BLAKE2b of its name, never 0 (0: not assigned)."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+DEFAULT_TABLE: Final = "default"
+"""Name of the table of a server that has one and was told no name."""
+ROUNDTRIP: Final = "memoire:roundtrip"
+"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
+there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
+
+
+def table_number(name: str) -> int:
+    """What headers say for a table: 0 for `DEFAULT_TABLE`, else 4 bytes of BLAKE2b of its name, never 0. All servers of
+    a cluster agree on it, whatever the order of their tables.
+    """
+    if name == DEFAULT_TABLE:
+        return 0
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") or 1
+
+
+NEWS_FRAME: Final = b"\x00"
+"""Subscription and first frame of NEWS: no topic has it, since a topic has at least one character before its zero."""
+
+
+def topic_frame(topic: str) -> bytes:
+    """The subscription and first frame of a topic; the zero byte keeps "a" from matching "ab"."""
+    return topic.encode() + b"\x00"
+
 
 MAGIC: Final = b"MEMR"
 HEADER_BYTES: Final = _limits.HEADER_BYTES
@@ -303,3 +347,109 @@ def _decode(kind: Type, tail: memoryview) -> Body:
         return decoder.decode(tail)
     except _UNDECODED as problem:
         raise ProtocolError("tail", f"{kind.name}: {problem}") from None
+
+
+class HelloSchedule:
+    """When the next HELLO to one address is due: one at a time."""
+
+    def __init__(self, due: float = 0.0) -> None:
+        self.is_open = False
+        """Whether one is on its way that has no answer yet."""
+        self.due = due
+        """When the next one is due, unless one is open then; infinity: not by itself."""
+
+    def next_time(self) -> float:
+        """When `is_due` becomes true by itself."""
+        return float("inf") if self.is_open else self.due
+
+    def is_due(self, now: float) -> bool:
+        """Whether one is to be sent now."""
+        return now >= self.next_time()
+
+    def begin(self, due: float = float("inf")) -> None:
+        """One is sent, and the next one is due then."""
+        self.is_open, self.due = True, due
+
+    def answered(self) -> None:
+        """It has its answer, or the error that ends it."""
+        self.is_open = False
+
+    def hurry(self) -> None:
+        """Something may have changed: the next one is due at once, or as soon as the one that is open has ended."""
+        self.due = 0.0
+
+
+class HelloAnswer(NamedTuple):
+    """The answer to a HELLO that was taken."""
+
+    header: MessageHeader
+    told: messages.Welcome
+
+
+def welcome_of(answer: Answer, endpoint: str) -> HelloAnswer:
+    """What a HELLO was answered.
+
+    Args:
+        endpoint: Of whoever answered, for errors.
+
+    Raises:
+        MemoireError: it was refused, or not answered, or by something else than WELCOME.
+    """
+    if isinstance(answer, MemoireError):
+        raise answer
+    if not isinstance(answer.body, messages.Welcome):
+        raise errors.Refused(endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
+    return HelloAnswer(answer.header, answer.body)
+
+
+CODES: Final = {
+    "frames": "not one or two frames, or a payload that this type of message must or must not have",
+    "short": "frame 0 is shorter than its header and tail",
+    "long": "frame 0 is longer than its header and tail",
+    "magic": "not a memoire message",
+    "version": "another version of the protocol",
+    "checksum": "header or tail changed on the way",
+    "type": "a type of message this version does not have",
+    "flags": "flags this version does not have",
+    "tail": "a tail that is not this type's msgpack map",
+    "size": "a payload of another size than the header says",
+    "payload": "payload changed on the way",
+    "too_large": "larger than this node, or the client that asks, allows",
+    "topic": "topic frame and notice disagree",
+    "unexpected": "a type of message that does not belong on this channel",
+    "schema": "made for another schema",
+    "table": "a table that this node does not have",
+    "run": "made for another run",
+    "container": "a payload whose head, table or blocks are not as docs/wire.md says",
+    "index": "an index, count or step outside of what it points into",
+    "value": "a weight, total or discount that is not finite or not in its range",
+    "codec": "a compression that this node does not have, or compressed bytes that are damaged",
+    "client": "a client id that this node does not know, or that may not be used here",
+    "owner": "in the name of a client id that belongs to another key",
+    "role": "sent by the key of a role that may not send this",
+    "denied": "sent to a proxy that no server lets in",
+    "revoked": "sent by a key that is not authorized any more",
+    "passport": "passed on by a proxy that does not say for whom, or says it without being one",
+    "parameters": "parameters that do not fit the schema",
+    "busy": "too much is waiting already",
+    "full": "no room among what stays here until it is cleared, such as keyed rows",
+    "disk": "this node's state folder cannot be written, and nothing is acknowledged; the text says why and what to do",
+    "closed": "this node is closing",
+    "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
+    "cancelled": "for a job that is not wanted any more, or that somebody else has",
+    "session": "from a trainer whose place another one has taken, or that has not said where it goes on",
+    "missing": "asked for something that is not stored here (any more)",
+}
+"""Every refusal code and what it says; a refusal's text adds which value and what was expected."""
+PASSING: Final = ("busy", "closed", "denied", "disk")
+"""Codes of refusals that end by themselves: what was asked is asked again."""
+TOO_LARGE: Final = ("too_large", "tail")
+"""Codes of refusals for a size: the same request would be refused again. "tail" is that of a list beyond its bound."""
+FOR_INFERENCE: Final = frozenset({types.INFER, types.WORK, types.RESULT})
+"""What only inference nodes and agents answer: nobody passes it on."""
+
+
+def no_inference(kind: Type) -> ProtocolError:
+    """Why a server or proxy refuses one of these."""
+    text = f"{kind.name} was sent to a server or proxy. Ask the address of the inference node or agent itself"
+    return ProtocolError("unexpected", text)

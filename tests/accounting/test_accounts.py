@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memoire.accounting import merge
 from memoire.accounting.account import Account
 from memoire.accounting.ledger import Ledger
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import ACCOUNT
 

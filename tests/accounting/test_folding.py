@@ -15,13 +15,12 @@ from fake_store import Disk, MemoryStore
 from memoire.accounting.merge import merge, totals_of
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import encode, name_hash, parse
 from memoire.wire.rows import ACCOUNT
 from netkit import SCHEMA
 

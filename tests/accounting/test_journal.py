@@ -2,7 +2,7 @@
 
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook
-from memoire.accounting.unsaved_changes import MAX_WAITING, RunFacts, UnsavedChanges
+from memoire.accounting.runs import MAX_WAITING, RunFacts, UnsavedChanges
 from memoire.models.model import make
 from memoire.wire import messages
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.accounting.kept_accounts import MemoryAccounts
 from memoire.accounting.ledger import Ledger
+from memoire.accounting.packing import MemoryAccounts
 from memoire.errors import ProtocolError
-from memoire.security.throttle import TokenBuckets
+from memoire.security.roles import TokenBuckets
 from memoire.wire.messages import TEST, TRAIN, Ended, Line, Update
 from memoire.wire.rows import MAX_RETURN
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.accounting.logbook import Logbook, escape, format_line
-from memoire.client.line_outbox import LineOutbox
+from memoire.client.counts import LineOutbox
 from memoire.wire.messages import Line
 
 ALICE, BOB = b"a" * 16, b"b" * 16

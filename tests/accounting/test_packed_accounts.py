@@ -8,13 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.accounting.account import FEEDBACK_OUTCOMES, Account, FeedbackCounts, counts_of
-from memoire.accounting.folded_sums import FoldedSums
-from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
+from memoire.accounting.account import FEEDBACK_OUTCOMES, Account, FeedbackCounts, FoldedSums, counts_of
 from memoire.accounting.merge import GONE, key_of, merge, row_of, rows_of
-from memoire.accounting.packing import AccountPacker, NumberedTexts
+from memoire.accounting.packing import AccountPacker, MemoryAccounts, NumberedTexts, StoredAccounts
 from memoire.wire import _bytes
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.messages import Update
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 

@@ -26,7 +26,7 @@ from chartkit import (
 )
 from memoire.cli import main
 from memoire.nodes.roles import schema_of
-from memoire.security.permissions import ROLES
+from memoire.security.roles import ROLES
 
 GIVEN = ("security.keys=mine", "security.tokens=mine-tokens")
 HOOK = "pre-install,pre-upgrade,pre-rollback"

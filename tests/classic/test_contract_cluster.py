@@ -19,8 +19,9 @@ from memoire.classic.fields import FLAGS
 from memoire.classic.memory import PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
 from memoire.limits import Limits
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire import messages as wire
-from memoire.wire import pack, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.parts import Part
 

@@ -15,14 +15,14 @@ import urllib.parse
 import pytest
 
 from memoire.cli import in_cluster, main
-from memoire.cli.api_server import ApiServer, Secret, ServiceAccount
+from memoire.cli.in_cluster import ApiServer, Secret, ServiceAccount
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
-from memoire.security import keypairs, provision
-from memoire.security.key_writer import ADMITTED, cluster_files, public_keys, secret_files, write_new
-from memoire.security.keyfolder import Keys
-from memoire.security.keypairs import read_blocks
-from memoire.security.permissions import ROLES
-from memoire.security.tokens import Tokens
+from memoire.security import keys as keypairs
+from memoire.security import provision
+from memoire.security.access import Tokens
+from memoire.security.keys import Keys, read_blocks
+from memoire.security.provision import ADMITTED, cluster_files, public_keys, secret_files, write_new
+from memoire.security.roles import ROLES
 
 NAMES = {*(f"k-{role}" for role in ROLES), "t"}
 """Of everything that is made here."""

@@ -12,7 +12,7 @@ import memoire
 from memoire.cli import main, plan
 from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
-from memoire.wire import pack
+from memoire.wire import containers as pack
 from memoire.wire.parts import ContainerKind
 from memories import with_episode
 

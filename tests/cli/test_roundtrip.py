@@ -12,9 +12,9 @@ from memoire.accounting.account import Totals
 from memoire.cli import doctor
 from memoire.errors import ParameterError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
-from memoire.wire.identity import ROUNDTRIP
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
+from memoire.wire.frames import ROUNDTRIP
 from netkit import DEADLINE, until
 
 pytestmark = pytest.mark.slow

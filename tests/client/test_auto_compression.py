@@ -6,7 +6,7 @@ import pytest
 import memoire
 from memoire.client.client import Client
 from memoire.limits import Limits
-from memoire.wire.compression_choice import TRIAL
+from memoire.wire.compression import TRIAL
 from netkit import DEADLINE, until
 from tcpkit import CutWay, place
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.client.home_watch import AWAY_TIMEOUT, HomeWatch
+from memoire.client.session import AWAY_TIMEOUT, HomeWatch
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -7,11 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire._core import at_once
-from memoire.client.counts import RunCounts
-from memoire.client.insert_grant import MIN_PAUSE, InsertGrant
-from memoire.client.line_outbox import LineOutbox
-from memoire.client.push_window import PushWindow
-from memoire.client.schedule import UpdateSchedule
+from memoire.client.counts import MIN_PAUSE, InsertGrant, LineOutbox, PushWindow, RunCounts
+from memoire.client.session import UpdateSchedule
 from memoire.limits import NO_LIMIT
 
 pytestmark = pytest.mark.usefixtures("without_io")

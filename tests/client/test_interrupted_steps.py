@@ -12,10 +12,10 @@ import pytest
 
 from clientkit import CLIENT, reply
 from interrupts import Call, check_whole
-from memoire.client.io_client_lock import ClientLock
 from memoire.client.local_memory import LocalMemory
 from memoire.client.pushes import Pusher
 from memoire.client.session import Session
+from memoire.client.waiting import ClientLock
 from memoire.errors import MemoireError
 from memoire.limits import Limits
 from memoire.replay.columns import Column

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.client.line_outbox import LineOutbox, cut
+from memoire.client.counts import LineOutbox, cut
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

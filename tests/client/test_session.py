@@ -8,17 +8,13 @@ import pytest
 
 from clientkit import CLIENT, reply
 from memoire._core import at_once
-from memoire.client.home_watch import AWAY_TIMEOUT
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
-from memoire.client.schedule import HEARTBEAT_INTERVAL, PRESSED_INTERVAL
-from memoire.client.session import MOVE_INTERVAL, Session
+from memoire.client.session import AWAY_TIMEOUT, HEARTBEAT_INTERVAL, MOVE_INTERVAL, PRESSED_INTERVAL, Session
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.frames import update_of
-from memoire.wire.identity import name_hash
-from memoire.wire.refusals import PASSING
+from memoire.wire.frames import PASSING, name_hash, update_of
 from netkit import SCHEMA, WIDE
 
 pytestmark = pytest.mark.usefixtures("without_io")

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from clientkit import CLIENT, reply
-from memoire.client import former_clients
-from memoire.client.former_clients import RETRY_INTERVAL, FinalCounts, LateRequest, ReportPart, UnreportedClient
+from memoire.client import reports as former_clients
+from memoire.client.reports import RETRY_INTERVAL, FinalCounts, LateRequest, ReportPart, UnreportedClient
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
-from memoire.wire.frames import tail_of
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash, tail_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -6,13 +6,12 @@ import re
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.client import former_clients
-from memoire.client.former_clients import ReportPart
+from memoire.client import reports as former_clients
+from memoire.client.reports import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
 from memoire.wire import messages
-from memoire.wire.frames import tail_of
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash, tail_of
 from netkit import QUICK, record, until
 
 pytestmark = pytest.mark.slow

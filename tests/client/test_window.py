@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire._core import at_once
 from memoire.accounting.account import Account
-from memoire.client.push_window import MAX_HOMES, AccountWindows, PushWindow
+from memoire.client.counts import MAX_HOMES, AccountWindows, PushWindow
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

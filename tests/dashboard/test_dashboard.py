@@ -25,7 +25,7 @@ from memoire.cli.doctor import WELL, examine
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Tokens, WrongTokens
+from memoire.security.access import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Tokens, WrongTokens
 from netkit import DEADLINE, SCHEMA, record, until
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,10 @@ from starlette.datastructures import Headers
 
 from boardkit import account, one
 from memoire.dashboard.collect import nodes, verdict
-from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList
+from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList, KeptRun
 from memoire.dashboard.collect.cluster import FULL, Cluster, until
+from memoire.dashboard.collect.counters import WINDOW
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.ledgers import KeptRun
-from memoire.dashboard.collect.rates import WINDOW
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import _write, tail
 from memoire.dashboard.terminal.top import _section
@@ -24,7 +23,7 @@ from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
 from memoire.loggers import _bytes, _varint
-from memoire.net.resolver import NameResolver
+from memoire.net.addresses import NameResolver
 
 
 @pytest.mark.parametrize(

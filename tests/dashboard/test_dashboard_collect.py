@@ -4,18 +4,25 @@ import numpy as np
 import pytest
 
 from memoire.accounting.account import Totals
-from memoire.accounting.timings import BOUNDS
-from memoire.dashboard.collect.actors import ActorList
+from memoire.accounting.figures import BOUNDS
+from memoire.dashboard.collect.actors import MAX_RUNS, ActorList, KeptRun, RunLedgers
 from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
 from memoire.dashboard.collect.cluster import FORECAST_INTERVAL, FULL, Cluster, Forecasts, until
-from memoire.dashboard.collect.counters import Counters, quantile
-from memoire.dashboard.collect.learners import embedded, learners_of, waited
-from memoire.dashboard.collect.ledgers import MAX_RUNS, KeptRun, RunLedgers
-from memoire.dashboard.collect.node_state import NOT_ASKED, NodeAnswer, NodeState
+from memoire.dashboard.collect.counters import (
+    LONG_WINDOW,
+    NOT_ASKED,
+    WINDOW,
+    Counters,
+    NodeAnswer,
+    NodeState,
+    embedded,
+    learners_of,
+    quantile,
+    waited,
+)
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
-from memoire.dashboard.collect.rates import LONG_WINDOW, WINDOW
 from memoire.dashboard.settings import Settings
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 
 A = "http://a:1"

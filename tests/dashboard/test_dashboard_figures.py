@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from memoire.accounting.timings import BOUNDS
+from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.node_state import NodeAnswer
+from memoire.dashboard.collect.counters import NodeAnswer
 from memoire.dashboard.settings import Settings
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 
 A, B = "http://a:1", "http://b:1"

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from boardkit import account, one
 from memoire import loggers
-from memoire.accounting.timings import BOUNDS
-from memoire.dashboard.collect import distributions, logs
+from memoire.accounting.figures import BOUNDS
+from memoire.dashboard.collect import nodes as distributions
+from memoire.dashboard.collect import nodes as logs
+from memoire.dashboard.collect.actors import KeptRun
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster, until
-from memoire.dashboard.collect.counters import CounterSums, quantile
+from memoire.dashboard.collect.counters import CounterSums, RateWindow, quantile
 from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, History
-from memoire.dashboard.collect.ledgers import KeptRun
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
-from memoire.dashboard.collect.rates import RateWindow
 from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.web import event_stream
+from memoire.dashboard.web import stream as event_stream
 from memoire.errors import HistoryError, ParameterError
-from memoire.net.resolver import NameResolver
+from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
 from namekit import Book
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memoire.dashboard.collect.actors import QUANTILES, RECENT_EPISODES, RECENT_SECONDS, RecentReturns
 from memoire.dashboard.collect.answers import EpisodeRow
 from memoire.dashboard.collect.cluster import EventWatcher
+from memoire.dashboard.collect.counters import NodeAnswer, NodeState
 from memoire.dashboard.collect.history import stretches_away
-from memoire.dashboard.collect.node_state import NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import reachable
 
 A = "http://a:1"

@@ -3,10 +3,10 @@
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.security.tokens import Tokens
+from memoire.security.access import Tokens
 from poolkit import Clock
 
-gate = pytest.importorskip("memoire.dashboard.web.logins", reason="starlette is not installed")
+gate = pytest.importorskip("memoire.dashboard.web.access", reason="starlette is not installed")
 Headers = pytest.importorskip("starlette.datastructures").Headers
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

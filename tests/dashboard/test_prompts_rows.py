@@ -1,6 +1,6 @@
 """Tables of prompts as the dashboard sees them, over all servers that answer."""
 
-from memoire.dashboard.collect.node_state import NodeState
+from memoire.dashboard.collect.counters import NodeState
 from memoire.dashboard.collect.overview import STATES, prompts_of
 
 

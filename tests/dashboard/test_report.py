@@ -13,7 +13,7 @@ import pytest
 from history.ports import block
 from memoire import loggers
 from memoire.cli import main
-from memoire.dashboard.terminal import report
+from memoire.dashboard.terminal import log_tail as report
 from memoire.errors import EndpointError, NotInstalled, ParameterError
 from memoire.nodes.http import NodePages
 from netkit import Cluster, record

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boardkit import one
-from memoire.dashboard.collect import run_file
+from memoire.dashboard.collect import opened as run_file
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.history import LEVELS, MAX_EVENTS, History
 from memoire.dashboard.collect.opened import OpenedRun

@@ -27,7 +27,7 @@ from memoire.dashboard.collect.verdict import Verdict
 from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
-from memoire.pool import kinds
+from memoire.tables import registry as kinds
 from netkit import Cluster, record, until
 
 TOKEN = "a-token-that-nobody-knows"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from memoire.dashboard.collect.actors import OUTDATED_AFTER, NewestModels
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.node_state import NodeAnswer
+from memoire.dashboard.collect.counters import NodeAnswer
 from memoire.dashboard.collect.verdict import CODES, InferenceSigns, TableFigure, TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 
 WELL = VerdictInputs(

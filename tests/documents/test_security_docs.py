@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memoire.cli.main import parser
-from memoire.security import permissions
+from memoire.security import roles as permissions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

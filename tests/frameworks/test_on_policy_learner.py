@@ -15,9 +15,9 @@ from torch.distributions import Categorical
 
 from history.ports import held
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, StateLocked
-from memoire.nodes.gym_environments import make_envs
+from memoire.nodes.tables_file import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
-from memoire.rl.checkpoint import Checkpoints, arrays_of
+from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of
 
 pytestmark = pytest.mark.torch
 
@@ -62,7 +62,7 @@ def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
 CHILD = """
 import sys
 sys.modules["torch"] = None  # any import of it fails
-from memoire.nodes.gym_environments import make_envs
+from memoire.nodes.tables_file import make_envs
 from memoire.rl import Collector
 with Collector(sys.argv[1], [make_envs(sys.argv[2], 2) for _ in range(2)], seed=1) as collector:
     print(collector.run())

@@ -8,10 +8,9 @@ import memoire.torch
 from memoire.errors import ParameterError
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
-from memoire.rl.actor_critic import ActorCritic
-from memoire.rl.moments import Moments
-from memoire.rl.policies import MlpPolicy
-from memoire.rl.ppo import PPO
+from memoire.rl.networks import ActorCritic
+from memoire.rl.onpolicy.ppo import PPO
+from memoire.rl.policies import MlpPolicy, Moments
 
 pytestmark = pytest.mark.torch
 OBS = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)

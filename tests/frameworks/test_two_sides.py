@@ -18,7 +18,6 @@ from test_ppo import net_of, rollouts_of
 
 from memoire import Buffer, Schema, Server, Table, Uniform, connect
 from memoire.errors import DataError, EntryError, ParameterError, WrongModel
-from memoire.pool.tables import TABLE_NAMES
 from memoire.rl import (
     PPO,
     SAC,
@@ -40,10 +39,11 @@ from memoire.rl import (
     replay,
     weights,
 )
-from memoire.rl.agent_state import form_of, load_agent, save_agent
-from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
+from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of, made_as
 from memoire.rl.pipeline import seed_process
 from memoire.rl.sac import TwinCritic
+from memoire.rl.trainer.saving import form_of, load_agent, save_agent
+from memoire.tables.table import TABLE_NAMES
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server as SampleServer

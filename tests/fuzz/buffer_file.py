@@ -15,8 +15,7 @@ import numpy as np
 import memoire
 from fuzz.choices import FLOATS, INTEGERS, Choices
 from memoire.errors import DataError, MemoireError, ParameterError, SchemaError
-from memoire.replay.dataset_format import ABOUT, STATE
-from memoire.replay.memory_state import ARRAYS
+from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 
 REACHED = {"taken", "DataError"}
 ODD: tuple[Any, ...] = (None, True, False, "", "a", [], {}, [0], [[]], 0.5, -0.5, 1e308, float("nan"), 10**400)

@@ -10,17 +10,19 @@ import numpy as np
 import make_vectors
 from memoire.errors import EmptyMemory, NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.draw import PooledBatch, finish, plan
-from memoire.pool.episodes import EpisodePool
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages, pack, row_container, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import PooledBatch, finish, plan
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire import messages, row_container
 from memoire.wire.compression import codecs
+from memoire.wire.frames import CODES
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
-from memoire.wire.refusals import CODES
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
 REACHED = {"cache", "drawn", "episode", "feedback", "rows", "container", "value", "index", "parameters", "schema"}

@@ -14,18 +14,17 @@ from memoire.accounting.logbook import format_line
 from memoire.accounting.merge import merge
 from memoire.errors import NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import _bytes, messages, pack
-from memoire.wire.frames import encode, parse
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.table import Table, Tables
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire.frames import CODES, NO_CLIENT, encode, name_hash, parse, table_number
 from memoire.wire.frames import reply as encode_reply
-from memoire.wire.identity import NO_CLIENT, name_hash, table_number
-from memoire.wire.refusals import CODES
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
 
 REACHED = {"both"}

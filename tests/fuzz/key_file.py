@@ -7,9 +7,9 @@ import base64
 import re
 
 from memoire.errors import ProtocolError
-from memoire.security import permissions
-from memoire.security.keypairs import make, read_blocks
-from memoire.security.permissions import Peer, passport, read_passport
+from memoire.security import roles as permissions
+from memoire.security.keys import make, read_blocks
+from memoire.security.roles import Peer, passport, read_passport
 
 REACHED = {"keys", "no key", "passport", "no passport"}
 WORDS = (

@@ -4,7 +4,7 @@ import unicodedata
 from string import ascii_lowercase, ascii_uppercase
 
 from memoire.accounting.logbook import LineFilter, LogEntry, escape, format_line
-from memoire.client.line_outbox import LineOutbox, cut
+from memoire.client.counts import LineOutbox, cut
 from memoire.wire.messages import Line
 
 REACHED = {"taken"}

@@ -12,17 +12,16 @@ import numpy as np
 from fuzz.choices import Choices
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool import keyed
-from memoire.pool.prompts import PromptPool
-from memoire.pool.tables import Table, Tables
-from memoire.prompts import messages as prompt_messages
-from memoire.prompts.figures import counts_of
-from memoire.prompts.rows import PromptState
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.prompts.pool import PromptPool
+from memoire.tables.prompts.rows import PromptState
+from memoire.tables.prompts.table import counts_of
+from memoire.tables.table import Table, Tables
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
+from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.frames import reply as encode_reply
-from memoire.wire.identity import table_number
 
 REACHED = {"both"}
 LIMITS = Limits(message_bytes=1 << 16, request_bytes=1 << 15)

@@ -14,17 +14,18 @@ import numpy as np
 
 import make_vectors
 from memoire.accounting.merge import merge
+from memoire.disk import snapshot_file
+from memoire.disk import snapshots as snapshot
+from memoire.disk.snapshots import restore
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool import episode_records
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.snapshot import CacheRecord, ClientRecord
-from memoire.pool.tables import OpenTable, Table
 from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
-from memoire.storage import snapshot, snapshot_file
-from memoire.storage.restore import restore
+from memoire.tables.caches.inspection import CacheRecord, ClientRecord
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes import saving as episode_records
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.table import OpenTable, Table
 from memoire.wire import _bytes
 from memoire.wire.rows import ACCOUNT
 

@@ -9,15 +9,15 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from memoire.disk import database, records
+from memoire.disk.database import SUMS, RowsChecksum
+from memoire.disk.state_folder import Store
 from memoire.errors import ParameterError, StateError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.storage import database, records
-from memoire.storage.seal import SUMS, RowsChecksum
-from memoire.storage.state_folder import Store
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
 from mutations import quiet
 from netkit import SCHEMA
 from statekit import CLIENTS, contents, keeper_of_all

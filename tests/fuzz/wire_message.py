@@ -10,9 +10,8 @@ from pathlib import Path
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import _bytes
-from memoire.wire.frames import HEADER_BYTES, encode, parse, parse_notice, refusal
+from memoire.wire.frames import CODES, HEADER_BYTES, encode, parse, parse_notice, refusal
 from memoire.wire.messages import Refused
-from memoire.wire.refusals import CODES
 
 REACHED = {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"}
 LIMITS = Limits(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)

@@ -104,7 +104,7 @@ def lost_lines() -> None:
 @planted("caches: ", stops=0)
 def doubled_caches() -> None:
     """Proxies send each cache twice."""
-    from memoire.net.send_queues import SendQueue
+    from memoire.net.poller import SendQueue
 
     put = SendQueue.put
 
@@ -148,7 +148,7 @@ def late_answers() -> None:
 @planted("models: ", stops=0)
 def older_models() -> None:
     """Clients take an older model in place of a newer one, now and then."""
-    from memoire.client.models import ModelHandle
+    from memoire.client.waiting import ModelHandle
 
     newest, kept = ModelHandle.newest, {}
 
@@ -165,7 +165,7 @@ def older_models() -> None:
 @planted("rollouts: ", storage="rollouts", stops=0)
 def doubled_rollouts() -> None:
     """Servers hand some fragments out twice."""
-    from memoire.pool.rollout_queue import RolloutQueue
+    from memoire.tables.rollouts.queue import RolloutQueue
 
     give = RolloutQueue.give
 
@@ -181,7 +181,7 @@ def doubled_rollouts() -> None:
 @planted("rollouts: ", storage="rollouts", seconds=6.0, stops=6)
 def forgotten_replies() -> None:
     """Servers that are asked a second time for rollouts hand out the next ones: those of the first answer are lost."""
-    from memoire.server.once import GivenReplies
+    from memoire.server.dispatch import GivenReplies
 
     GivenReplies.find = lambda self, header, now: None  # type: ignore[method-assign]
     GivenReplies.keep = lambda self, header, reply: None  # type: ignore[method-assign]
@@ -218,7 +218,7 @@ def slow_disk() -> None:
 @planted("log: ", **{**KILLED, "kills": 3, "seconds": 4.0, "spared": ("proxy", "actor"), "actors": 1})
 def early_replies() -> None:
     """Servers answer before what they answer for is on disk, and the disk is slow."""
-    from memoire.accounting.unsaved_changes import UnsavedChanges
+    from memoire.accounting.runs import UnsavedChanges
 
     def at_once(self: Any, key: Any, ticket: Callable[[], None]) -> None:
         ticket()
@@ -230,8 +230,8 @@ def early_replies() -> None:
 @planted("copies: ", **KILLED)
 def forgotten_accounts() -> None:
     """Servers that start again do not read what they had counted."""
-    from memoire.accounting.folded_sums import FoldedSums
-    from memoire.accounting.kept_accounts import StoredAccounts
+    from memoire.accounting.account import FoldedSums
+    from memoire.accounting.packing import StoredAccounts
 
     StoredAccounts.find = lambda self, client: None  # type: ignore[method-assign]
     StoredAccounts.sums = lambda self: FoldedSums()  # type: ignore[method-assign]
@@ -240,7 +240,7 @@ def forgotten_accounts() -> None:
 @planted("log: ", **KILLED)
 def forgotten_numbers() -> None:
     """Servers that start again do not read which lines they have."""
-    from memoire.accounting.kept_accounts import StoredAccounts
+    from memoire.accounting.packing import StoredAccounts
 
     find = StoredAccounts.find
 

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from memoire.accounting.logbook import LineFilter, format_line
+from memoire.disk.state_folder import Store
 from memoire.errors import ChildDied
-from memoire.nodes.child import Child
-from memoire.nodes.launcher import Launcher
+from memoire.nodes.launcher import Child, Launcher
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.storage.state_folder import Store
 from statekit import own_accounts
 
 from . import checks, network, ports, record

@@ -10,7 +10,7 @@ import memoire
 from memoire.errors import MemoireTimeout, Refused
 from memoire.inference.io_policy import Exchange
 from memoire.limits import Limits
-from memoire.replay.row_schema import row_schema_from
+from memoire.replay.schema import row_schema_from
 from memoire.wire import _bytes, messages, types
 from memoire.wire.frames import encode, parse
 from memoire.wire.row_container import pack_rows, unpack_rows
@@ -103,7 +103,7 @@ def test_a_tail_that_is_no_msgpack_or_too_long_is_left_to_others(exchange):
     payload = answer()[2]
     for tail in (b"", b"\xc1", b"\x81", bytes(2), b"\xc4\xff" + bytes(255)):
         facts = (0, CLIENT, 0, 0, 7, outputs.fingerprint, payload, None, tail)
-        head = _bytes.write_header(b"MEMR", messages.VERSION, types.INFERRED, *facts)
+        head = _bytes.write_header(b"MEMR", messages.VERSION, types.INFERRED.number, *facts)
         is_plain = tail[:1] == b"\xc4"
         assert (exchange.outputs([b"", head, payload], 7) is not None) == is_plain
         if is_plain:

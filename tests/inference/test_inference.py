@@ -13,7 +13,7 @@ import memoire
 from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.replay.columns import Column
-from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import RowSchema
 
 INPUTS = {"obs": (np.float32, (2,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}

@@ -9,9 +9,9 @@ import zmq
 import memoire
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.net import sockets
-from memoire.replay.row_schema import RowSchema
-from memoire.security.key_writer import write_cluster
-from memoire.security.keyfolder import Keys
+from memoire.replay.schema import RowSchema
+from memoire.security.keys import Keys
+from memoire.security.provision import write_cluster
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.row_container import exact_rows, pack_rows

@@ -10,13 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bytekit import FRAMES, KINDS
 from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
-from memoire.inference.io_jobs import MAX_WORKERS, JobService
-from memoire.inference.jobs import RECONNECT_TIMEOUT, Jobs
+from memoire.inference.jobs import MAX_WORKERS, RECONNECT_TIMEOUT, Jobs, JobService
 from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import encode, parse
-from memoire.wire.unpack import unpacked_bytes
 
 LEASE = 10.0
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))

@@ -15,16 +15,19 @@ from memoire import ReplayMemoryServer
 from memoire.cli import doctor
 from memoire.client.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
-from memoire.net import curve_server, descriptors, monitor, sockets
+from memoire.net import context as monitor
+from memoire.net import curve_server, sockets
+from memoire.net import process as descriptors
 from memoire.net.link import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.security import key_writer, keypairs, permissions
-from memoire.security.keyfolder import Keys
+from memoire.security import keys as keypairs
+from memoire.security import provision as key_writer
+from memoire.security import roles as permissions
+from memoire.security.keys import Keys
 from memoire.server.server import Server
 from memoire.wire import messages, types
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import encode, name_hash, parse
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 

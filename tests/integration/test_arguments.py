@@ -21,7 +21,7 @@ from classic_help import templates
 from memoire.arguments import FOR_EVER, seconds
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
-from memoire.client import former_clients
+from memoire.client import reports as former_clients
 from memoire.client.client import Client, connect
 from memoire.dashboard.collect.history import History
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
@@ -29,25 +29,26 @@ from memoire.inference.node import Inference
 from memoire.limits import Limits
 from memoire.loggers import JsonLines, TensorBoard
 from memoire.nodes.launch import Options
-from memoire.nodes.local_cluster import Nodes
-from memoire.nodes.output import ProcessOutput
+from memoire.nodes.launcher import ProcessOutput
+from memoire.nodes.local import Nodes
 from memoire.nodes.roles import ServersFile
-from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
-from memoire.reader.prompts import Prompts
+from memoire.reader.calls import Prompts
 from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
-from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import RowSchema
 from memoire.rl import weights
 from memoire.rl.memory import GenericMemory
-from memoire.rl.modelfiles import ModelFiles
 from memoire.rl.sample_journal import SampleJournal
-from memoire.security import key_writer, keypairs
-from memoire.security.keyfolder import Keys
-from memoire.security.tokens import Tokens
+from memoire.rl.trainer.saving import ModelFiles
+from memoire.security import keys as keypairs
+from memoire.security import provision as key_writer
+from memoire.security.access import Tokens
+from memoire.security.keys import Keys
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
+from memoire.tables.table import Table
 from memoire.wire import messages
 from netkit import SCHEMA, Cluster, in_thread, record, until
 

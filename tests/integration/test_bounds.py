@@ -9,15 +9,16 @@ import zmq
 
 from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
-from memoire.client.line_outbox import LINE_OVERHEAD, LineOutbox
+from memoire.client.counts import LINE_OVERHEAD, LineOutbox
+from memoire.disk import files as disk_errors
+from memoire.disk import records
 from memoire.errors import ProtocolError, WrongType
-from memoire.models import fetcher
-from memoire.net import descriptors
-from memoire.net.send_queues import SendQueue
-from memoire.pool import episode_records
-from memoire.pool.caches import Pool
+from memoire.models import fetching as fetcher
+from memoire.net import process as descriptors
+from memoire.net.poller import SendQueue
 from memoire.replay.batch import ID, td_errors_for
-from memoire.storage import disk_errors, records
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes import saving as episode_records
 from memoire.wire import messages
 from netkit import FakeSystem
 from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name

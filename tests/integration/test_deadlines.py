@@ -22,7 +22,7 @@ from history.ports import address
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
 from memoire.client.client import Client, connect
-from memoire.client.models import ModelHandle, Receiver
+from memoire.client.waiting import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 from memoire.inference.node import Inference
 from memoire.inference.observer import Observer
@@ -31,7 +31,7 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
-from memoire.rl.observers import Agent
+from memoire.rl.observers.observers import Agent
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.wire import messages

@@ -13,8 +13,7 @@ from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
 from memoire.wire import _bytes, messages
-from memoire.wire.frames import encode, parse, parse_notice
-from memoire.wire.identity import NEWS_FRAME, name_hash
+from memoire.wire.frames import NEWS_FRAME, encode, name_hash, parse, parse_notice
 from netkit import DEADLINE, QUICK, record, until
 
 

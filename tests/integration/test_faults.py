@@ -7,7 +7,8 @@ import time
 import zmq
 
 from memoire.client.client import Client
-from memoire.net import descriptors, sockets
+from memoire.net import process as descriptors
+from memoire.net import sockets
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, QUICK, record, until

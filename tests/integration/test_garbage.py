@@ -16,9 +16,7 @@ import zmq
 
 from memoire.net.sockets import connect
 from memoire.wire import messages as wire
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES, encode, name_hash, parse
 from netkit import SCHEMA, record, until
 from rawpeer import GREETING, ready
 from wirekit import MESSAGES

@@ -8,8 +8,8 @@ import pytest
 
 import memoire
 from memoire import errors
-from memoire.pool.tables import TABLE_NAMES
 from memoire.replay.writers import WriterRegistry
+from memoire.tables.table import TABLE_NAMES
 
 FACES = (memoire.Buffer, memoire.Server, memoire.Table)
 OF_ONE = {

@@ -21,7 +21,7 @@ from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.memory import ReplayMemory
 from memoire.classic.server import ReplayMemoryServer
 from memoire.client.counts import MAX_ENDED
-from memoire.client.models import ModelHandle, Receiver
+from memoire.client.waiting import ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
 from memoire.net.context import _context_lock
@@ -324,10 +324,10 @@ def test_a_drop_is_warned_of_with_what_to_look_at(cluster, caplog):
     server = cluster.server()
     client = cluster.client(server, limits=Limits(log_buffer_bytes=1000, log_timeout=0.0))
     server.close()
-    with caplog.at_level(logging.WARNING, "memoire.client.log_lines"):
+    with caplog.at_level(logging.WARNING, "memoire.client.waiting"):
         while client.log("x" * 100):
             pass
-    (record,) = (record for record in caplog.records if record.name == "memoire.client.log_lines")
+    (record,) = (record for record in caplog.records if record.name == "memoire.client.waiting")
     assert server.name in record.getMessage() and "1 lines" in record.getMessage()
     assert client.stats().waiting_line_bytes <= 1000
 

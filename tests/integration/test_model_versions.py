@@ -98,11 +98,11 @@ DOORS = {
     ],
 }
 INNER = {  # given by the doors above, or the figures of what was drawn
-    "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.models.HandedModels.stamp",
-    "memoire.replay.entry_conversion.version_of", "memoire.replay.memory.Memory.checked_version",
+    "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.waiting.HandedModels.stamp",
+    "memoire.replay.conversion.version_of", "memoire.replay.memory.Memory.checked_version",
     "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
-    "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.pack.pack_episode",
-    "memoire.pool.freshness.FreshnessMonitor.took",
+    "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.containers.pack_episode",
+    "memoire.tables.inspection.FreshnessMonitor.took",
 }  # fmt: skip
 SHOWN = re.compile(r"\.dashboard\.|\.EpisodeStore\.|\.__init__$")  # rows and records of what there is; a protocol
 
@@ -134,19 +134,19 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
 
 
 VERSIONS_OF_PROMPTS = {
-    "memoire.prompts.answering.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
-    "memoire.prompts.answering.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
-    "memoire.prompts.answering.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
-    "memoire.prompts.answering.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
-    "memoire.prompts.giving.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
-    "memoire.prompts.training.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
-    "memoire.prompts.training.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
+    "memoire.tables.prompts.calls.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
+    "memoire.tables.prompts.calls.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
+    "memoire.tables.prompts.calls.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
+    "memoire.tables.prompts.calls.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
+    "memoire.tables.prompts.calls.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
+    "memoire.tables.prompts.calls.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
+    "memoire.tables.prompts.calls.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
 }
 OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():
-    users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
+    users = re.compile(r"memoire\.tables\.prompts\.\w+\.\w+Calls\.")
     found = {
         name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters
     }

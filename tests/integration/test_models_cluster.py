@@ -13,8 +13,7 @@ from history.ports import block
 from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
 from memoire.wire import messages
-from memoire.wire.frames import parse_notice
-from memoire.wire.identity import topic_frame
+from memoire.wire.frames import parse_notice, topic_frame
 from netkit import DEADLINE, QUICK, in_thread, intercept, until
 
 NAMES = ["anna", "bert"]

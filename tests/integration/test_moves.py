@@ -13,11 +13,10 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.cli.drain import clients_here, drain, drain_above
 from memoire.cli.watch import lines_of_totals
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
-from memoire.net.resolver import NameResolver
+from memoire.net.addresses import NameResolver
 from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
-from memoire.wire.frames import parse
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash, parse
 from memoire.wire.rows import ACCOUNT
 from netkit import QUICK, in_thread, intercept, record, until
 

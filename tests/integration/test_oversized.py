@@ -17,7 +17,7 @@ from memoire.net.channel import Channel
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from netkit import WIDE, record, until
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
+from memoire.tables.table import Table
 from netkit import QUICK, SCHEMA, in_thread, pool_in, until
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from kubekit import KEYS, TOKENS, memoire, run, until
 
-from memoire.security import key_writer, keyfolder, permissions
+from memoire.security import keys as keyfolder
+from memoire.security import provision as key_writer
+from memoire.security import roles as permissions
 
 REACH = """
 import concurrent.futures, json, socket, sys

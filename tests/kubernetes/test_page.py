@@ -21,7 +21,7 @@ import pytest
 from accesskit import CLIENT, Visitor
 from kubekit import ROOT, Release, run, until
 
-from memoire.security.permissions import ROLES
+from memoire.security.roles import ROLES
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(590)]
 BLOCK = re.compile(r"^```sh( \w+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

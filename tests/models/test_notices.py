@@ -1,10 +1,8 @@
 """A notice is said once with its body, and again without it: to who has joined, together, and to all every few seconds."""
 
 from memoire.limits import Limits
-from memoire.models.model import ModelStore
-from memoire.models.notices import GATHER_INTERVAL, REPEAT_INTERVAL, Notices, newest_of, notice_of
-from memoire.wire.frames import parse_notice
-from memoire.wire.identity import topic_frame
+from memoire.models.model import GATHER_INTERVAL, REPEAT_INTERVAL, ModelStore, Notices, newest_of, notice_of
+from memoire.wire.frames import parse_notice, topic_frame
 
 
 def store():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.limits import Limits
-from memoire.models import fetcher
+from memoire.models import fetching as fetcher
 from memoire.models.model import ModelStore
 from topickit import LIMITS, following
 

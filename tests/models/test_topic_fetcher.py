@@ -7,11 +7,11 @@ import pytest
 
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.models import fetcher, received
-from memoire.models.fetcher import ChunkRequest, CompleteModel, TopicFetcher
+from memoire.models import fetching as fetcher
+from memoire.models import topics as received
+from memoire.models.fetching import ChunkRequest, CompleteModel, TopicFetcher
 from memoire.models.model import MAX_TOPICS, chunk_of, make
-from memoire.models.received import ReceivedModels
-from memoire.models.topics import UNHEARD_TIMEOUT, SubscriptionWatch
+from memoire.models.topics import UNHEARD_TIMEOUT, ReceivedModels, SubscriptionWatch
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, reply
 

@@ -9,7 +9,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.curve_server import Gate
-from memoire.security.permissions import OPEN, PASSPORT_MAGIC, Peer, passport
+from memoire.security.roles import OPEN, PASSPORT_MAGIC, Peer, passport
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, parse
 

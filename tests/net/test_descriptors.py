@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire.net import descriptors
+from memoire.net import process as descriptors
 from netkit import DEADLINE, SCHEMA, FakeSystem, until
 from rawpeer import GREETING, ready
 
@@ -32,7 +32,7 @@ def in_child(code, **options):
 
 def test_a_process_may_open_as_many_as_the_system_lets_it():
     code = (
-        "import json, resource; from memoire.net import descriptors as d;"
+        "import json, resource; from memoire.net import process as d;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 345));"
         "print(json.dumps([d.limit(), d.raise_limit(), d.limit()]))"
     )
@@ -102,7 +102,7 @@ CROWDED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from memoire import Server
-from memoire.net import descriptors
+from memoire.net import process as descriptors
 from memoire.limits import Limits
 from memoire.replay.schema import Schema
 descriptors.POLL_INTERVAL = 0.1

@@ -6,13 +6,13 @@ import pytest
 import zmq
 
 from memoire.limits import Limits
-from memoire.models import model, notices
+from memoire.models import model
+from memoire.models import model as notices
+from memoire.models.io import NOTICES_PER_TURN, Feed
 from memoire.net import sockets
-from memoire.net.feed import NOTICES_PER_TURN, Feed
 from memoire.net.poller import Poller
 from memoire.wire import messages
-from memoire.wire.frames import encode
-from memoire.wire.identity import NEWS_FRAME, topic_frame
+from memoire.wire.frames import NEWS_FRAME, encode, topic_frame
 from netkit import KeepingContext, until
 
 LIMITS = Limits()

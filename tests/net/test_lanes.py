@@ -8,7 +8,7 @@ import zmq
 from history.ports import held
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.net.send_queues import SendQueue, SendQueues
+from memoire.net.poller import SendQueue, SendQueues
 from memoire.nodes import metrics
 from memoire.proxy.proxy import Proxy
 from memoire.server.server import Server

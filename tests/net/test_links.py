@@ -15,9 +15,9 @@ from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.net import link as links
 from memoire.net import sockets
+from memoire.net.addresses import NameResolver
 from memoire.net.channel import LARGE_PAYLOAD, Channel
 from memoire.net.poller import Poller
-from memoire.net.resolver import NameResolver
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, peek

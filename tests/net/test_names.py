@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from memoire.net import resolver
-from memoire.net.resolver import NameResolver
+from memoire.net import addresses as resolver
+from memoire.net.addresses import NameResolver
 from namekit import Book
 from netkit import DEADLINE, until
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from memoire.errors import Closed, Refused
-from memoire.net.node_monitor import NodeLock
+from memoire.net.thread import NodeLock
 
 DEADLINE = 60.0
 

@@ -21,7 +21,7 @@ def report():  # runs after memoire has closed its nodes
 atexit.register(report)
 import memoire
 from memoire import _core
-from memoire.net import descriptors
+from memoire.net import process as descriptors
 
 kept, guarded, soft = [], False, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _core.keep_freed_memory = lambda: kept.append(True)

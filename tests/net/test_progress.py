@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from memoire.net.progress import RUNNABLE_TIMEOUT, SLOW_TIMEOUT, STUCK_TIMEOUT, ProgressMonitor, waited_for_cores
+from memoire.net.thread import RUNNABLE_TIMEOUT, SLOW_TIMEOUT, STUCK_TIMEOUT, ProgressMonitor, waited_for_cores
 
 
 class Machine:
@@ -99,7 +99,7 @@ def test_a_process_that_shares_its_core_waits_for_it():
     """Two threads of C on one core: each is ready to run while the other one has the core."""
     code = """
 import hashlib, os, threading, time
-from memoire.net.progress import waited_for_cores
+from memoire.net.thread import waited_for_cores
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 before, until = waited_for_cores(), time.monotonic() + 1.0
 def work():

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from memoire.net.sender import Sender
+from memoire.net.poller import Sender
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

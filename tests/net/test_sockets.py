@@ -11,7 +11,8 @@ import pytest
 import zmq
 
 from memoire.errors import EndpointError, ParameterError
-from memoire.net import addresses, resolver, sockets
+from memoire.net import addresses, sockets
+from memoire.net import addresses as resolver
 from memoire.net.context import shared_context, use_io_threads
 from memoire.net.poller import Poller
 from netkit import DEADLINE, KeepingContext

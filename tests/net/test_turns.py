@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from memoire.net.turns import TURN_INTERVAL, LentWorker
+from memoire.inference.io_asking import TURN_INTERVAL, LentWorker
 
 PATIENCE = 20.0
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from memoire.errors import ParameterError
 from memoire.nodes import roles, tables_file
-from memoire.nodes.sizes import NotASize, size
+from memoire.nodes.settings import NotASize, size
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import pytest
 
 from memoire.cli import doctor
 from memoire.errors import ParameterError
-from memoire.nodes import local_cluster
-from memoire.nodes.child import Child
+from memoire.nodes import local as local_cluster
 from memoire.nodes.http import REQUEST_TIMEOUT, NodePages
-from memoire.nodes.launcher import Launcher
+from memoire.nodes.launcher import Child, Launcher
 from memoire.nodes.pages import Page
 from memoire.nodes.supervision import LINE, LauncherLine, _inherited_line
 from memoire.rl.demo import actor, demo

@@ -6,7 +6,7 @@ import pytest
 
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.launch import Options, free_ports, program, seed_of
-from memoire.nodes.local_cluster import Nodes
+from memoire.nodes.local import Nodes
 
 
 @pytest.fixture

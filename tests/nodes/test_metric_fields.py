@@ -7,11 +7,11 @@ import typing
 
 import pytest
 
-from memoire.accounting.timings import BOUNDS, Timing
+from memoire.accounting.figures import BOUNDS, Timing
 from memoire.client.stats import ClientStats
-from memoire.inference.stats import InferenceStats
+from memoire.inference.batching import InferenceStats
 from memoire.proxy.proxy import ProxyStats
-from memoire.reader.stats import ReaderStats
+from memoire.reader.reader import ReaderStats
 from memoire.server.stats import ServerStats
 
 metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")

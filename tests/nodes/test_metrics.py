@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.accounting.timings import BOUNDS, Timings
+from memoire.accounting.figures import BOUNDS, Timings
 from memoire.nodes.http import NodePages
-from memoire.pool.freshness import FreshnessMonitor
 from memoire.replay.batch import GatheredSamples
-from memoire.server.reported import recent, spread
+from memoire.server.stats import recent, spread
+from memoire.tables.inspection import FreshnessMonitor
 from memoire.wire.messages import TEST, Ended
 from netkit import SCHEMA, record, until
 

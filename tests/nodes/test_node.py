@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 import memoire
 from memoire.accounting.merge import totals_of
 from memoire.errors import EndpointError, InsecureWarning
-from memoire.net.progress import ProgressMonitor
+from memoire.net.thread import ProgressMonitor
 from memoire.nodes import http as node
 from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
-from memoire.security.key_writer import write_cluster
-from memoire.security.tokens import MAX_WRONG_TOKENS, Tokens, WrongTokens
+from memoire.security.access import MAX_WRONG_TOKENS, Tokens, WrongTokens
+from memoire.security.provision import write_cluster
 from memoire.server.stats import ServerStats
 from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from memoire.errors import ChildDied, JobFailed, ParameterError, Refused
-from memoire.nodes import output, settings
-from memoire.nodes.child import LONGEST_LINE, Child
-from memoire.nodes.output import ProcessOutput
+from memoire.nodes import launcher as output
+from memoire.nodes import settings
+from memoire.nodes.launcher import LONGEST_LINE, Child, ProcessOutput
 from memoire.nodes.roles import ServersFile, schema_of
 from memoire.nodes.tables_file import read_tables
 from memoire.replay.schema import Schema
-from memoire.security.tokens import read_tokens
+from memoire.security.access import read_tokens
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from memoire.cli import main
 from memoire.errors import ParameterError
 from memoire.nodes import roles, settings
 from memoire.nodes.roles import read_parameters, read_table, schema_of
-from memoire.pool.tables import Table
+from memoire.tables.table import Table
 from netkit import SCHEMA
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from memoire.nodes.signals import SignalWatch
+from memoire.nodes.supervision import SignalWatch
 
 
 def test_the_first_signal_is_kept_and_wakes_whoever_waits():

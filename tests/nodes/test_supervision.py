@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.nodes.restarts import MAX_FAILED_STARTS, MAX_PAUSE, MIN_PAUSE, MIN_UPTIME, Restarts
+from memoire.nodes.launcher import MAX_FAILED_STARTS, MAX_PAUSE, MIN_PAUSE, MIN_UPTIME, Restarts
 
 
 def worked(seconds: float = 0.0) -> Restarts:

@@ -9,7 +9,7 @@ import pytest
 
 from memoire.errors import ParameterError
 from memoire.nodes.tables_file import read_tables
-from memoire.pool.tables import Table
+from memoire.tables.table import Table
 from netkit import SCHEMA
 
 PROMPTS = {

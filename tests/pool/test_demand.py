@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from memoire.pool.caches import Pool
-from memoire.pool.demand import DRAWING_TIMEOUT, SHORTAGE_TIMEOUT, STOCK_TIME, Demand
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.caches.queues import DRAWING_TIMEOUT, SHORTAGE_TIMEOUT, STOCK_TIME, Demand
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.rows import CLIENT_COUNTS
 from readerkit import PARAMETERS, READER, SCHEMA
 

@@ -7,17 +7,22 @@ import numpy as np
 import pytest
 
 from memoire.errors import EmptyMemory, ParameterError, ProtocolError, UsedUp
-from memoire.pool.episode_checks import CheckedEpisode
-from memoire.pool.episode_draw import ANY_NUMBER, drawn_for, sampled, sums_of, why_nothing
-from memoire.pool.episode_inspection import copied, distribution_of
-from memoire.pool.episode_memory import ENTRY_OVERHEAD, MAX_DEFAULT_ENTRIES, ByteRoom, EpisodeMemory, NamedMemory
-from memoire.pool.readers import MAX_DRAWN
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import unpack
+from memoire.tables.caches.queues import MAX_DRAWN
+from memoire.tables.episodes.draw import ANY_NUMBER, copied, distribution_of, drawn_for, sampled, sums_of, why_nothing
+from memoire.tables.episodes.memory import (
+    ENTRY_OVERHEAD,
+    MAX_DEFAULT_ENTRIES,
+    ByteRoom,
+    CheckedEpisode,
+    EpisodeMemory,
+    NamedMemory,
+)
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import CLIENT_COUNTS

@@ -20,18 +20,20 @@ from memoire.errors import (
     WrongType,
 )
 from memoire.limits import Limits
-from memoire.pool.draw import finish, plan
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.columns import Column
-from memoire.replay.engine_setup import ENTRY_OVERHEAD
+from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, messages, pack, unpack
+from memoire.tables.caches.queues import MAX_DRAWN
+from memoire.tables.draws import finish, plan
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire.containers import pack_episode
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import pack_episode
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 from netkit import in_thread, until

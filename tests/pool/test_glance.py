@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.inspection import PER_TEN, Histogram
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.inspection import PER_TEN, Histogram
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
-from memoire.pool.keyed_store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
+from memoire.tables.keyed.store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
 from memoire.wire.byte_budget import ByteBudget
 
 LIMIT = 1 << 20

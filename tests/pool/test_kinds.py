@@ -7,14 +7,13 @@ import pytest
 
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import BATCH_STORAGES, STORAGES, Limits
-from memoire.pool import interface, kinds
-from memoire.pool.tables import OpenTable, Table
+from memoire.tables import base as interface
+from memoire.tables import registry as kinds
+from memoire.tables.table import OpenTable, Table
 
-CAPABILITIES = [
-    each
-    for _, each in inspect.getmembers(interface, inspect.isclass)
-    if each.__module__ == interface.__name__ and each is not interface.TablePool
-]
+CAPABILITIES = {
+    base for kind in kinds.KINDS.values() for each in kind.offers for base in each.__mro__ if inspect.isabstract(base)
+}
 COLUMNS = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 
 

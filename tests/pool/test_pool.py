@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 import containers
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
-from memoire.pool import _draw
-from memoire.pool.caches import Pool
-from memoire.pool.draw import finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import _bytes, _container, unpack
+from memoire.tables.caches import _draw
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import finish, plan
+from memoire.wire import _bytes, _container
+from memoire.wire import containers as unpack
+from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import ContainerHead
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
 from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name, pool_of

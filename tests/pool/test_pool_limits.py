@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import NotEnoughSamples
-from memoire.pool.caches import Pool
-from memoire.pool.draw import finish, plan
-from memoire.wire import unpack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import finish, plan
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 from poolkit import PLAIN, SCHEMA, Clock, held, name

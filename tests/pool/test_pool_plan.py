@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import NotEnoughSamples
-from memoire.pool import _draw
-from memoire.pool.caches import Pool
-from memoire.pool.draw import finish, plan
-from memoire.pool.episodes import EpisodePool
 from memoire.replay.parameters import Parameters
-from memoire.wire import unpack
+from memoire.tables.caches import _draw
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import finish, plan
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.queues import CacheQueues
 from memoire.replay.parameters import Parameters
+from memoire.tables.caches.queues import CacheQueues
 from poolkit import PLAIN, SCHEMA, cache_of, name
 
 REUSE = PLAIN.replace(reuse_cache=True)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool import readers
-from memoire.pool.queues import CacheQueues
-from memoire.pool.readers import MAX_READERS, Readers
 from memoire.replay.parameters import Parameters
+from memoire.tables.caches import queues as readers
+from memoire.tables.caches.queues import MAX_READERS, CacheQueues, Readers
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import PLAIN, SCHEMA, cache_of, name
 

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from memoire.errors import Closed
-from memoire.pool.pool_lock import PoolLock
-from memoire.pool.presence import EXPIRY_INTERVAL, Presence
+from memoire.tables.base import EXPIRY_INTERVAL, PoolLock, Presence
 
 
 def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> None:

@@ -2,9 +2,9 @@
 
 import math
 
-from memoire.pool.queues import CacheQueues
-from memoire.pool.snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient
-from memoire.wire import unpack
+from memoire.tables.caches.inspection import CacheRestore, CacheWalk, KeptCache, KeptClient
+from memoire.tables.caches.queues import CacheQueues
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from poolkit import PLAIN, SCHEMA, cache_of, name
 

@@ -12,17 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from interrupts import everywhere
 from memoire._core import at_once
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
-from memoire.pool.rollout_queue import TakeRequest
-from memoire.pool.rollouts import RolloutPool
-from memoire.pool.tables import Table
 from memoire.replay.columns import Column
 from memoire.replay.episode_store import Changes
+from memoire.replay.limiter import SharedLimiter
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
-from memoire.replay.shared_limiter import SharedLimiter
+from memoire.tables.rollouts.pool import RolloutPool
+from memoire.tables.rollouts.queue import TakeRequest
+from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
-from memoire.wire.pack import pack_episode
+from memoire.wire.containers import pack_episode
 from netkit import in_thread
 
 SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})

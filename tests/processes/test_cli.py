@@ -23,7 +23,8 @@ import netkit
 from history import ports
 from memoire.cli import doctor, main
 from memoire.errors import InsecureWarning, ParameterError, SchemaError
-from memoire.nodes import local_cluster, roles
+from memoire.nodes import local as local_cluster
+from memoire.nodes import roles
 from memoire.wire import messages
 from memoire.wire.frames import Message, parse, reply
 
@@ -314,7 +315,7 @@ def test_the_clock_of_another_machine_is_compared() -> None:
 
 
 def roles_clock() -> float:
-    from memoire.clock import wall_clock
+    from memoire.limits import wall_clock
 
     return wall_clock()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memoire.nodes import local_cluster
-from memoire.nodes.child import ONE_THREAD
+from memoire.nodes import local as local_cluster
+from memoire.nodes.launcher import ONE_THREAD
 
 # ------------------------------------------------------------------------------------------------- without a network
 

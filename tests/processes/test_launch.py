@@ -18,9 +18,7 @@ import pytest
 
 import memoire
 from memoire.errors import ChildDied, MemoireTimeout
-from memoire.nodes.child import Child
-from memoire.nodes.launcher import Launcher
-from memoire.nodes.restarts import MAX_FAILED_STARTS
+from memoire.nodes.launcher import MAX_FAILED_STARTS, Child, Launcher
 from memoire.nodes.supervision import ABANDONED, LINE, LauncherLine
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -8,10 +8,10 @@ import pytest
 
 from interrupts import everywhere
 from memoire.limits import Limits
-from memoire.prompts import messages
-from memoire.prompts.servers import PromptServers
-from memoire.prompts.worker import PromptWorker
-from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import RowSchema
+from memoire.tables.prompts import messages
+from memoire.tables.prompts.servers import PromptServers
+from memoire.tables.prompts.worker import PromptWorker
 from netkit import in_thread
 from readerkit import message
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import memoire
 from memoire.cli.drain import drain
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
-from memoire.pool.tables import TABLE_NAMES
-from memoire.prompts.book import MAX_CONSUMERS
-from memoire.prompts.plan import most_of
+from memoire.tables.prompts.book import MAX_CONSUMERS
+from memoire.tables.prompts.servers import most_of
+from memoire.tables.table import TABLE_NAMES
 from memoire.wire import messages
 from netkit import in_thread, until
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from memoire._core import Condition
 from memoire.limits import Limits
-from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.tables.table import OpenTable, Tables
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
 
 LEFT_OUT: Final = (

@@ -23,23 +23,23 @@ from fake_store import Disk, MemoryStore
 from memoire.accounting.merge import Rows, ServerAccounts, merge
 from memoire.cli.drain import clients_here
 from memoire.client.io import Connection
-from memoire.client.io_client_lock import ClientLock
 from memoire.client.pushes import Pusher
 from memoire.client.reports import MemorySums, report_of
 from memoire.client.session import Session
+from memoire.client.waiting import ClientLock
 from memoire.limits import Limits
 from memoire.net.channel import Channel, PendingRequests
-from memoire.pool.caches import Pool
-from memoire.pool.desk import Reply
-from memoire.pool.tables import Table, Tables
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages, pack
-from memoire.wire.frames import Message, MessageHeader, encode, parse, reply
-from memoire.wire.identity import name_hash
+from memoire.tables.caches.pool import Pool
+from memoire.tables.desk import Reply
+from memoire.tables.table import Table, Tables
+from memoire.wire import containers as pack
+from memoire.wire import messages
+from memoire.wire.frames import Message, MessageHeader, encode, name_hash, parse, reply
 from memoire.wire.rows import ACCOUNT
 
 from .canonical import name_of

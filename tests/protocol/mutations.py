@@ -65,7 +65,7 @@ def caches_without_since() -> None:
 @mutation(World("a server that forgets", works=0, pushes=1, kills=1, is_durable=False))
 def windows_without_since() -> None:
     """A client goes on with the numbers of an account that its home has forgotten."""
-    from memoire.client.push_window import AccountWindows
+    from memoire.client.counts import AccountWindows
 
     belong = AccountWindows.belong
     AccountWindows.belong = lambda self, run, home, since: belong(self, run, home, 1)  # type: ignore[method-assign]
@@ -146,7 +146,7 @@ def lines_without_numbers() -> None:
 @mutation(World("a lost answer", losses=1))
 def lines_acknowledged_when_sent() -> None:
     """A client forgets lines when it sends them."""
-    from memoire.client.line_outbox import LineOutbox
+    from memoire.client.counts import LineOutbox
 
     waiting = LineOutbox.waiting
 

@@ -16,14 +16,12 @@ from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.net.send_queues import SendQueue
-from memoire.pool import keyed
+from memoire.net.poller import SendQueue
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
+from memoire.tables.keyed import messages as keyed
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES, encode, name_hash, parse
 from netkit import DEADLINE, QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 pytestmark = pytest.mark.slow

@@ -4,10 +4,9 @@ import pytest
 
 from memoire.errors import Closed, Refused
 from memoire.proxy.backend import MAX_SERVERS, BackendChange
-from memoire.security.envelope import EnvelopedRequest, opened
-from memoire.security.permissions import OPEN
+from memoire.security.roles import OPEN, EnvelopedRequest, opened
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from proxykit import HOME, RUN, Back, header, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")

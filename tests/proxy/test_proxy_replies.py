@@ -3,8 +3,8 @@
 import pytest
 
 from memoire.models.model import ModelStore
-from memoire.proxy.replies import Replies
-from memoire.proxy.stats import ProxyCounts
+from memoire.proxy.backend import ProxyCounts
+from memoire.proxy.requests import Replies
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, parse
 from memoire.wire.receivers import Receiver, Receivers

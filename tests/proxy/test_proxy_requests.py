@@ -4,13 +4,19 @@ import pytest
 
 from memoire.errors import ProtocolError, Refused
 from memoire.models import model
-from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, MAX_HELD, ModelCache
-from memoire.proxy.requests import MAX_PENDING, AnswerRequest, ForwardRequest, Requests
+from memoire.proxy.backend import ProxyCounts
+from memoire.proxy.requests import (
+    HELD_FETCH_TIMEOUT,
+    MAX_HELD,
+    MAX_PENDING,
+    AnswerRequest,
+    ForwardRequest,
+    ModelCache,
+    Requests,
+)
 from memoire.proxy.router import SETTLE_INTERVAL, START_GRACE
-from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
-from memoire.wire.frames import parse, parse_notice
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash, parse, parse_notice
 from memoire.wire.receivers import Receiver
 from proxykit import ADDRESS, HOME, LIMITS, Back, header_of, request, router
 

@@ -7,7 +7,7 @@ import pytest
 from memoire.limits import Limits
 from memoire.proxy.router import MAX_REMOVED, RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.reader.rate_tracker import RateTracker
+from memoire.reader.rounds import RateTracker
 from memoire.replay.parameters import Parameters
 from memoire.wire.messages import ServerRate
 

@@ -23,7 +23,7 @@ from memoire.replay.batch import PriorityUpdate
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterAdmin
 from memoire.wire import messages
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 from readerkit import directory_of, learn, message, refused, welcome
 

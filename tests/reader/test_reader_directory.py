@@ -3,10 +3,9 @@
 import pytest
 
 from memoire.errors import SchemaMismatch, UnknownName
-from memoire.pool.far import LEFT_OUT_TIMEOUT
 from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, Directory
-from memoire.wire.frames import MessageHeader
-from memoire.wire.identity import name_hash
+from memoire.tables.far import LEFT_OUT_TIMEOUT
+from memoire.wire.frames import MessageHeader, name_hash
 from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout
-from memoire.reader.feedback import MAX_FEEDBACK_SAMPLES, FeedbackRouter
-from memoire.reader.server_stock import clients_of
+from memoire.reader.directory import MAX_FEEDBACK_SAMPLES, FeedbackRouter, clients_of
 from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages, unpack
+from memoire.wire import containers as unpack
+from memoire.wire import messages
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from readerkit import SCHEMA, directory_of, message

@@ -4,9 +4,9 @@ import pytest
 
 from memoire.errors import Closed
 from memoire.models.model import make
-from memoire.pool.far import LEFT_OUT_TIMEOUT
 from memoire.reader.directory import RunChange
 from memoire.reader.publishing import Publishing
+from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire import _bytes, messages
 from readerkit import directory_of, learn, message, refused, welcome
 

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, ParameterError, Refused
-from memoire.pool.far import LEFT_OUT_TIMEOUT
-from memoire.reader.prefetch import CALM_TAKES, MAX_AHEAD, MAX_AHEAD_BYTES, BatchQueue
-from memoire.reader.rounds import MAX_SUMS_AGE, MIN_RETRY_INTERVAL, REFUSED_INTERVAL, RETRY_INTERVAL, ClientPartition
+from memoire.reader.rounds import (
+    CALM_TAKES,
+    MAX_AHEAD,
+    MAX_AHEAD_BYTES,
+    MAX_SUMS_AGE,
+    MIN_RETRY_INTERVAL,
+    REFUSED_INTERVAL,
+    RETRY_INTERVAL,
+    BatchQueue,
+    ClientPartition,
+)
 from memoire.replay.parameters import NAMES, Parameters
+from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire import messages, types
 from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import unpack_counts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.reader.stats import DeliveredBatches, summed
+from memoire.reader.reader import DeliveredBatches, summed
 from readerkit import PoolServer, World
 
 pytestmark = pytest.mark.usefixtures("without_io")

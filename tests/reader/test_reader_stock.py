@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.pool.far import LEFT_OUT_TIMEOUT
-from memoire.reader.directory import Address, RemoteServer
-from memoire.reader.server_stock import NOTHING, ServerStock, clients_of
+from memoire.reader.directory import NOTHING, Address, RemoteServer, ServerStock, clients_of
+from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_io")

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.net.node_monitor import NodeLock
-from memoire.pool.far import LEFT_OUT_TIMEOUT, REFUSED_INTERVAL, RETRY_INTERVAL
-from memoire.pool.rollout_queue import TakeRequest
+from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
-from memoire.reader.io_takes import Taker
-from memoire.reader.takes import Takes, shares
+from memoire.reader.io_channels import Taker
 from memoire.replay.parameters import Parameters
+from memoire.tables.far import LEFT_OUT_TIMEOUT, REFUSED_INTERVAL, RETRY_INTERVAL
+from memoire.tables.rollouts.far import Takes, shares
+from memoire.tables.rollouts.queue import TakeRequest
 from readerkit import learn, message, refused, welcome
 from rolloutkit import SCHEMA, TakesServer
 

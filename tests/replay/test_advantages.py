@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ParameterError
-from memoire.replay.advantages import gae, vtrace
+from memoire.replay.rollouts import gae, vtrace
 
 Parts = list[tuple[Any, Any, Any, Any]]
 

@@ -9,7 +9,7 @@ import pytest
 
 import memoire
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.prefetch import MAX_PREFETCH, drawn_ahead
+from memoire.replay.mixing import MAX_PREFETCH, drawn_ahead
 from memories import filled
 from netkit import until
 

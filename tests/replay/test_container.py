@@ -15,12 +15,12 @@ from memoire.inference.node import Inference
 from memoire.limits import HELD_BYTES, MODEL_BYTES, Container, Limits, MiB, Reservation
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
-from memoire.replay.engine_setup import ENTRY_OVERHEAD
+from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.rl.memory import GenericMemory
 from memoire.server import build
-from memoire.server.options import ServerOptions
+from memoire.server.build import ServerOptions
 from serverkit import server_options
 
 SCHEMA = Schema({"obs": (np.uint8, (588,)), "reward": np.float32})

@@ -11,7 +11,9 @@ import pytest
 
 from memoire import Buffer, Prioritized, Schema, _core
 from memoire.errors import DataError, EpisodeTooLong, MemoireError, ParameterError
-from memoire.replay import dataset, dataset_reading, dataset_writing
+from memoire.replay import datafile as dataset_reading
+from memoire.replay import dataset
+from memoire.replay import saving as dataset_writing
 from memoire.replay.memory import Memory
 from memory_walk import Walk
 

@@ -5,7 +5,7 @@ import pytest
 
 from memoire.errors import ParameterError
 from memoire.replay.columns import Column
-from memoire.replay.engine_setup import checked_page_rows, cutting_of, limits_of, storage_of
+from memoire.replay.conversion import checked_page_rows, cutting_of, limits_of, storage_of
 from memoire.replay.parameters import Parameters
 
 

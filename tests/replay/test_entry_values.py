@@ -13,7 +13,7 @@ from memoire.arguments import whole
 from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError, WrongType
 from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
-from memoire.replay.entry_conversion import (
+from memoire.replay.conversion import (
     check_out,
     count_of,
     ending,

@@ -13,11 +13,11 @@ import pytest
 
 import memoire
 from memoire.classic.notebook import PrioritizedReplayBuffer
-from memoire.replay.forks import ForkedGenerator
+from memoire.replay.memory import ForkedGenerator
 from memoire.rl.drone import DummyDrone
 from memoire.rl.memory import GenericMemory
+from memoire.rl.observers.starts import StartStates
 from memoire.rl.policies import MlpPolicy
-from memoire.rl.starts import StartStates
 from statekit import fork
 
 PACKAGE = Path(memoire.__file__).parent
@@ -57,23 +57,23 @@ HOLDERS = {
     "replay/memory.py": [
         lambda seed: (lambda made: lambda: made.memory.draw(8).tolist())(buffer(seed)),
         lambda seed: (lambda made: lambda: made.memory.generator.integers(1 << 40, size=8).tolist())(buffer(seed)),
+        lambda seed: (lambda made: lambda: made.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed)),
     ],
-    "replay/forks.py": [lambda seed: (lambda made: lambda: made.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed))],
     "classic/notebook.py": [lambda seed: (lambda draw: lambda: draw()["indexes"].tolist())(notebook(seed))],
     "rl/memory.py": [generator_of(bare(GenericMemory), "random")],
     "rl/policies.py": [generator_of(bare(MlpPolicy), "_random")],
     "rl/drone.py": [generator_of(bare(DummyDrone), "_random")],
-    "rl/starts.py": [
+    "rl/observers/starts.py": [
         generator_of(lambda seed: StartStates("s", {"x": np.float32}, {"x": 0.0}, lambda _: 0.0, seed=seed), "_rng")
     ],
-    "rl/demo/actor.py": [], "rl/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
+    "rl/demo/actor.py": [], "rl/onpolicy/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
 }  # fmt: skip
 LOCAL = {
-    "prompts/steps.py",
+    "tables/prompts/steps.py",
     "rl/__main__.py",
-    "rl/agent_state.py",
+    "rl/trainer/saving.py",
     "rl/demo/qlearning.py",
-    "rl/starts.py",
+    "rl/observers/starts.py",
 }  # made where they are used, by a given seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 
@@ -89,7 +89,7 @@ def test_every_module_that_makes_a_generator_is_tested_here():
                     forked.add(name)
                 elif called in ("default_rng", "PCG64", "Generator", "RandomState"):
                     other.add(name)
-    assert forked == HOLDERS.keys() and other - LOCAL <= {"replay/memory.py", "replay/forks.py"}
+    assert forked == HOLDERS.keys() and other - LOCAL <= {"replay/memory.py"}
 
 
 def drawn_in_child(draw, children=0):

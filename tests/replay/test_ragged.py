@@ -17,12 +17,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import memoire
 from memoire.errors import DataError, EntryError, ParameterError, SchemaError
 from memoire.replay import dataset
-from memoire.replay.columns import Column
+from memoire.replay.columns import Column, Ragged
+from memoire.replay.conversion import exact
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
-from memoire.replay.value_conversion import exact
 
 WIDTH = 7  # of the twin: no value is longer
 POINTS = Column(np.float32, (None, 3), "state")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.limits import NO_LIMIT
-from memoire.reader.rate_tracker import RateTracker
+from memoire.reader.rounds import RateTracker
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.limiter import (
@@ -23,13 +23,13 @@ from memoire.replay.limiter import (
     STARVING_TIMEOUT,
     ClusterSurplus,
     ServerSurplus,
+    SharedLimiter,
     check_batch,
 )
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
-from memoire.replay.shared_limiter import SharedLimiter
 from memoire.wire.messages import ClusterRate, ServerRate
 from poolkit import Clock
 

@@ -2,7 +2,7 @@
 
 from memoire.replay.limiter import STARVING_TIMEOUT
 from memoire.replay.parameters import Parameters
-from memoire.replay.room import STALLED_TIMEOUT, RoomLimiter
+from memoire.tables.rollouts.queue import STALLED_TIMEOUT, RoomLimiter
 
 CAPACITY = 800
 A, B = b"a", b"b"

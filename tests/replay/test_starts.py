@@ -14,7 +14,7 @@ from memoire import Buffer, Column, Schema
 from memoire._core import at_once
 from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
-from memoire.replay.reset_check import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
+from memoire.replay.steps import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
 
 # Environments that are stepped on
@@ -83,7 +83,7 @@ def test_a_forgotten_reset_is_refused_after_some_steps_that_repeat_an_end(how: s
 def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
     env = GoesOn(5, "truncated")
     buffer = buffer_for(env)
-    with caplog.at_level(logging.WARNING, "memoire.replay.reset_check"), pytest.raises(EpisodeOver):
+    with caplog.at_level(logging.WARNING, "memoire.replay.steps"), pytest.raises(EpisodeOver):
         play(env, buffer.writer(env), 100, resets=False)
     assert len(buffer) == 5 * PROOF
     assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from memoire.errors import EntryError, FinalObservationMissing, NotFinite, SchemaError
-from memoire.replay.autoreset import final_observation
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.replay.step_converter import StepConverter
+from memoire.replay.steps import StepConverter, final_observation
 
 SCHEMA = Schema(
     {

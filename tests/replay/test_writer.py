@@ -24,10 +24,10 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
-from memoire.replay.autoreset import AUTORESET, autoreset_mode, layout
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
+from memoire.replay.steps import AUTORESET, autoreset_mode, layout
 from memoire.replay.writer import Writer
 
 ENDS = ("terminated", "truncated", "both")

@@ -14,8 +14,7 @@ import pytest
 
 import memoire
 from memoire.errors import DataError, EpisodeTorn, ParameterError, TwoThreads
-from memoire.replay.dataset_format import ABOUT, STATE
-from memoire.replay.memory_state import ARRAYS
+from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 
 OBS = {"plain": (np.float32, (3,)), "ragged": memoire.Column(np.float32, (None, 2), "state")}
 FORMS = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import DataError, ParameterError
-from memoire.rl.agent_state import KEPT, form_of, load_agent, save_agent, unsaved
+from memoire.rl.trainer.saving import KEPT, form_of, load_agent, save_agent, unsaved
 
 
 class Agent:

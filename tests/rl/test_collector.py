@@ -10,11 +10,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from actor_critic import NumpyActorCritic
 from memoire.errors import MemoireTimeout, ParameterError
-from memoire.nodes.gym_environments import make_envs
-from memoire.pool.tables import Table
-from memoire.rl.collector import Collector
-from memoire.rl.columns import rollout_schema
-from memoire.rl.policies import MlpPolicy
+from memoire.nodes.tables_file import make_envs
+from memoire.rl.onpolicy.collector import Collector
+from memoire.rl.policies import MlpPolicy, rollout_schema
+from memoire.tables.table import Table
 from netkit import QUICK, in_thread, until
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from memoire.errors import DataError, ParameterError, PathHeld
 from memoire.rl import weights
-from memoire.rl.modelfiles import ModelFiles, read_model
+from memoire.rl.trainer.saving import ModelFiles, read_model
 
 
 def body(number):
@@ -58,7 +58,7 @@ def test_models_of_the_same_moment_have_names_of_their_own(tmp_path):
 def test_a_second_holder_is_refused_and_told_the_first(tmp_path):
     path = tmp_path / "a.pth"
     code = (
-        f"from memoire.rl.modelfiles import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
+        f"from memoire.rl.trainer.saving import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
         "print('held', flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

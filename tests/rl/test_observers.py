@@ -19,16 +19,16 @@ import memoire
 import observer_child
 from interrupts import everywhere
 from memoire.dashboard.collect.answers import StartsRow
-from memoire.dashboard.collect.node_state import NodeState
+from memoire.dashboard.collect.counters import NodeState
 from memoire.dashboard.collect.overview import starts_of
 from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
 from memoire.inference.jobs import Jobs
 from memoire.inference.observer import fragment_of
 from memoire.nodes.http import NodePages
-from memoire.pool import rollout_transport
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.rl import Agent, Observer, StartStates
+from memoire.tables.rollouts import transport as rollout_transport
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 

@@ -11,8 +11,7 @@ import pytest
 from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.models import tensors
 from memoire.rl import weights
-from memoire.rl.moments import Moments
-from memoire.rl.policies import LoadsModels, MlpPolicy, Policy
+from memoire.rl.policies import LoadsModels, MlpPolicy, Moments, Policy
 
 
 def net(outputs=3, *, value=True, log_std=None, seed=0):

@@ -8,13 +8,11 @@ import pytest
 import memoire
 from actor_critic import NumpyActorCritic
 from memoire.errors import MemoireTimeout, ParameterError, SchemaError
-from memoire.nodes.gym_environments import make_envs
-from memoire.pool.tables import Table
+from memoire.nodes.tables_file import make_envs
 from memoire.replay.columns import Column
-from memoire.rl.collector import Collector
-from memoire.rl.columns import policy_rows, rollout_schema
-from memoire.rl.policies import Asks, MlpPolicy, Policy
-from memoire.rl.remote import RemoteActor
+from memoire.rl.onpolicy.collector import Collector, RemoteActor
+from memoire.rl.policies import Asks, MlpPolicy, Policy, policy_rows, rollout_schema
+from memoire.tables.table import Table
 from netkit import QUICK, in_thread
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import ParameterError, StateLocked
-from memoire.rl.resuming import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
+from memoire.rl.trainer.saving import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
 
 
 def test_a_folder_that_a_trainer_has_is_not_put_aside(tmp_path):

@@ -67,7 +67,11 @@ def test_a_memory_agrees_with_a_slow_list(pieces, capacity, history, start):
             samples.append(sample(number, is_end, info=info))
             number += 1
         starts = [not continues, *(Slow.is_over(each) for each in samples[:-1])] if says_starts else None
-        memory.append(samples, starts, continues=continues)
+        marked = [
+            (*each[:4], codec.marked(each[4])) if codec and is_reset else each
+            for each, is_reset in zip(samples, starts or [False] * size, strict=True)
+        ]
+        memory.append(marked, starts, continues=continues)
         slow.append(samples, starts, continues)
         expected = slow.transitions()
         assert len(memory) == len(expected) >= 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import memoire
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
-from memoire.inference.stats import MAX_LINEAGE, StartsStats
+from memoire.inference.batching import MAX_LINEAGE, StartsStats
 from memoire.replay.columns import Column
 from memoire.rl import StartStates, masked, weights
 

@@ -14,12 +14,12 @@ from memoire import Prioritized, Reader, Uniform
 from memoire.errors import Closed, ParameterError
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
-from memoire.rl.actors import ModelFollower
 from memoire.rl.envelope import Sample, columns_of
 from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.sample_journal import PARTS, SampleJournal
-from memoire.rl.trainer import DrawnBatches
-from memoire.rl.training import RatioGate, Training, TrainingLoop
+from memoire.rl.trainer.actors import ModelFollower
+from memoire.rl.trainer.trainer import DrawnBatches
+from memoire.rl.trainer.training import RatioGate, Training, TrainingLoop
 from netkit import in_thread
 
 

@@ -22,8 +22,8 @@ from memoire.rl.envelope import TABLE, samples_of, samples_table
 from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.preprocessors import MARK as PREPROCESSOR
 from memoire.rl.preprocessors import digest
-from memoire.rl.recording import Packets
 from memoire.rl.synchronous import run_synchronous, step_seconds
+from memoire.rl.trainer.recording import Packets
 from memoire.wire.messages import TEST, TRAIN
 from netkit import until
 

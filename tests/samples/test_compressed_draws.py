@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.pool import draw as pooled_draw
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
 from memoire.reader import reader
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.server.learners import MAX_LEARNERS, Learners
-from memoire.wire import compression, messages, pack, unpack
+from memoire.server.state import MAX_LEARNERS, Learners
+from memoire.tables import draws as pooled_draw
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import compression, messages
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 

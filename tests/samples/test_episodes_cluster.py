@@ -10,11 +10,11 @@ from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
-from memoire.pool.tables import Table
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.tables.table import Table
 from memoire.wire import messages
 from netkit import QUICK, SCHEMA, WIDE, in_thread, pool_in, record, until
 

@@ -15,8 +15,6 @@ import pytest
 
 from memoire.client.client import Client
 from memoire.limits import Limits
-from memoire.pool import picked
-from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
@@ -26,7 +24,10 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Prioritized, RankBased, importance
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
-from memoire.wire import pack, unpack
+from memoire.tables import draws as picked
+from memoire.tables.table import Table
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
 from netkit import KeepingContext, in_thread, until

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.pool.caches import Pool
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memories import with_episode
 from netkit import until

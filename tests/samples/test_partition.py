@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import pack, types, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire import types
 from memoire.wire.frames import _decode
 from netkit import SCHEMA, entry, until
 from poolkit import name

@@ -9,15 +9,18 @@ import pytest
 import containers
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool import _draw, picked
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, pack, unpack
+from memoire.tables import draws as picked
+from memoire.tables.caches import _draw
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table
+from memoire.wire import _bytes
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.compression import _COMPRESS
 from memoire.wire.layout import ContainerLayout, layout_of
 from memoire.wire.parts import ContainerKind, Part

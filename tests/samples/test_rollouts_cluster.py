@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
-from memoire.pool.tables import Table
 from memoire.replay.schema import Schema
+from memoire.tables.table import Table
 from netkit import QUICK, in_thread, until
 
 SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
@@ -169,7 +169,7 @@ def test_an_actor_without_room_goes_on_as_soon_as_it_hears_of_the_next_model(clu
     client.model("policy").wait(20.0)
     ends.append(Actor(client))
     assert len(server.table("rollouts").take(8, timeout=20.0, release="publish")) == 8
-    monkeypatch.setattr("memoire.client.insert_grant.MIN_PAUSE", 3600.0)
+    monkeypatch.setattr("memoire.client.counts.MIN_PAUSE", 3600.0)
     asked = client.stats().updates
     until(lambda: client.stats().updates > asked)  # in vain, and it asks again in an hour
     server.publish("policy", b"2")

@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 import containers
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.caches import Pool
-from memoire.pool.draw import finish, plan
-from memoire.pool.tables import Table
 from memoire.replay.batch import Batch
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import finish, plan
+from memoire.tables.table import Table
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from netkit import until

@@ -25,9 +25,7 @@ from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.wire import messages as wire
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import topic_frame
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES, encode, parse, topic_frame
 from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, until
 
 

@@ -9,8 +9,6 @@ import memoire
 from dispatchkit import Asker
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables, shared_out
 from memoire.replay.batch import ID
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
@@ -20,9 +18,11 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages, pack
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables, shared_out
+from memoire.wire import containers as pack
+from memoire.wire import messages
+from memoire.wire.frames import encode, parse, table_number
 from netkit import QUICK, SCHEMA, entry, pool_in, record, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.pool.draw import finish, plan
-from memoire.pool.episodes import EpisodePool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import pack, unpack
+from memoire.tables.draws import finish, plan
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from netkit import until

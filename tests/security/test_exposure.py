@@ -14,8 +14,8 @@ from memoire.cli.main import main, parser
 from memoire.cli.options import page_options
 from memoire.errors import InsecureWarning, ParameterError
 from memoire.nodes.http import NodePages
-from memoire.security import exposure
-from memoire.security.key_writer import write_cluster
+from memoire.security import access as exposure
+from memoire.security.provision import write_cluster
 from netkit import until
 
 HERE = [

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from memoire.cli import main, operate
 from memoire.errors import KeyFileError, ProtocolError
-from memoire.security import key_files, key_writer, keypairs, permissions
-from memoire.security.keyfolder import Keys
-from memoire.security.permissions import Peer
+from memoire.security import keys as key_files
+from memoire.security import keys as keypairs
+from memoire.security import provision as key_writer
+from memoire.security import roles as permissions
+from memoire.security.keys import Keys
+from memoire.security.roles import Peer
 from memoire.wire import messages, types
-from memoire.wire.identity import ROUNDTRIP, table_number
+from memoire.wire.frames import ROUNDTRIP, table_number
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from memoire.errors import MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.security.throttle import ConnectionClients, TokenBuckets
+from memoire.security.roles import ConnectionClients, TokenBuckets
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import encode, name_hash, parse
 from netkit import QUICK, until
 
 FEW = Limits(connection_clients=3, connection_clients_rate=0.5)

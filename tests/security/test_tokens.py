@@ -5,7 +5,7 @@ import os
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
+from memoire.security.access import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
 from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

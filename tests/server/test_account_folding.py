@@ -5,8 +5,8 @@ import pytest
 
 from fake_store import Disk
 from memoire.limits import Limits
-from memoire.server.handlers.folding import WARN_INTERVAL, AccountFolder
-from memoire.wire.identity import NO_CLIENT, ROUNDTRIP, table_number
+from memoire.server.handlers.accounts import WARN_INTERVAL, AccountFolder
+from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from serverkit import ME, NOW, YOU, Ends, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")

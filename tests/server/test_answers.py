@@ -6,14 +6,16 @@ import pytest
 from dispatchkit import ME, YOU, Asker, arrive, cache_of, made_dispatcher
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.server.handlers.feedback import FEEDBACK_SAMPLES
-from memoire.wire import _bytes, messages, pack, unpack
-from memoire.wire.identity import name_hash
+from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from netkit import SCHEMA
 

@@ -20,20 +20,21 @@ from scipy.stats import chisquare
 from dispatchkit import arrive, cache_of, made_dispatcher
 from fake_store import Disk, MemoryStore
 from memoire.cli import main
+from memoire.disk import snapshots as snapshot
+from memoire.disk.snapshot_file import SnapshotFile
 from memoire.errors import Closed, DataError, MemoireError, ParameterError, Refused, SnapshotMismatch
 from memoire.limits import STORAGES
-from memoire.nodes import snapshots
-from memoire.pool.tables import Table
-from memoire.prompts.columns import packed, raw_columns
+from memoire.nodes import roles as snapshots
 from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.server import Server
-from memoire.storage import snapshot
-from memoire.storage.snapshot_file import SnapshotFile
-from memoire.wire import messages, pack, types
+from memoire.tables.prompts.columns import packed, raw_columns
+from memoire.tables.table import Table
+from memoire.wire import containers as pack
+from memoire.wire import messages, types
 from memoire.wire.frames import MessageHeader
 from netkit import QUICK, SCHEMA, pool_in, record, table_in, until
 
@@ -356,11 +357,11 @@ def test_settings_that_cannot_be_are_refused(cluster, tmp_path):
 def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
     serving(cluster).snapshot(tmp_path / "a")
     first = cluster.server(state_dir=tmp_path / "s", parameters=SMALL)
-    snapshots.restore(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    snapshots.put_back(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
     first.publish("other", b"x")  # saved with the setting, or after it
     first.close()
     again = cluster.server(state_dir=tmp_path / "s", parameters=SMALL)
-    snapshots.restore(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    snapshots.put_back(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
     assert again.stats().held_caches == 0
     assert "restored nothing; 1 of the files were restored here before" in capsys.readouterr().err
 

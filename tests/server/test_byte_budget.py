@@ -9,14 +9,14 @@ from dispatchkit import cache_of
 from memoire.accounting.ledger import ACCOUNT_BYTES
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
 from memoire.replay.parameters import Parameters
 from memoire.server import build
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.caches.pool import Pool
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import parse
-from memoire.wire.unpack import unpacked_bytes
 from netkit import SCHEMA
 from serverkit import server_options
 

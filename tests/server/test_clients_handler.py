@@ -6,10 +6,11 @@ import pytest
 from fake_store import Disk
 from memoire.errors import ProtocolError
 from memoire.limits import NO_LIMIT
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages, unpack
-from memoire.wire.identity import ROUNDTRIP, table_number
+from memoire.tables.table import Table
+from memoire.wire import containers as unpack
+from memoire.wire import messages
+from memoire.wire.frames import ROUNDTRIP, table_number
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, save, state_of, store_of, tables_of
 

@@ -5,10 +5,10 @@ import pytest
 
 from fake_store import Disk
 from memoire.accounting.logbook import LogEntry
-from memoire.accounting.unsaved_changes import RunFacts
+from memoire.accounting.runs import RunFacts
 from memoire.models.model import make
-from memoire.pool.desk import Reply
 from memoire.server.durability import Committer
+from memoire.tables.desk import Reply
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT
 from serverkit import ME, YOU, message, save, state_of, store_of

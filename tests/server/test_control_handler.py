@@ -5,8 +5,8 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
+from memoire.tables.table import Table
 from memoire.wire import messages
 from netkit import SCHEMA
 from serverkit import ME, NOW, YOU, Ends, ask, save, state_of, store_of, tables_of

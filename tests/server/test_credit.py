@@ -3,12 +3,12 @@
 import pytest
 
 from memoire.limits import NO_LIMIT, Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
-from memoire.server.credit import STOCK_PART, UNDRAWN, Credits
+from memoire.server.state import STOCK_PART, UNDRAWN, Credits
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table
 from memoire.wire import messages
-from memoire.wire.identity import table_number
+from memoire.wire.frames import table_number
 from netkit import SCHEMA
 from serverkit import ME, NOW, YOU, state_of, tables_of
 

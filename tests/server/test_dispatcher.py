@@ -9,11 +9,11 @@ import pytest
 from fake_store import Disk
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.pool.desk import Reply
 from memoire.replay.batch import ID
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.desk import Reply
 from memoire.wire import messages
-from memoire.wire.identity import NO_CLIENT
+from memoire.wire.frames import NO_CLIENT
 from memoire.wire.rows import ACCOUNT
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, store_of, tables_of

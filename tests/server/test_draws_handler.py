@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.pool.tables import Table
 from memoire.server.handlers.draws import DrawsHandler
-from memoire.wire import compression, messages, pack
+from memoire.tables.table import Table
+from memoire.wire import compression, messages
+from memoire.wire import containers as pack
 from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
 from netkit import SCHEMA
 from serverkit import ME, PARAMETERS, READER, ask, cache_of, state_of, tables_of

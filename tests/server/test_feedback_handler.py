@@ -12,7 +12,7 @@ from interrupts import everywhere
 from memoire.accounting.account import FeedbackCounts
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID
-from memoire.server.handlers.feedback import (
+from memoire.server.handlers.accounts import (
     FEEDBACK_SAMPLES,
     MERGED_SAMPLES,
     FeedbackHandler,
@@ -20,7 +20,9 @@ from memoire.server.handlers.feedback import (
     _Errors,
     by_client,
 )
-from memoire.wire import messages, pack, unpack
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire import messages
 from netkit import SCHEMA
 from serverkit import ME, NOW, READER, YOU, ask, save, state_of, store_of
 

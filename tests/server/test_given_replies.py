@@ -3,8 +3,8 @@
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.pool.desk import Reply
-from memoire.server.once import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
+from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
+from memoire.tables.desk import Reply
 from memoire.wire import messages
 from serverkit import ME, YOU, message
 

@@ -5,9 +5,9 @@ import pytest
 from fake_store import Disk
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.server.handlers.intake import IntakeHandler
+from memoire.server.handlers.clients import IntakeHandler
 from memoire.wire import messages
-from memoire.wire.identity import NO_CLIENT, table_number
+from memoire.wire.frames import NO_CLIENT, table_number
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, RUN, cache_of, message, save, state_of, store_of
 

@@ -7,9 +7,8 @@ import pytest
 
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
-from memoire.pool import keyed
-from memoire.pool.keyed_store import KeyedStore
-from memoire.server.handlers.keyed import KeyedHandler
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.keyed.store import KeyedHandler, KeyedStore
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.receivers import Page, Receiver
 

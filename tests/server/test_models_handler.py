@@ -6,9 +6,9 @@ from fake_store import Disk
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.models.model import StaleVersion
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
-from memoire.server.handlers.models import made
+from memoire.server.handlers.control import made
+from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, YOU, Ends, ask, save, state_of, store_of, tables_of

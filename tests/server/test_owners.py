@@ -4,9 +4,9 @@ import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
-from memoire.server.owners import ClientOwners
+from memoire.server.state import ClientOwners
 from memoire.wire import messages
-from memoire.wire.identity import NO_CLIENT
+from memoire.wire.frames import NO_CLIENT
 from serverkit import ME, NOW, READER, YOU, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from fake_store import Disk
-from memoire.accounting.unsaved_changes import RunFacts
+from memoire.accounting.runs import RunFacts
 from memoire.errors import ParameterError, UnknownName
-from memoire.pool.tables import Table
 from memoire.server.durability import Committer
-from memoire.server.handlers.models import made
-from memoire.server.recovery import DEFAULT_RUN, recover, run_to_count
+from memoire.server.handlers.control import made
+from memoire.server.state import DEFAULT_RUN, recover, run_to_count
+from memoire.tables.table import Table
 from netkit import SCHEMA
 from serverkit import NOW, PARAMETERS, Ends, save, state_of, store_of, tables_of
 

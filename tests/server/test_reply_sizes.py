@@ -13,28 +13,28 @@ import memoire
 import readerkit
 from dispatchkit import made_dispatcher
 from memoire.errors import EntryError, ParameterError, ProtocolError, Refused
-from memoire.inference.io_jobs import JobContent, JobService
-from memoire.inference.jobs import Jobs
+from memoire.inference.jobs import JobContent, Jobs, JobService
 from memoire.limits import Limits
-from memoire.models.model import make
-from memoire.models.notices import notice_of
-from memoire.pool import keyed, rollout_transport
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.prompts import PromptPool
-from memoire.pool.rollout_queue import TakeRequest
-from memoire.pool.rollout_transport import packed, unpacked
-from memoire.pool.tables import Tables
-from memoire.prompts import messages as prompt_messages
-from memoire.prompts.calls import PromptCalls
-from memoire.prompts.columns import check_requests
-from memoire.reader.takes import Takes
+from memoire.models.model import make, notice_of
 from memoire.replay.memory import Memory
-from memoire.replay.row_schema import RowSchema
+from memoire.replay.schema import RowSchema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages, pack, types, unpack
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.prompts.calls import PromptCalls
+from memoire.tables.prompts.columns import check_requests
+from memoire.tables.prompts.pool import PromptPool
+from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts.far import Takes
+from memoire.tables.rollouts.queue import TakeRequest
+from memoire.tables.rollouts.transport import packed, unpacked
+from memoire.tables.table import Tables
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire import messages, types
+from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.receivers import Page, Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from poolkit import held_of

@@ -6,22 +6,21 @@ import re
 import numpy as np
 import pytest
 
-from memoire.accounting.unsaved_changes import RunFacts
-from memoire.clock import wall_clock
+from memoire.accounting.runs import RunFacts
 from memoire.errors import ParameterError, WrongType
-from memoire.limits import GiB, Limits, MiB
+from memoire.limits import GiB, Limits, MiB, wall_clock
 from memoire.models.model import make
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.tables import Table
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.server import build
-from memoire.server.announcements import Announcements
-from memoire.server.io_intake import limit_pushes
-from memoire.server.options import ServerOptions, check_bytes
+from memoire.server.build import ServerOptions, check_bytes
+from memoire.server.durability import Announcements
+from memoire.server.io_addresses import limit_pushes
 from memoire.server.server import Server
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.table import Table
 from memoire.wire import messages
-from memoire.wire.identity import DEFAULT_TABLE, table_number
+from memoire.wire.frames import DEFAULT_TABLE, table_number
 from netkit import SCHEMA
 from serverkit import server_options
 

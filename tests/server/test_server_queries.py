@@ -7,11 +7,10 @@ from memoire.accounting.merge import key_of, merge
 from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Dispatcher
-from memoire.server.queries import KNOWN_RUNS, Queries
-from memoire.server.stats import figures_of, table_stats
+from memoire.server.stats import KNOWN_RUNS, Queries, figures_of, table_stats
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import SCHEMA

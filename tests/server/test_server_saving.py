@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.unsaved_changes import SavedGroup
+from memoire.accounting.runs import SavedGroup
 from memoire.limits import Limits
-from memoire.pool import keyed, rollout_transport
-from memoire.pool.caches import Pool
-from memoire.pool.desk import Reply
-from memoire.pool.prompts import PromptPool
-from memoire.pool.tables import Table, Tables
-from memoire.prompts import messages as prompt_messages
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import is_saved_first
-from memoire.server.io_saving import ReplySaver
+from memoire.server.io_requests import ReplySaver
+from memoire.tables.caches.pool import Pool
+from memoire.tables.desk import Reply
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.prompts.pool import PromptPool
+from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.wire.frames import encode, parse, table_number
 from netkit import SCHEMA
 from serverkit import ME
 

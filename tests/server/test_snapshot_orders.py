@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.server.orders import MAX_ORDERS, MAX_TEXT, SnapshotOrders, failed
+from memoire.server.io_snapshots import MAX_ORDERS, MAX_TEXT, SnapshotOrders, failed
 from memoire.wire import messages
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.pool import rollout_transport
-from memoire.pool.rollout_transport import check_entries, unpacked
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts.transport import check_entries, unpacked
 from memoire.wire.frames import encode, parse
 from rolloutkit import SCHEMA, TABLE, TakesServer, fragment
 from serverkit import NOW, READER, YOU, tables_of

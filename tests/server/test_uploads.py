@@ -4,7 +4,7 @@ import pytest
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.server.handlers.uploads import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
+from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
 from serverkit import ME, YOU

@@ -28,18 +28,28 @@ from typing import Any, Final
 import numpy as np
 import zmq
 
-import memoire.clock
-from memoire.net import context, descriptors, poller, process, progress, thread
-from memoire.proxy import io_backend
-from memoire.reader import directory, rounds, takes
+import memoire.limits
+from memoire.client import local_memory
+from memoire.disk import saver
+from memoire.net import context, poller, process, thread
+from memoire.net import process as descriptors
+from memoire.net import thread as progress
+from memoire.proxy import io_sockets as io_backend
+from memoire.reader import directory, rounds
 from memoire.replay import memory
 from memoire.server import io_requests
-from memoire.storage import saver
+from memoire.tables import registry
+from memoire.tables.rollouts import far as takes
 
 from . import network, threads
 from .disk import Disk
 from .rarely import Rarely
 from .world import World
+
+for _kind in registry.KINDS.values():  # found by name: loaded in a trial, they would make it another one
+    _kind.pool_class(), _kind.record_bodies()
+for _storage in local_memory.SIDES:
+    local_memory.side_of(_storage)
 
 RARER: Final = {
     (rounds, "MIN_RETRY_INTERVAL"): 0.1,
@@ -129,7 +139,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         replaced = {
             "shared_context": (context, shared_context),
             "close_at_exit": (thread, lambda node: node._guard()),
-            "wall_clock": (memoire.clock, world.wall),
+            "wall_clock": (memoire.limits, world.wall),
         }
         for name, (home, what) in replaced.items():
             for module in _users_of(name, getattr(home, name)):

@@ -16,7 +16,7 @@ import numpy as np
 from memoire.errors import JobFailed, MemoireError, ObserverLost
 from memoire.inference.observer import Observer
 from memoire.limits import Limits
-from memoire.rl.observers import Agent
+from memoire.rl.observers.observers import Agent
 
 if TYPE_CHECKING:
     from .trial import Trial

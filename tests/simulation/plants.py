@@ -32,7 +32,7 @@ def never_sent_again() -> None:
 @planted("caches: ")
 def added_answers() -> None:
     """A client adds what its home has received to what the last answer said, in place of taking the greater one."""
-    from memoire.client.push_window import PushWindow
+    from memoire.client.counts import PushWindow
 
     answered = PushWindow.answered
 
@@ -129,7 +129,7 @@ def endless_boundaries() -> None:
 @planted("")
 def caches_sent_again() -> None:
     """A client sends its newest cache again when a connection comes back."""
-    from memoire.client.io_data import DataSockets
+    from memoire.client.io import DataSockets
 
     open_, send = DataSockets.open, DataSockets.send
 
@@ -150,7 +150,7 @@ def caches_sent_again() -> None:
 @planted("log: ")
 def lines_out_of_order() -> None:
     """A client sends its newest lines first."""
-    from memoire.client.line_outbox import LineOutbox
+    from memoire.client.counts import LineOutbox
 
     waiting = LineOutbox.waiting
     replace(LineOutbox, "waiting", lambda self, *given, **named: waiting(self, *given, **named)[::-1])
@@ -159,7 +159,7 @@ def lines_out_of_order() -> None:
 @planted("feedback: ")
 def feedback_dropped_when_sent() -> None:
     """A server gives up what it has sent to a client when more waits, though the client may have applied it."""
-    from memoire.server.handlers.feedback import FeedbackHandler
+    from memoire.server.handlers.accounts import FeedbackHandler
 
     def dropped(self: Any, table: Any, account: Any, *given: Any) -> Any:
         waiting = self._waiting.get(account.client)
@@ -184,7 +184,7 @@ def polls_for_what_it_never_takes() -> None:
 @planted("prompts: ", storage="prompts")
 def steps_drawn_anew() -> None:
     """A trainer that draws a step again gets other groups: the first ones are trained on by nobody."""
-    from memoire.prompts.steps import PromptSteps
+    from memoire.tables.prompts.steps import PromptSteps
 
     replace(PromptSteps, "find", lambda self, step, session: self.enter(session))
 
@@ -192,7 +192,7 @@ def steps_drawn_anew() -> None:
 @planted("prompts: ", storage="prompts")
 def rewinds_that_commit() -> None:
     """A trainer that goes back to a checkpoint does not get what it drew after that."""
-    from memoire.prompts.steps import PromptSteps
+    from memoire.tables.prompts.steps import PromptSteps
 
     replace(PromptSteps, "_take_back", lambda self, rows: None)
 
@@ -218,7 +218,7 @@ def ends_of_those_that_are_there() -> None:
 @planted("endings: ")
 def locks_that_have_to_be_whole() -> None:
     """A server does not take the lock of a folder that a power failure has torn."""
-    from memoire.replay import file_lock
+    from memoire.replay import files as file_lock
 
     replace(file_lock, "_is_ours", lambda content: not content or content.endswith(b"}"))
 
@@ -226,7 +226,7 @@ def locks_that_have_to_be_whole() -> None:
 @planted("spins: ", storage="jobs")
 def leases_renewed_with_nobody() -> None:
     """An observer whose agent is away looks without a pause whether it can renew the lease of its job."""
-    from memoire.inference.io_observer import ObserverThread
+    from memoire.inference.io_asking import ObserverThread
 
     next_time = replace(ObserverThread, "_next_time", None)
     replace(ObserverThread, "_next_time", _with_former_renewals(next_time))

@@ -10,13 +10,16 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from memoire.accounting import unsaved_changes
+from memoire.accounting import runs as unsaved_changes
 from memoire.client import reports
+from memoire.disk import opening
 from memoire.limits import Limits
-from memoire.net import channel, feed, sockets
-from memoire.proxy import io_front, requests
-from memoire.server import io_intake, io_requests
-from memoire.storage import opening
+from memoire.models import io as feed
+from memoire.net import channel, sockets
+from memoire.proxy import io_sockets as io_front
+from memoire.proxy import requests
+from memoire.server import io_addresses as io_intake
+from memoire.server import io_requests
 
 CONSTANTS: Final[dict[tuple[Any, str], float]] = {
     (io_requests, "REQUESTS_PER_TURN"): 1,

@@ -25,13 +25,13 @@ from history.actor import PLAYS
 from history.learner import LAST, learn
 from history.schedule import Fault, faults
 from history.trial import SCHEMA, kept_in
-from memoire.accounting.kept_accounts import StoredAccounts
+from memoire.accounting.packing import StoredAccounts
 from memoire.errors import InsecureWarning
 from memoire.limits import Limits
 from memoire.nodes.roles import _server_report
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.replay import file_lock
+from memoire.replay import files as file_lock
 from memoire.server.server import Server
 
 from . import network, prompts

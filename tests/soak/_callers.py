@@ -10,7 +10,7 @@ import zmq
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.context import Socket
-from memoire.security.keyfolder import Keys
+from memoire.security.keys import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Message, encode, parse
 

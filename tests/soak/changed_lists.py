@@ -21,9 +21,9 @@ from history import ports
 from memoire.accounting.logbook import LineFilter, format_line
 from memoire.cli.drain import drain
 from memoire.client.client import connect
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
 from memoire.reader.reader import Reader
-from memoire.storage.state_folder import Store
 from netkit import SCHEMA, record
 
 LIMITS = Limits(resend_after=0.1, resend_most=0.5, update_every=0.1, request_timeout=60.0)

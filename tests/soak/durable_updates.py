@@ -16,12 +16,12 @@ import numpy as np
 import zmq
 from _kit import ROOT, TESTS, end, folder, say, table
 
-from memoire.accounting.unsaved_changes import SavedGroup
+from memoire.accounting.runs import SavedGroup
+from memoire.disk.state_folder import Store
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.server import build
 from memoire.server.server import Server
-from memoire.storage.state_folder import Store
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 

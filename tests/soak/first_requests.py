@@ -16,7 +16,7 @@ from _callers import Callers
 from _cluster import nodes
 from _kit import end, say, table
 
-from memoire.net import descriptors
+from memoire.net import process as descriptors
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.wire import messages

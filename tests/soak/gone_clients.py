@@ -16,16 +16,15 @@ import numpy as np
 from _kit import CANNOT, end, folder, memory, table
 
 from memoire.accounting.merge import merge, totals_of, totals_of_pages
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.storage.state_folder import Store
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import encode, name_hash, parse
 
 SCHEMA = Schema({"obs": (np.float32, (64,)), "action": np.int32, "reward": np.float32})
 MAX_BYTES = 100

@@ -20,8 +20,10 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.security import key_writer, keypairs, permissions
-from memoire.security.keyfolder import Keys
+from memoire.security import keys as keypairs
+from memoire.security import provision as key_writer
+from memoire.security import roles as permissions
+from memoire.security.keys import Keys
 from memoire.server.server import Server
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})

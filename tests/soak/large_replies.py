@@ -16,7 +16,8 @@ import memoire
 from memoire.errors import Refused
 from memoire.limits import Limits, MiB
 from memoire.replay.memory import Memory
-from memoire.wire import pack, unpack
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 
 HERE = "tcp://127.0.0.1:*"
 COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
@@ -108,7 +109,7 @@ def partitions() -> str:
 
     with memoire.Server(HERE, {"obs": np.float32}) as server:
         rows = server._dispatcher.keyed_rows
-        from memoire.pool.keyed_store import RowChange
+        from memoire.tables.keyed.store import RowChange
 
         for number in range(PARTITIONS):
             rows.put(f"partition {number}", [RowChange("k", {}, {"x": b"1"})])

@@ -11,9 +11,9 @@ import time
 from _kit import end, folder, say, table
 
 from memoire.accounting.logbook import LineFilter, LogEntry
-from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line
 
 

@@ -16,7 +16,7 @@ from _cluster import Peers, nodes
 from _kit import descriptors, end, memory, say, table, threads
 
 from memoire.client.client import connect
-from memoire.net import descriptors as limits
+from memoire.net import process as limits
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema

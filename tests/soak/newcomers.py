@@ -17,7 +17,7 @@ from _callers import Callers
 from _cluster import Peers, nodes
 from _kit import descriptors, end, memory, say, table
 
-from memoire.net import descriptors as limits
+from memoire.net import process as limits
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema

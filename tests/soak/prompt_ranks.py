@@ -70,7 +70,7 @@ def trial(draws: int, place: str) -> tuple[list[str], dict[str, object]]:
         for name in ("a", "b"):
             scene.start(name)
         scene.connect()
-        last: list[list[memoire.prompts.rows.Key]] = []
+        last: list[list[memoire.tables.prompts.rows.Key]] = []
         for step in range(draws):
             if step and step % 500 == 0:
                 scene.connect()

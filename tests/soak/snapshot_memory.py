@@ -72,7 +72,7 @@ def server_of(schema, mib):
 def save_caches(path, mib):
     import numpy as np
 
-    from memoire.wire import unpack
+    from memoire.wire import containers as unpack
 
     schema = frames()
     made = caches_of(schema, 64)

@@ -18,11 +18,11 @@ from _kit import CANNOT, end, say, table
 import memoire
 from history import network
 from memoire.limits import Limits
-from memoire.net import resolver
+from memoire.net import addresses as resolver
+from memoire.net.addresses import NameResolver
 from memoire.net.channel import Channel
 from memoire.net.context import shared_context
 from memoire.net.poller import Poller
-from memoire.net.resolver import NameResolver
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state")})
 PORT = 5560

@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from faultkit import FailAt, in_child
+from memoire.disk import record_file as checked_file
+from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.errors import DataError, ForkedError, ParameterError
-from memoire.replay.replacement import replace_file, replacing
-from memoire.storage import checked_file
-from memoire.storage.checked_file import CheckedFile, FileKind
+from memoire.replay.files import replace_file, replacing
 from memoire.wire import _bytes
 
 KIND = FileKind(b"memotest", 3, "a file of a test")

@@ -23,34 +23,36 @@ import pytest
 
 from faultkit import FailAt, KillAt, in_child
 from memoire.accounting.logbook import LogEntry
-from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
-from memoire.client import former_clients
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.client import reports as former_clients
+from memoire.disk import opening, snapshot_file
+from memoire.disk import record_file as checked_file
+from memoire.disk import snapshots as restore
+from memoire.disk import snapshots as snapshot
+from memoire.disk import table_rows as stored_prompts
+from memoire.disk.files import lock_folder
+from memoire.disk.record_file import CheckedFile, FileKind
+from memoire.disk.record_log import RecordLog
+from memoire.disk.state_folder import Store
 from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make as make_model
-from memoire.pool.caches import Pool
-from memoire.pool.tables import OpenTable, Table
-from memoire.prompts.bytes import PAYLOAD, packed_key
-from memoire.prompts.columns import packed
-from memoire.prompts.rows import PromptRules, PromptState
-from memoire.prompts.saving import restore as restore_prompts
-from memoire.prompts.saving import take_changes
-from memoire.prompts.table import PromptTable
-from memoire.replay import dataset_writing
+from memoire.replay import saving as dataset_writing
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.row_schema import row_schema_from
-from memoire.replay.schema import Schema
+from memoire.replay.schema import Schema, row_schema_from
 from memoire.rl import weights
 from memoire.rl.demo import learner
 from memoire.rl.sample_journal import SampleJournal
-from memoire.storage import checked_file, opening, restore, snapshot, snapshot_file, stored_prompts
-from memoire.storage.checked_file import CheckedFile, FileKind
-from memoire.storage.folder_lock import lock_folder
-from memoire.storage.record_log import RecordLog
-from memoire.storage.state_folder import Store
+from memoire.tables.caches.pool import Pool
+from memoire.tables.prompts.columns import PAYLOAD, packed, packed_key
+from memoire.tables.prompts.rows import PromptRules, PromptState
+from memoire.tables.prompts.saving import restore as restore_prompts
+from memoire.tables.prompts.saving import take_changes
+from memoire.tables.prompts.table import PromptTable
+from memoire.tables.table import OpenTable, Table
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
 from memoire.wire.rows import ACCOUNT
@@ -322,7 +324,7 @@ def prompts(folder, number, at):
 
 def read_prompts(folder):
     """A prompt whose answer is damaged may wait again; then the log names the file."""
-    logger, warnings = logging.getLogger("memoire.storage.stored_prompts"), []
+    logger, warnings = logging.getLogger("memoire.disk.table_rows"), []
     logger.addFilter(lambda record: warnings.append(record.getMessage()) or True)
     try:
         with Store(folder, "home") as store:

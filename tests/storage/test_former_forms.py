@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from memoire.disk import snapshots as snapshot
+from memoire.disk.state_folder import Store
 from memoire.errors import DataError, StateForeign
-from memoire.storage import snapshot
-from memoire.storage.state_folder import Store
 
 FORMER = Path(__file__).parents[1] / "vectors" / "former"
 """A state folder and a snapshot of four episodes, written in form 2, whose checksums are XXH64."""

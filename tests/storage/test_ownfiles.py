@@ -7,8 +7,8 @@ import pytest
 
 import memoire
 from memoire.dashboard.collect.history import History
+from memoire.disk import private_files
 from memoire.errors import StateForeign
-from memoire.storage import private_files
 from netkit import SCHEMA
 
 SHARED = stat.S_ISGID | 0o770

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from faultkit import FailAt, in_child
+from memoire.disk.record_file import FileKind
+from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
-from memoire.storage.checked_file import FileKind
-from memoire.storage.record_log import RecordLog
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
 

@@ -13,22 +13,26 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import mutations
+from memoire.disk import snapshot_file
+from memoire.disk import snapshots as restore
+from memoire.disk import snapshots as snapshot
+from memoire.disk.snapshot_file import Record, SnapshotFile
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool import episode_records
-from memoire.pool.caches import Pool
-from memoire.pool.draw import plan
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.snapshot import ClientRecord, KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
-from memoire.storage import restore, snapshot, snapshot_file
-from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes, pack, unpack
+from memoire.tables.caches.inspection import ClientRecord, KeptCache, KeptClient
+from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import plan
+from memoire.tables.episodes import saving as episode_records
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.wire import _bytes
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from netkit import pool_in

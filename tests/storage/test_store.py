@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from memoire.accounting.unsaved_changes import RunFacts
+from memoire.accounting.runs import RunFacts
+from memoire.disk.records import META
+from memoire.disk.state_file import StateFile
+from memoire.disk.state_folder import Store
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.storage.records import META
-from memoire.storage.state_file import StateFile
-from memoire.storage.state_folder import Store
 from memoire.wire.rows import ACCOUNT
 from netkit import until
 from statekit import (

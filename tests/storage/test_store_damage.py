@@ -11,9 +11,9 @@ import pytest
 
 import mutations
 from memoire.accounting.logbook import LineFilter
+from memoire.disk.state_folder import Store
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models.model import make
-from memoire.storage.state_folder import Store
 from statekit import (
     CLIENTS,
     RUN,

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memoire.disk.files import check_file_system
+from memoire.disk.state_folder import Store
 from memoire.errors import MemoireTimeout, Refused, StateLost, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.pool.tables import Table
-from memoire.reader.prompts import Prompts
-from memoire.storage.file_system import check_file_system
-from memoire.storage.state_folder import Store
+from memoire.reader.calls import Prompts
+from memoire.tables.table import Table
 from netkit import QUICK, SCHEMA, until
 from statekit import CLIENTS, Faulty, Keeper, account, contents, failing, keeper_of_all, own_accounts, text_of_log
 

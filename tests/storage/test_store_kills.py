@@ -11,8 +11,8 @@ import pytest
 
 import powerkit
 from killkit import check_state
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.storage.state_folder import Store
 from statekit import folder_in_memory
 from store_child import HITS, STEPS
 
@@ -78,7 +78,7 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, poin
 
 
 def test_every_point_of_the_store_is_tried():
-    others = ("replay/replacement.py", "tq/interface.py")  # test_every_file.py kills at each of their points
+    others = ("replay/files.py", "tq/interface.py")  # test_every_file.py kills at each of their points
     package = TESTS.parent / "memoire"
     paths = [path for path in package.rglob("*.py") if path.relative_to(package).as_posix() not in others]
     sources = "".join(path.read_text() for path in paths)

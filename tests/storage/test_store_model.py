@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.accounting.logbook import LineFilter, LogEntry, escape
-from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.disk import database
+from memoire.disk.state_file import StateFile
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.storage import database
-from memoire.storage.state_file import StateFile
-from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line
 from statekit import CLIENTS, account, folder_in_memory, inherited, own_accounts, rows, text_of_log
 

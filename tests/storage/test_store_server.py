@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from memoire.accounting.logbook import LineFilter
+from memoire.disk.state_folder import Store
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
-from memoire.pool.tables import Table
-from memoire.storage.state_folder import Store
+from memoire.tables.table import Table
 from netkit import QUICK, until
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.accounting.logbook import LineFilter, LogEntry
-from memoire.accounting.unsaved_changes import RunFacts, SavedGroup
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.disk import records
+from memoire.disk.database import NONE, SUMS, RowsChecksum
+from memoire.disk.records import MAX_TEXT, META, MODEL, RUN, SEGMENT, WORD, LogSegment, StateContents, condition
 from memoire.errors import StateCorrupt
-from memoire.storage import records
-from memoire.storage.records import MAX_TEXT, META, MODEL, RUN, SEGMENT, WORD, LogSegment, StateContents, condition
-from memoire.storage.seal import NONE, SUMS, RowsChecksum
 from memoire.wire.messages import Line
 
 PATH = Path("/nowhere/state.db")

@@ -10,9 +10,9 @@ import pytest
 
 from memoire.accounting.ledger import MAX_GUESTS, SILENCE_TIMEOUT, Ledger
 from memoire.errors import ProtocolError
-from memoire.pool.desk import Reply
-from memoire.security import throttle
-from memoire.server import once
+from memoire.security import roles as throttle
+from memoire.server import dispatch as once
+from memoire.tables.desk import Reply
 from memoire.wire import messages, receivers, types
 from memoire.wire.frames import MessageHeader
 from poolkit import Clock
@@ -20,8 +20,8 @@ from structure_imports import tree_of
 
 ROOT = Path(__file__).resolve().parents[2] / "memoire"
 ROOMS = (
-    "server", "inference", "net", "dashboard", "tq", "prompts", "reader", "client", "proxy",
-    "wire", "security", "accounting", "models", "pool", "nodes",
+    "server", "inference", "net", "dashboard", "tq", "tables", "reader", "client", "proxy",
+    "wire", "security", "accounting", "models", "nodes",
 )  # fmt: skip
 LEAVES = {
     "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
@@ -31,57 +31,57 @@ HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
 """What a file has in which that happens."""
 
 REFUSES = {
-    "server/once:GivenReplies._new_row",
+    "server/dispatch:GivenReplies._new_row",
     "wire/byte_budget:PeerTable.put",
 }
 """Places at which a newcomer is refused while all others are heard: tried below."""
 HARMLESS = {
     "accounting/ledger:Ledger.__init__": "They are numbered, so that a reader sees which ones it has missed.",
     "accounting/logbook:Logbook._extend": "their numbers show that they were there",
-    "accounting/unsaved_changes:UnsavedChanges.wait": "and counted: their clients ask again",
+    "accounting/runs:UnsavedChanges.wait": "and counted: their clients ask again",
     "client/counts:RunCounts.__init__": "beyond, the return of the oldest is given up",
-    "client/push_window:AccountWindows.belong": "as many servers as a WELCOME can name",
+    "client/counts:AccountWindows.belong": "as many servers as a WELCOME can name",
     "dashboard/collect/actors:ActorList.remember": "WINDOW",
     "dashboard/collect/actors:NewestModels.replaced": "OUTDATED_AFTER",
     "dashboard/collect/cluster:Cluster.__init__": "Newest episodes that pages show.",
-    "dashboard/collect/ledgers:RunLedgers.of": "others are read from the history",
-    "dashboard/collect/rates:RateWindow.add": "self._seconds",
+    "dashboard/collect/actors:RunLedgers.of": "others are read from the history",
+    "dashboard/collect/counters:RateWindow.add": "self._seconds",
     "dashboard/collect/actors:RecentReturns.add": "Newest episodes of an actor whose mean return says how it plays now.",
     "dashboard/collect/overview:_start_row": "Newest ancestors of the best that are shown.",
-    "dashboard/web/event_stream:ListenerHub.__init__": "each is whole: older ones are not missed",
-    "dashboard/web/event_stream:events_of": "yield bytes(buffer)",
-    "dashboard/web/logins:Logins._prove": "An address that has given the token before does not wait",
+    "dashboard/web/stream:ListenerHub.__init__": "each is whole: older ones are not missed",
+    "dashboard/web/stream:events_of": "yield bytes(buffer)",
+    "dashboard/web/access:Logins._prove": "An address that has given the token before does not wait",
     "inference/batching:Batching.answered": "an older request that comes again is computed again",
-    "inference/io_jobs:JobService._keep": "a client asks for one job at a time",
+    "inference/jobs:JobService._keep": "a client asks for one job at a time",
     "inference/io_policy:PolicyThread._learned": "others are made again",
-    "models/fetcher:TopicFetcher._advance": "only the newest counts",
-    "models/fetcher:TopicFetcher._enqueue": "the oldest are skipped beyond",
-    "models/fetcher:TopicFetcher.is_anew": "as many as a WELCOME can name",
-    "models/received:Subscription.put": "the oldest are skipped beyond",
-    "net/resolver:NameResolver._find": "others are looked up again",
-    "net/send_queues:SendQueue.put": "beyond the bounds the oldest are dropped",
-    "net/send_queues:SendQueues._count": "the oldest are lost if there is too little for all but one",
-    "net/send_queues:SendQueues._keep": "beyond the bounds the oldest are dropped",
-    "nodes/child:Child.__init__": "Lines of each child's output that are kept.",
+    "models/fetching:TopicFetcher._advance": "only the newest counts",
+    "models/fetching:TopicFetcher._enqueue": "the oldest are skipped beyond",
+    "models/fetching:TopicFetcher.is_anew": "as many as a WELCOME can name",
+    "models/topics:Subscription.put": "the oldest are skipped beyond",
+    "net/addresses:NameResolver._find": "others are looked up again",
+    "net/poller:SendQueue.put": "beyond the bounds the oldest are dropped",
+    "net/poller:SendQueues._count": "the oldest are lost if there is too little for all but one",
+    "net/poller:SendQueues._keep": "beyond the bounds the oldest are dropped",
+    "nodes/launcher:Child.__init__": "Lines of each child's output that are kept.",
     "nodes/http:NodePages._serve": "self._ended.wait()",
     "nodes/http:NodePages.joined": "ends the one that was made first, which its peer sees",
-    "pool/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
-    "prompts/steps:PromptSteps.rewind": "as any new session may",
-    "prompts/worker:PromptWorker.learn": "each server is asked",
+    "tables/caches/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
+    "tables/prompts/steps:PromptSteps.rewind": "as any new session may",
+    "tables/prompts/worker:PromptWorker.learn": "each server is asked",
     "proxy/backend:Backend._keep_epoch": "as many as a WELCOME can name",
-    "proxy/io_backend:BackendLink._send_request": "beyond, it is told again",
+    "proxy/io_sockets:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",
     "proxy/router:Router._forget": "A client of an older one is told so later",
-    "security/throttle:ConnectionClients._admits": "takes a token again, or is refused",
-    "security/throttle:TokenBuckets.take": "that harms no peer",
-    "security/tokens:WrongTokens.wrong": "it may guess more",
+    "security/roles:ConnectionClients._admits": "takes a token again, or is refused",
+    "security/roles:TokenBuckets.take": "that harms no peer",
+    "security/access:WrongTokens.wrong": "it may guess more",
     "server/handlers/accounts:AccountsHandler._read": "each still once, since pages follow their keys",
-    "server/handlers/models:ModelsHandler._show_when_saved": "passed over, as by a slow client",
-    "server/learners:Learners.met": "its replies are not compressed",
-    "server/once:GivenReplies.keep": "refused if newer replies have replaced that of number 3",
-    "server/orders:SnapshotOrders.receive": "its snapshot is written again",
-    "server/queries:Queries.run": "Runs that an error names",
-    "server/reported:recent": "Episodes that `recent` speaks of.",
+    "server/handlers/control:ModelsHandler._show_when_saved": "passed over, as by a slow client",
+    "server/state:Learners.met": "its replies are not compressed",
+    "server/dispatch:GivenReplies.keep": "refused if newer replies have replaced that of number 3",
+    "server/io_snapshots:SnapshotOrders.receive": "its snapshot is written again",
+    "server/stats:Queries.run": "Runs that an error names",
+    "server/stats:recent": "Episodes that `recent` speaks of.",
     "server/state:ClientNames.note": '"" if it has none, or it is forgotten',
 }
 """Places at which the oldest leaves: by what the same file says of it, no peer loses what it was promised."""
@@ -184,7 +184,7 @@ def replies(clock: Clock) -> tuple[Use, int, float]:
 
 
 def logins(clock: Clock) -> tuple[Use, int, float]:
-    logins = pytest.importorskip("memoire.dashboard.web.logins", reason="starlette is not installed")
+    logins = pytest.importorskip("memoire.dashboard.web.access", reason="starlette is not installed")
     headers = pytest.importorskip("starlette.datastructures").Headers
     door = logins.Logins(SimpleNamespace(holds="token".__eq__), clock)
     browsers: dict[int, str] = {}

@@ -34,19 +34,19 @@ FOREIGN = {
     "__init__.py": {"AttributeError"},  # the same
     "rl/__init__.py": {"AttributeError"},  # the same
     "tmrl/config/config_constants.py": {"AttributeError"},  # the same
-    "nodes/sizes.py": {"NotASize"},  # what argparse asks for: becomes its error, or ParameterError
+    "nodes/settings.py": {"NotASize"},  # what argparse asks for: becomes its error, or ParameterError
     "replay/batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
     "wire/messages.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
     "wire/rows.py": {"ValueError"},  # the same
     "wire/frames.py": {"ValueError"},  # inside of the encoder: a mistake of ours
-    "storage/rotating_log.py": {"OSError"},  # a write that fell short, caught with those that failed
-    "security/keypairs.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
-    "storage/database_reader.py": {"ValueError"},  # a mistake of ours
-    "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
+    "disk/logs.py": {"OSError"},  # a write that fell short, caught with those that failed
+    "security/keys.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
+    "disk/database.py": {"ValueError"},  # a mistake of ours
+    "disk/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
-    "client/former_clients.py": {"ValueError", "PermissionError"},  # caught where they are raised
-    "replay/entry_conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
-    "pool/inspection.py": {"AssertionError"},  # a mistake of ours
+    "client/reports.py": {"ValueError", "PermissionError"},  # caught where they are raised
+    "replay/conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
+    "tables/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
@@ -54,7 +54,7 @@ FOREIGN = {
     "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError
     "rl/plain_values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
-    "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
+    "rl/trainer/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
     "tq/values.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's

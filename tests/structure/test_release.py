@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 import memoire
-from memoire.built import COMPILED
+from memoire.version import COMPILED
 
 ROOT = Path(__file__).resolve().parents[2]
 

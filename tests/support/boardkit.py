@@ -3,7 +3,7 @@
 import numpy as np
 
 from memoire.dashboard.collect.history import HistoryPoint
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 from netkit import record, until
 

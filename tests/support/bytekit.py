@@ -10,18 +10,17 @@ import itertools
 import numpy as np
 
 from memoire.net import sockets
-from memoire.pool import keyed
-from memoire.pool.tables import Table
-from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
+from memoire.replay.columns import Ragged
 from memoire.replay.memory import Memory
-from memoire.replay.ragged import Ragged
-from memoire.replay.row_schema import RowSchema
-from memoire.replay.schema import Schema
-from memoire.wire import messages, pack
+from memoire.replay.schema import RowSchema, Schema
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.table import Table
+from memoire.wire import containers as pack
+from memoire.wire import messages
 from memoire.wire._bytes import checksum
-from memoire.wire.frames import encode
-from memoire.wire.identity import table_number
+from memoire.wire.frames import encode, table_number
 from memoire.wire.layout import usual_bytes
 from memoire.wire.row_container import pack_rows
 

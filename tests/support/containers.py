@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from memoire.wire import unpack
+from memoire.wire import containers as unpack
 from memoire.wire.compression import _COMPRESS
+from memoire.wire.containers import Container, ContainerHead
 from memoire.wire.layout import ContainerLayout
-from memoire.wire.pack import Container, ContainerHead
 from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, RowCount
 
 DTYPES = {

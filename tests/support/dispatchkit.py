@@ -3,12 +3,13 @@
 import numpy as np
 
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import messages, pack
+from memoire.tables.caches.pool import Pool
+from memoire.tables.table import Table, Tables
+from memoire.wire import containers as pack
+from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
 

@@ -9,12 +9,10 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from memoire.accounting.kept_accounts import StoredAccounts
-from memoire.accounting.packing import AccountPacker, NumberedTexts
-from memoire.accounting.runs import FolderStats
-from memoire.accounting.unsaved_changes import SavedGroup
-from memoire.storage.records import LAST, pack_accounts
-from memoire.wire.identity import name_hash
+from memoire.accounting.packing import AccountPacker, NumberedTexts, StoredAccounts
+from memoire.accounting.runs import FolderStats, SavedGroup
+from memoire.disk.records import LAST, pack_accounts
+from memoire.wire.frames import name_hash
 
 
 class Disk:
@@ -49,7 +47,7 @@ class Disk:
 
 
 class DiskReader:
-    """The accounts of one run on a `Disk`: `memoire.accounting.kept_accounts.PackedReader`."""
+    """The accounts of one run on a `Disk`: `memoire.accounting.packing.PackedReader`."""
 
     def __init__(self, disk, run):
         self.disk, self.run = disk, run

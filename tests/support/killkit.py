@@ -1,10 +1,10 @@
 """What a state folder must hold after a process that saved steps was killed."""
 
+from memoire.disk.logs import text_of
+from memoire.disk.snapshot_file import Counts, EndRecord, SnapshotFile
+from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.prompts.bytes import COLUMNS, PAYLOAD, ROW
-from memoire.storage.rotating_log import text_of
-from memoire.storage.snapshot_file import Counts, EndRecord, SnapshotFile
-from memoire.storage.state_folder import Store
+from memoire.tables.prompts.columns import COLUMNS, PAYLOAD, ROW
 from statekit import CLIENTS, RUN, lines_through, own_accounts, text_of_log
 
 

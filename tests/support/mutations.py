@@ -7,9 +7,9 @@ import shutil
 from collections import Counter
 from contextlib import contextmanager
 
+from memoire.disk.state_folder import Store
 from memoire.errors import StateError
 from memoire.models.model import make
-from memoire.storage.state_folder import Store
 from statekit import CLIENTS, account, contents, keeper_of_all
 
 VERDICTS = ("exact", "refused", "a model less")

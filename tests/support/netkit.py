@@ -15,7 +15,7 @@ import zmq
 from history.ports import held
 from memoire.client.client import connect
 from memoire.limits import Limits
-from memoire.net.descriptors import System
+from memoire.net.process import System
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column

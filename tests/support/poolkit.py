@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 import containers
-from memoire.pool.caches import Pool
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import containers as unpack
+from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import ContainerHead
 from memoire.wire.parts import Part
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})

@@ -215,7 +215,7 @@ ROLES = {"server": serve, "proxy": forward, "worker": work, "trainer": train}
 def fork_for_ever(folder: str) -> None:
     """Fork a process for each line of standard input, and tell its id."""
     import memoire.proxy.proxy
-    import memoire.reader.prompts
+    import memoire.reader.calls
     import memoire.server.server  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

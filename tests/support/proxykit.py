@@ -4,11 +4,9 @@ from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.proxy.backend import Backend
 from memoire.proxy.router import Router
-from memoire.security.envelope import EnvelopedRequest
-from memoire.security.permissions import OPEN
+from memoire.security.roles import OPEN, EnvelopedRequest
 from memoire.wire import messages
-from memoire.wire.frames import MessageHeader, encode, parse_header
-from memoire.wire.identity import name_hash
+from memoire.wire.frames import MessageHeader, encode, name_hash, parse_header
 
 LIMITS = Limits()
 RUN = name_hash("one")

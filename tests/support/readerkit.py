@@ -7,16 +7,16 @@ import numpy as np
 
 from memoire.errors import Refused
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
 from memoire.reader.directory import Directory
-from memoire.reader.prefetch import BatchQueue
-from memoire.reader.rounds import ClientPartition, Rounds
+from memoire.reader.rounds import BatchQueue, ClientPartition, Rounds
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import messages, pack, unpack
-from memoire.wire.frames import Message, MessageHeader
-from memoire.wire.identity import name_hash
+from memoire.tables.caches.pool import Pool
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire import messages
+from memoire.wire.frames import Message, MessageHeader, name_hash
 from memoire.wire.rows import unpack_counts
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})

@@ -3,17 +3,16 @@
 import numpy as np
 
 from memoire.limits import Limits
-from memoire.pool import rollout_transport
-from memoire.pool.episode_checks import CheckedEpisode
-from memoire.pool.rollout_transport import unpacked
-from memoire.pool.rollouts import RolloutPool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.dataset import Episode
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.tables.episodes.memory import CheckedEpisode
+from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts.pool import RolloutPool
+from memoire.tables.rollouts.transport import unpacked
+from memoire.tables.table import Table, Tables
+from memoire.wire.frames import encode, parse, table_number
 from serverkit import NOW, READER
 
 SCHEMA = Schema({"obs": np.int64, "reward": np.float32})

@@ -4,24 +4,21 @@ import inspect
 
 from fake_store import Disk, MemoryStore
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
-from memoire.pool.episodes import EpisodePool
-from memoire.pool.tables import Table, Tables
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.server.credit import Credits
+from memoire.server.build import ServerOptions
 from memoire.server.durability import Committer
+from memoire.server.handlers.accounts import FeedbackHandler
 from memoire.server.handlers.clients import ClientsHandler
-from memoire.server.handlers.control import ControlHandler
-from memoire.server.handlers.feedback import FeedbackHandler
-from memoire.server.handlers.models import ModelsHandler
-from memoire.server.options import ServerOptions
-from memoire.server.owners import ClientOwners
+from memoire.server.handlers.control import ControlHandler, ModelsHandler
 from memoire.server.server import Server
-from memoire.server.state import ServerState
-from memoire.wire import messages, pack
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
+from memoire.server.state import ClientOwners, Credits, ServerState
+from memoire.tables.caches.pool import Pool
+from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.table import Table, Tables
+from memoire.wire import containers as pack
+from memoire.wire import messages
+from memoire.wire.frames import encode, name_hash, parse
 from netkit import SCHEMA, entry
 
 NOW = 1000.0

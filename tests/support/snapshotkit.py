@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from memoire.pool.episode_memory import NamedMemory
-from memoire.pool.episodes import EpisodePool
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.tables.episodes.memory import NamedMemory
+from memoire.tables.episodes.pool import EpisodePool
 
 STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.float32, (), "reward")})
 

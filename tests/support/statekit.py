@@ -13,9 +13,9 @@ import numpy as np
 
 from memoire.accounting.account import Account
 from memoire.accounting.logbook import LogEntry
-from memoire.accounting.unsaved_changes import RunFacts, UnsavedChanges
+from memoire.accounting.runs import RunFacts, UnsavedChanges
+from memoire.disk.state_folder import Store
 from memoire.models.model import make
-from memoire.storage.state_folder import Store
 from memoire.wire.messages import Line, Update
 from memoire.wire.rows import ACCOUNT
 from netkit import until

@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from memoire.accounting.unsaved_changes import RunFacts
+from memoire.accounting.runs import RunFacts
+from memoire.disk import snapshot_file
+from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.pool.snapshot import ClientRecord
-from memoire.prompts.bytes import COLUMNS, PAYLOAD, ROW
-from memoire.storage import snapshot_file
-from memoire.storage.snapshot_file import Record, SnapshotHeader, TableAbout
+from memoire.tables.caches.inspection import ClientRecord
+from memoire.tables.prompts.columns import COLUMNS, PAYLOAD, ROW
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)

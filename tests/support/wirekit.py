@@ -7,8 +7,7 @@ import make_vectors
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import _bytes
-from memoire.wire.frames import parse
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES, parse
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 

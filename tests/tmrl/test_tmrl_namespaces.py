@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memoire.security.key_writer import write_cluster
+from memoire.security.provision import write_cluster
 from netkit import until
 
 ROLES = Path(__file__).resolve().parents[1] / "support" / "tmrl_roles.py"

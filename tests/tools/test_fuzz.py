@@ -14,17 +14,18 @@ import pytest
 from fuzz import engine, snapshot_file, state_file
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
+from memoire.disk import records
+from memoire.disk import snapshots as snapshot
+from memoire.disk.snapshot_file import Record
+from memoire.disk.state_folder import Store
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.nodes.tables_file import parameters_from, read_tables
-from memoire.pool.episode_records import EpisodeRecord
-from memoire.pool.readers import MAX_READERS
-from memoire.pool.snapshot import ClientRecord
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.handlers.accounts import AccountsHandler
-from memoire.storage import records, snapshot
-from memoire.storage.snapshot_file import Record
-from memoire.storage.state_folder import Store
+from memoire.tables.caches.inspection import ClientRecord
+from memoire.tables.caches.queues import MAX_READERS
+from memoire.tables.episodes.saving import EpisodeRecord
 from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MAX_RETURN, MAX_RETURNS, unpack_accounts
 from serverkit import NOW, state_of

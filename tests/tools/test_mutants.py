@@ -105,7 +105,9 @@ def test_mistakes_are_numbered_through_all_kernels(tool):
     every = kernels.Kernels()
     chosen = [found[0] for source in every.sources.values() if (found := source.places())]
     planted = every.with_mistakes(chosen)
-    assert {"memoire/_core.pyx", "memoire/pool/_draw.pyx", "memoire/_kernels/tree.pxd"} <= {p.file for p in chosen}
+    assert {"memoire/_core.pyx", "memoire/tables/caches/_draw.pyx", "memoire/_kernels/tree.pxd"} <= {
+        p.file for p in chosen
+    }
     for number, place in enumerate(chosen, 1):
         text, owners = planted[place.file]
         assert f"planted({number})" in text and set(owners) == {0, number}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging import requirements, utils
 
-from memoire.security import keypairs
+from memoire.security import keys as keypairs
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"

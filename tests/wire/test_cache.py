@@ -16,13 +16,15 @@ import containers
 import make_vectors
 from memoire.errors import EmptyMemory, ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool
 from memoire.replay import batch
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, compression, pack, unpack
+from memoire.tables.caches.pool import Pool
+from memoire.wire import _bytes, compression
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire.compression import _COMPRESS, codecs
 from memoire.wire.layout import (
     ContainerLayout,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.wire.compression_choice import TRIAL, WHILE, CompressionChoice
+from memoire.wire.compression import TRIAL, WHILE, CompressionChoice
 
 SAMPLES = 32
 

@@ -4,8 +4,7 @@ import pytest
 
 from memoire.errors import Closed, MemoireTimeout, Refused
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from memoire.wire.hello import HelloSchedule, welcome_of
+from memoire.wire.frames import HelloSchedule, encode, parse, welcome_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
-from memoire.pool import keyed
+from memoire.tables.keyed import messages as keyed
 
 PUTS = [keyed.PutRow("k", {"s": b"1"}, {"x": b"2"}, [keyed.StagedValue("y", 0, 9)])]
 FACTS = [keyed.RowFacts("p", "k", 3, {"s": b"1"}, ["x"])]

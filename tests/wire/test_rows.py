@@ -6,14 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import EntryError, ProtocolError, SchemaError, WrongType
-from memoire.replay.columns import Column
-from memoire.replay.ragged import Ragged
-from memoire.replay.row_schema import RowSchema, row_schema_from
-from memoire.replay.schema import Schema
+from memoire.replay.columns import Column, Ragged
+from memoire.replay.schema import RowSchema, Schema, row_schema_from
 from memoire.wire._container import RowForm
 from memoire.wire.parts import ALIGNMENT
-from memoire.wire.row_container import cut, exact_rows, joined, pack_known, pack_rows, unpack_rows
-from memoire.wire.row_form import FORMS, MAX_FORMS
+from memoire.wire.row_container import FORMS, MAX_FORMS, cut, exact_rows, joined, pack_known, pack_rows, unpack_rows
 
 GRAPH = RowSchema(
     {

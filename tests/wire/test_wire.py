@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 import make_vectors
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.security.permissions import ROLES
+from memoire.security.roles import ROLES
 from memoire.wire import _bytes, messages, types
-from memoire.wire.frames import encode, parse, parse_header, parse_notice, reply
-from memoire.wire.identity import name_hash, topic_frame
-from memoire.wire.refusals import CODES
+from memoire.wire.frames import CODES, encode, name_hash, parse, parse_header, parse_notice, reply, topic_frame
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from wirekit import BODIES, VECTORS, changed, golden, refused, with_tail
 

@@ -10,7 +10,7 @@ from memoire.accounting.ledger import Ledger
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
-from memoire.server.learners import Learners
+from memoire.server.state import Learners
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, CLIENT_SUMS, unpack_accounts, unpack_counts, unpack_sums
 from wirekit import BODIES, refused, with_tail

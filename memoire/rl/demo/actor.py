@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
-from memoire.nodes.gym_environments import make_envs, sizes
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
-from memoire.replay.forks import ForkedGenerator
+from memoire.nodes.tables_file import make_envs, sizes
+from memoire.replay.memory import ForkedGenerator
 from memoire.replay.writer import Writer
 
 from .qlearning import LearningSettings, Network, act

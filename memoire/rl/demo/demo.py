@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from memoire.errors import ParameterError
-from memoire.nodes import local_cluster
-from memoire.nodes.child import Child
-from memoire.nodes.gym_environments import make_envs, sizes
-from memoire.nodes.launcher import Launcher
-from memoire.nodes.local_cluster import LocalCluster, Nodes
-from memoire.nodes.local_run import LocalRun
+from memoire.nodes import local as local_cluster
+from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.local import LocalCluster, LocalRun, Nodes
+from memoire.nodes.tables_file import make_envs, sizes
 from memoire.replay.schema import Schema
 
 PARAMETERS = ("multi_step=3", "discount_factor=[0.99]", "samples_per_insert=8", "cache_size=1024")

@@ -52,7 +52,7 @@ def collect(env: str, num_envs: int, learners: int) -> None:
     """Step environments until the run is over; the learner of a rank computes the actions."""
     import gymnasium
 
-    from memoire.rl.collector import Collector
+    from memoire.rl.onpolicy.collector import Collector
 
     rank = int(os.environ["MEMOIRE_RANK"])
     url = address_of_rank(os.environ["MEMOIRE_ENDPOINT"], rank % learners)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from memoire.disk import record_file as checked_file
+from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
-from memoire.replay.replacement import Fault, no_fault
-from memoire.storage import checked_file
-from memoire.storage.checked_file import CheckedFile, FileKind
+from memoire.replay.files import Fault, no_fault
 
 from .actor import POLICY
 from .qlearning import DoubleQ

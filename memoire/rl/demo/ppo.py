@@ -10,8 +10,7 @@ import sys
 import time
 
 from memoire.nodes.launch import LaunchedRun, Options
-from memoire.nodes.launcher import Launcher
-from memoire.nodes.output import ProcessOutput, note
+from memoire.nodes.launcher import Launcher, ProcessOutput, note
 from memoire.rl.addresses import BETWEEN_RANKS
 
 from .lander import TASKS

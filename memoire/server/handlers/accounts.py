@@ -1,18 +1,45 @@
-"""What has been counted: pages of a run's accounts, and accounts that drained servers bring here. Pure."""
+"""What has been counted: pages of a run's accounts, and accounts that drained servers bring here. Pure.
+
+Priorities that learners set: those of entries that are here are applied, the others wait for their owners. Pure.
+
+learner     ids and TD errors ──▶ apply       entries of this server: set in the pool
+                                              entries of client 7: wait, the newest of each    until it says UPDATE
+client 7    UPDATE ──▶ fetch(through=0)       piece 1 is sent, and kept until it says that it has applied it
+            UPDATE ──▶ fetch(through=1)       piece 2, of what has come since
+
+At every moment each TD error is in one place of `FeedbackCounts`. What was sent is never dropped, since its owner may
+have applied it. Of those that were not sent the newest of an entry is enough.
+
+Which accounts stay in memory: those of clients that are gone, or silent for long, leave it. Pure.
+"""
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memoire import arguments
+from memoire._core import at_once, setting
+from memoire.accounting.account import Account, FeedbackCounts
+from memoire.accounting.figures import Timing, Timings
 from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.desk import Reply
+from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
+from memoire.replay.episode_store import Changes, adding
 from memoire.server.state import ServerState
+from memoire.tables.desk import Reply
+from memoire.tables.table import OpenTable
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.rows import ACCOUNT, unpack_accounts
@@ -134,3 +161,457 @@ def _newest(names: list[str], size: int) -> list[str]:
     while first and (size := size - encoded_bytes(names[first - 1])) >= 0:
         first -= 1
     return names[first:]
+
+
+FEEDBACK_SAMPLES = 1 << 19
+"""TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
+MERGED_SAMPLES = 1 << 15
+"""They are merged when so many have come since they were merged last, and as many as were left then. A reply brings
+that many: fewer are soon away.
+"""
+MOST_UNMERGED = FEEDBACK_SAMPLES // 4
+"""At latest they are merged when so many have come."""
+ERROR_BYTES = 20
+"""Of a TD error that waits: number, error and time."""
+PIECE_BYTES = 640
+"""Of a piece of them, beside these."""
+SAMPLE_BYTES = 16
+"""Of a TD error in a reply: number, error and owner."""
+READ_COPIES = 3
+"""What a message of them takes while it is read, in times of its unpacked size."""
+CONTAINER_BYTES = 1024
+"""What a reply has beside them, at most."""
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings that clients do not keep up."""
+
+Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
+"""Feedback by client: its id, numbers of entries [n], TD errors [n]."""
+
+
+@dataclass(slots=True)
+class _Errors:
+    """TD errors of one client's entries; neither it nor its arrays are ever changed."""
+
+    numbers: NDArray[np.int64]
+    """Of the entries, [n]."""
+    errors: NDArray[np.float32]
+    """[n]"""
+    given: NDArray[np.float64]
+    """When each came, in seconds since 1970, [n]."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, rows: slice | NDArray[np.intp]) -> _Errors:
+        """Some of them."""
+        return _Errors(self.numbers[rows], self.errors[rows], self.given[rows])
+
+
+def _bytes_of(errors: int, clients: int) -> int:
+    """What so many TD errors of so many clients take at most, when they come."""
+    return ERROR_BYTES * errors + 2 * PIECE_BYTES * clients
+
+
+def _joined(pieces: list[_Errors]) -> _Errors:
+    return _Errors(
+        np.concatenate([piece.numbers for piece in pieces]),
+        np.concatenate([piece.errors for piece in pieces]),
+        np.concatenate([piece.given for piece in pieces]),
+    )
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits for one client."""
+
+    pieces: list[_Errors] = field(default_factory=list)
+    """Not sent yet, in the order in which they came."""
+    unsent: int = 0
+    """TD errors in them."""
+    unmerged: int = 0
+    """Those that came since they were merged last."""
+    sent: _Errors | None = None
+    number: int = 0
+    """Of the piece that was sent."""
+    counted: int = 0
+    """Bytes that were counted for it last."""
+
+    @property
+    def bytes(self) -> int:
+        """That it takes."""
+        errors = self.unsent + (0 if self.sent is None else len(self.sent))
+        return ERROR_BYTES * errors + PIECE_BYTES * (len(self.pieces) + 1)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so many TD errors have come that merging them pays."""
+        return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
+
+    def adding(self, piece: _Errors) -> Changes:
+        """The changes by which more have come."""
+        count = len(piece.numbers)
+        return [
+            (self.pieces.append, (piece,)),
+            (setattr, (self, "unsent", self.unsent + count)),
+            (setattr, (self, "unmerged", self.unmerged + count)),
+        ]
+
+    def taking(self, count: int, result: _Errors) -> Changes:
+        """The changes by which what was merged is in the place of so many pieces, which are the first."""
+        unmerged = self.unsent - sum(map(len, self.pieces[:count]))
+        pieces = [result, *self.pieces[count:]]
+        return setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces)
+
+    def cutting(self, most: int) -> tuple[list[_Errors], Changes]:
+        """The first TD errors of those that were not sent, and the changes by which they leave."""
+        chosen, pieces, room = [], list(self.pieces), most
+        while pieces and room:
+            piece = pieces.pop(0)
+            if len(piece) > room:
+                pieces.insert(0, piece.part(slice(room, None)))
+                piece = piece.part(slice(room))
+            chosen.append(piece)
+            room -= len(piece)
+        unsent = self.unsent - (most - room)
+        return chosen, setting(self, pieces=pieces, unsent=unsent, unmerged=min(self.unmerged, unsent))
+
+
+class Merge:
+    """TD errors of one client that are to be merged: of each entry the newest stays, in the place of the oldest.
+
+    `work` needs no lock.
+    """
+
+    def __init__(self, client: bytes, pieces: list[_Errors]) -> None:
+        self.client, self.pieces = client, pieces
+        self.result: _Errors | None = None
+
+    def work(self) -> None:
+        """Find what stays."""
+        joined = _joined(self.pieces)
+        rows = newest_of_each(joined.numbers)
+        self.result = joined if len(rows) == len(joined) else joined.part(rows)
+
+
+class Fetched(NamedTuple):
+    """What a client is sent."""
+
+    number: int
+    """Of the piece."""
+    payload: Any
+    """Its container."""
+    age: float
+    """Seconds since the oldest of it came."""
+    waiting: int
+    """TD errors that wait beyond it."""
+
+
+def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
+    """TD errors of samples, sorted by the client that owns each of them. Needs no lock.
+
+    Args:
+        ids: `ID` [B], as a batch has them.
+        td_errors: [B], finite.
+
+    Raises:
+        ParameterError: these are no ids, or no finite TD errors for them.
+    """
+    ids = np.asarray(ids)
+    errors = td_errors_for(ids, td_errors)
+    order, begins = grouped_by_client(ids)
+    numbers, errors, owners = ids["number"][order], errors[order], ids["client"][order[begins]].tobytes()
+    ends = [*begins.tolist(), len(ids)]
+    return [
+        (owners[16 * at : 16 * at + 16], numbers[begin:end], errors[begin:end])
+        for at, (begin, end) in enumerate(itertools.pairwise(ends))
+    ]
+
+
+class FeedbackHandler:
+    """Applies feedback, or keeps it for the clients that own the entries."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._waiting: dict[bytes, _Waiting] = {}
+        self._long: set[bytes] = set()  # clients for which so much waits that it should be merged
+        self._number = 0  # of the newest piece that was sent to any client
+        self._delays = Timings(["delay"])
+        self._warned_at, self._warned_of = float("-inf"), 0
+        self.given = 0
+        """Priorities that learners have set."""
+        self.lost = 0
+        """Those whose client is not known here, or never fetched them."""
+        self.overflowed = 0
+        """Of the lost ones, those for which there was no room: too many waited for one client, or for all."""
+
+    @property
+    def delays(self) -> Timing:
+        """Seconds from the arrival of each TD error until its owner said that it was applied, or stale."""
+        return self._delays.now()["delay"]
+
+    def feedback(self, now: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
+        """Apply or keep what a learner says from far away."""
+        return self.taken(header, self.apply(self.read(header, payload), now))
+
+    def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
+        """TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no lock.
+        Raises ProtocolError.
+        """
+        table = self._state.tables.numbered(header.table)
+        with self._state.requests.taken(READ_COPIES * unpack.unpacked_bytes(payload)):
+            found = unpack.read_feedback(payload, table.schema, self._state.limits)
+            return [
+                (client, numbers.astype(np.int64), errors.astype(np.float32))
+                for client, (numbers, errors) in found.items()
+            ]
+
+    def taken(self, header: MessageHeader, made: PriorityUpdate) -> Reply:
+        """The answer to a FEEDBACK message of which this was made."""
+        table = self._state.tables.numbered(header.table)
+        samples = made.applied + made.stale + made.sent
+        return Reply(messages.Taken(samples=samples, lost=made.lost, parameters_version=table.parameters_version))
+
+    def apply(self, pieces: Pieces, now: float) -> PriorityUpdate:
+        """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
+        with their next UPDATE. `merges` are due then.
+        """
+        pieces = list(pieces)
+        known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
+        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # asked once for all
+        made = [self._apply(client, numbers, errors, now, has_room) for client, numbers, errors in pieces]
+        return PriorityUpdate(*map(sum, zip(*made, strict=True)))
+
+    def _apply(
+        self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float, has_room: bool
+    ) -> PriorityUpdate:
+        """Of one client. `has_room`: there is room for all that come with them and whose clients have some waiting."""
+        ledger = self._state.ledger
+        for table in self._state.tables:
+            own = table.priorities
+            if own is not None and client == own.owner and (counts := own.apply(client, numbers, errors)) is not None:
+                applied, gone = counts
+                made = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                at_once(setting(ledger, own_feedback=made) + adding(self, given=len(numbers)))
+                return PriorityUpdate(applied, gone)
+        account, count = ledger.find(client), len(numbers)
+        if account is None or not ledger.is_counted(account):
+            unknown = ledger.unknown_feedback + FeedbackCounts(given=count, lost=count)
+            at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count, lost=count))
+            return PriorityUpdate(lost=count)
+        self._touch(self._state.run, account)
+        waiting = self._waiting.get(client)
+        has_room = (has_room and waiting is not None) or account.report.leaving or self._has_room(_bytes_of(count, 1))
+        if account.report.leaving or not has_room:
+            changes = adding(account, given_feedback=count) + ledger.losing_feedback(account, count)
+            at_once(changes + adding(self, given=count, lost=count, overflowed=count * (not has_room)))
+            return PriorityUpdate(lost=count)
+        if waiting is None:
+            waiting = self._waiting[client] = _Waiting()
+        given = np.empty(count)
+        given.fill(now)
+        # As a whole: a count below what waits would let no reply be read any more.
+        at_once(
+            [
+                (setattr, (account, "given_feedback", account.given_feedback + count)),
+                (setattr, (account, "waiting_feedback", account.waiting_feedback + count)),
+                (setattr, (self, "given", self.given + count)),
+                *waiting.adding(_Errors(numbers, errors, given)),
+            ]
+        )
+        self._recount(waiting)
+        if waiting.is_long:
+            self._long.add(client)
+        else:
+            self._drop_overflow(account, waiting)
+        return PriorityUpdate(0, 0, count)
+
+    def _touch(self, run: Run, account: Account) -> None:
+        self._state.committer.touch(run.name, account)
+
+    def _lose(self, run: Run, account: Account, samples: int, gone: Changes) -> None:
+        """Count as lost what waited for a client, and have it gone."""
+        self._state.committer.touch(run.name, account)
+        losing = run.ledger.losing_feedback(account, samples) + adding(account, waiting_feedback=-samples)
+        at_once(gone + losing + adding(self, lost=samples))
+
+    def _has_room(self, size: int) -> bool:
+        try:
+            self._state.td_errors.check(size)
+        except ProtocolError:
+            return False
+        return True
+
+    def _recount(self, waiting: _Waiting, size: int | None = None) -> None:
+        """Count what waits for a client, after a change of it."""
+        size = waiting.bytes if size is None else size
+        self._state.td_errors.add(size - waiting.counted, setting(waiting, counted=size))
+
+    # What waits is kept short
+
+    def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
+        """Count as lost what waits longest, if too many wait."""
+        overflow = waiting.unsent - FEEDBACK_SAMPLES
+        if overflow > 0:
+            _, cut = waiting.cutting(overflow)
+            self._lose(self._state.run, account, overflow, cut + adding(self, overflowed=overflow))
+            self._recount(waiting)
+
+    def merges(self) -> list[Merge]:
+        """What should be merged now: `Merge.work` without a lock, then `merged`."""
+        if not self._long:
+            return []
+        found = [(client, self._waiting.get(client)) for client in self._long]
+        self._long.clear()
+        return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting and waiting.pieces]
+
+    def merged(self, merge: Merge) -> None:
+        """Take what was merged, unless some of it was sent or given up meanwhile. Too many do not wait afterwards."""
+        waiting, account = self._waiting.get(merge.client), self._state.ledger.find(merge.client)
+        if waiting is None or account is None:
+            return
+        former, result = merge.pieces, merge.result
+        same = waiting.pieces[: len(former)]
+        if result is not None and len(same) == len(former) and all(map(operator.is_, same, former)):
+            superseded = sum(map(len, former)) - len(result)
+            self._touch(self._state.run, account)
+            counts = adding(account, superseded_feedback=superseded, waiting_feedback=-superseded)
+            at_once(counts + waiting.taking(len(former), result))
+            self._recount(waiting)
+        self._drop_overflow(account, waiting)
+
+    def warning(self, now: float) -> str:
+        """That clients do not keep up, if the log is to have it now, which is every `WARN_INTERVAL` seconds at most."""
+        lost = self.overflowed - self._warned_of
+        if not lost or now <= self._warned_at + WARN_INTERVAL:
+            return ""
+        self._warned_at, self._warned_of = now, self.overflowed
+        return (
+            f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them "
+            "with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or store "
+            "episodes, whose priorities the server sets"
+        )
+
+    def give_up(self, run: Run, client: bytes) -> None:
+        """Count as lost what waits for a client that will not fetch it any more."""
+        waiting = self._waiting.get(client)
+        if waiting is None:
+            return
+        self._recount(waiting, 0)
+        gone: Changes = [(self._waiting.pop, (client, None))]
+        account = run.ledger.find(client)
+        if account is None or not account.waiting_feedback:
+            at_once(gone)
+        else:
+            self._lose(run, account, account.waiting_feedback, gone)
+
+    def give_up_all(self, run: Run) -> None:
+        """Count as lost all TD errors that clients of this run have not fetched: another run is counted now."""
+        for client in list(self._waiting):
+            self.give_up(run, client)
+
+    # What a client fetches
+
+    def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> Fetched | None:
+        """What a client is sent now; None if nothing waits.
+
+        Args:
+            account: With the report that came with this.
+            through: Number of the newest piece that the client has applied.
+        """
+        waiting = self._waiting.get(account.client)
+        report, seen = account.report, account.seen_feedback
+        account.seen_feedback = report.applied, report.gone
+        if waiting is None:
+            return None
+        if waiting.sent is not None and waiting.number <= through:
+            self._acknowledged(account, waiting.sent, report.applied - seen[0], report.gone - seen[1], now)
+            waiting.sent = None
+        if waiting.sent is None and waiting.pieces:
+            self._number += 1
+            most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
+            pieces, cut = waiting.cutting(most)
+            at_once([*cut, *setting(waiting, sent=_joined(pieces), number=self._number)])
+        self._recount(waiting)
+        if waiting.sent is None:
+            return None
+        age = max(0.0, now - float(waiting.sent.given.min()))
+        numbers, errors = waiting.sent.numbers, waiting.sent.errors
+        payload = pack.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
+        return Fetched(waiting.number, payload, age, waiting.unsent)
+
+    def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
+        """A client has all that was sent to it, and says how many it could use, and how many were gone before."""
+        count = len(sent)
+        applied = min(count, max(0, applied))
+        gone = min(count - applied, max(0, gone))
+        account.waiting_feedback -= count
+        account.applied_feedback += applied
+        account.gone_feedback += gone
+        account.stale_feedback += count - applied - gone
+        self._touch(self._state.run, account)
+        self._delays.saw_all("delay", np.maximum(0.0, now - sent.given))
+
+
+FEW_LEFT = 0.25
+"""Part of the newcomers that may come at once; while fewer are left, the server warns and is not ready."""
+"""Seconds between two warnings of that."""
+CROWD = 1 << 16
+"""Accounts in memory beyond which silent ones leave it sooner."""
+
+
+class AccountFolder:
+    """Frees memory: moves out of it the accounts of clients that have left, and runs that nobody asks for any more.
+    Also warns when too many new clients come.
+    """
+
+    def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:
+        self._state, self._feedback, self._crowd = state, feedback, crowd
+        self._warned_at = float("-inf")
+
+    def fold(self, now: float) -> None:
+        """Let accounts leave memory whose clients are gone, or silent for long, once they are on disk if anything is;
+        and former runs that nobody asks for. Cost: a look at each account in memory.
+        """
+        committer, runs = self._state.committer, self._state.runs
+        for run in runs:
+            self._fold_run(run, now)
+        self._fold_probes(now)
+        runs.rest(lambda run: committer.is_run_saved(run.name))
+
+    def _fold_run(self, run: Run, now: float) -> None:
+        limits, committer = self._state.limits, self._state.committer
+        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.account_timeout
+        for account in list(run.ledger):
+            patience = limits.client_timeout if account.report.leaving else silent
+            if account.last_seen < now - patience:
+                self._feedback.give_up(run, account.client)
+                if committer.is_saved(run.name, account.client):
+                    run.ledger.fold(account)
+        run.ledger.expire(now - limits.client_timeout)
+
+    def _fold_probes(self, now: float) -> None:
+        """Forget who made a round trip and is gone, or silent: only their sums stay."""
+        probes, since = self._state.probes, now - self._state.limits.client_timeout
+        for account in list(probes):
+            if account.last_seen < since:
+                probes.fold(account)
+        probes.expire(since)
+
+    def trouble(self, now: float) -> str:
+        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
+        newcomers = self._state.newcomers
+        left = newcomers.least(now)
+        if left > FEW_LEFT * newcomers.burst:
+            return ""
+        return (
+            f"clients: {left:.0f} new ones of {newcomers.burst} may still come at once with the same key; further "
+            f"ones have to wait, and {newcomers.rate:g} may come a second (new_clients, new_clients_rate)"
+        )
+
+    def warning(self, now: float) -> str:
+        """The trouble if the log is to have it now, which is every `WARN_INTERVAL` seconds at most; "" otherwise."""
+        trouble = self.trouble(now)
+        if not trouble or now <= self._warned_at + WARN_INTERVAL:
+            return ""
+        self._warned_at = now
+        return trouble

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.pool.desk import Reply
-from memoire.pool.tables import OpenTable
 from memoire.replay.limiter import ClusterSurplus
 from memoire.server.state import ServerState
-from memoire.wire import compression, messages, pack, types
+from memoire.tables.desk import Reply
+from memoire.tables.table import OpenTable
+from memoire.wire import compression, messages, types
+from memoire.wire import containers as pack
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
 from memoire.wire.rows import CLIENT_SUMS, counts_of

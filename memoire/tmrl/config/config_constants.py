@@ -14,7 +14,7 @@ A constant is looked up in this order; names are in `constants.TABLE`:
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memoire.suggestions import hint
+from memoire.arguments import hint
 
 from .constants import TABLE, Constants
 

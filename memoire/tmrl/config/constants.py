@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from memoire.arguments import refuse_unknown
 from memoire.errors import DataError, ParameterError
-from memoire.suggestions import refuse_unknown
 
 PREFIX: Final = "MEMOIRE_TMRL_"
 """What variables of the environment begin with; the name of the constant follows."""

@@ -55,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if not .Values.security.insecure }}{{ default (printf "%s-tokens" (include "memoire.fullname" .)) .Values.security.tokens }}{{ end -}}
 {{- end }}
 
-{{/* The roles that have a key, as memoire.security.keyfolder has them. */}}
+{{/* The roles that have a key, as memoire.security.keys has them. */}}
 {{- define "memoire.roles" -}}
 [actor, server, learner, reader, proxy, inference]
 {{- end }}

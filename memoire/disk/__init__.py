@@ -1,0 +1,1 @@
+"""What a server and others keep on disk."""

@@ -1,0 +1,374 @@
+"""The database of a state folder, in SQLite: its tables, its head, and its rows as they are read and written.
+
+SQLite keeps transactions whole, but it believes what it reads: a flipped bit in a page is served as good. So each row
+carries a checksum (`records`), and one row seals all (`seal`). A row that is missing, stale or changed is found when
+the file is opened, and the file is refused.
+
+Reads of a state file beside its writer, from any thread: each on a connection of its own.
+
+The row that seals a state file: how many rows there are, and all their checksums together.
+
+    two facts of checksums 3 and 4           RowsChecksum(facts=2, facts_sum=7)
+    the one of checksum 3 becomes one of 9   .next(([3], [9]))             RowsChecksum(1, facts=2, facts_sum=13)
+
+A row that is missing, stale or changed leaves another sum. Pure.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
+
+from memoire._core import Held
+from memoire.accounting.logbook import LogEntry
+from memoire.accounting.packing import Packed
+from memoire.errors import StateForeign
+from memoire.replay.files import drafting
+
+from . import private_files
+from .files import RESTORE, corrupt, is_damage
+from .records import LAST, META, SEAL, FactRow, PartRow, add_up, checked_fact, checked_parts, entry_of
+
+SUMS: Final = (1 << 64) - 1
+"""Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, never have more."""
+Change: TypeAlias = tuple[Collection[int], Collection[int]]
+"""Checksums of rows that have gone, and of those that have come."""
+NONE: Final[Change] = (), ()
+_FORM: Final = struct.Struct(">9Q")
+
+
+class RowsChecksum(NamedTuple):
+    """What all rows together must come to."""
+
+    generation: int = 0
+    """Transactions so far."""
+    facts: int = 0
+    facts_sum: int = 0
+    lines: int = 0
+    lines_sum: int = 0
+    accounts: int = 0
+    accounts_sum: int = 0
+    prompts: int = 0
+    prompts_sum: int = 0
+
+    @staticmethod
+    def unpack(body: bytes) -> RowsChecksum:
+        """The seal of a row's body. Raises struct.error."""
+        return RowsChecksum(*_FORM.unpack(body))
+
+    def pack(self) -> bytes:
+        """The body of its row."""
+        return _FORM.pack(*self)
+
+    def next(self, *changes: Change) -> RowsChecksum:
+        """Of one more transaction, in which rows have gone and others have come: facts, lines, accounts and prompts, in
+        this order.
+        """
+        sums = [*self]
+        sums[0] += 1
+        for place, (former, new) in enumerate(changes):
+            if former or new:
+                sums[2 * place + 1] += len(new) - len(former)
+                sums[2 * place + 2] = sums[2 * place + 2] - sum(former) + sum(new) & SUMS
+        return RowsChecksum(*sums)
+
+    def without_lines(self) -> RowsChecksum:
+        """Of a copy that has no lines."""
+        return self._replace(lines=0, lines_sum=0)
+
+
+LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
+BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
+VERSION: Final = 4
+"""Of the tables, as SQLite's user_version."""
+BUSY_TIMEOUT: Final = 5.0
+"""Seconds to wait for another program that has the file open, such as a shell of SQLite."""
+PARTS: Final = ("accounts", "prompts")
+"""Tables whose rows are many and alike: number of the run, or kind; key, body, checksum."""
+PART_COLUMNS: Final = "part, key, body, sum"
+LINE_COLUMNS: Final = "id, client, number, received, label, said, text, sum"
+
+_TABLES: Final = """
+CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
+                    PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE accounts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
+                       PRIMARY KEY (part, key)) WITHOUT ROWID;
+CREATE TABLE prompts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
+                      PRIMARY KEY (part, key)) WITHOUT ROWID;
+CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER NOT NULL, received REAL NOT NULL,
+                    label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
+"""
+TABLES: Final = frozenset(filter(None, map(str.strip, _TABLES.split(";"))))
+"""The tables as SQLite describes them: a name of a column there may be damaged, too."""
+_PUT_FACT: Final = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)"
+_HEADER: Final = b"SQLite format 3\x00"
+
+
+def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    """A connection to a file that is there; `mode` is SQLite's."""
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def create(path: Path, name: str, at: Callable[[str], None]) -> None:
+    """Make an empty state file of the server of this name: it appears whole or not at all."""
+    with drafting(path, mode=private_files.mode_in(path.parent)) as draft:
+        connection = sqlite3.connect(draft, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
+            connection.executescript(_TABLES)
+            _stamp(connection, LIVE)
+            row = (META, b"name", name.encode())
+            check = add_up(*row)
+            write_facts(connection, [(*row, check)])
+            write_seal(connection, RowsChecksum(facts=1, facts_sum=check))
+        finally:
+            connection.close()
+        at("before create")
+    at("after create")
+
+
+def _stamp(connection: sqlite3.Connection, application: int) -> None:
+    connection.execute(f"PRAGMA application_id = {application}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+# ---------------------------------------------------------------------------------------------------- the head
+
+
+def read_head(path: Path) -> bool:
+    """Whether the file is a backup that was put back.
+
+    Raises:
+        StateCorrupt, StateForeign: it is no file of this version of memoire.
+    """
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(_HEADER):
+        raise corrupt(path, f"it does not begin as an SQLite file does ({len(head)} bytes read)")
+    version, application = struct.unpack(">I", head[60:64])[0], struct.unpack(">I", head[68:72])[0]
+    if application not in (LIVE, BACKUP):
+        raise StateForeign(
+            str(path),
+            f"is a database of another program (application id {application:#010x})",
+            f"Give the server a folder of its own. If it was a state file and is damaged: {RESTORE}.",
+        )
+    if version != VERSION:
+        raise StateForeign(
+            str(path),
+            f"was written in form {version}, this version of memoire reads and writes form {VERSION}",
+            "Use the version of memoire that wrote it, or give the server an empty folder.",
+        )
+    return bool(application == BACKUP)
+
+
+def set_aside(path: Path) -> None:
+    """A write-ahead log beside a backup that was put back belongs to the file that was there before: SQLite would
+    write its pages into the backup.
+    """
+    for ending in ("-wal", "-shm"):
+        beside = path.with_name(path.name + ending)
+        if beside.exists():
+            beside.replace(path.with_name(path.name + ending + ".set-aside"))
+
+
+# ---------------------------------------------------------------------------------------------------- rows
+
+
+@contextmanager
+def _read(rows: sqlite3.Cursor) -> Iterator[sqlite3.Cursor]:
+    """Rows that are closed also after damage: what is still being read holds up the emptying of the write-ahead log."""
+    try:
+        yield rows
+    finally:
+        with suppress(sqlite3.ProgrammingError):  # the whole database was closed
+            rows.close()
+
+
+def read_facts(
+    connection: sqlite3.Connection, path: Path, kind: int, prefix: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and bodies of a kind whose key begins so, checked."""
+    query = "SELECT kind, key, body, sum FROM facts WHERE kind = ? AND key >= ? AND key < ?"
+    with _read(connection.execute(query, (kind, prefix, prefix + b"\xff" * 260))) as rows:
+        for row in rows:
+            _, key, body, _ = checked_fact(row, path)
+            yield key, body
+
+
+def read_parts(
+    connection: sqlite3.Connection,
+    path: Path,
+    table: str,
+    part: int,
+    begin: bytes,
+    most: int,
+    before: bytes,
+    order: str = "key",
+) -> Iterator[Packed]:
+    """Keys and bodies of at most so many rows of `accounts` or `prompts`, checked, in the order of their keys or
+    bodies: those whose key is `begin` or above it, and below `before`.
+    """
+    query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
+    with _read(connection.execute(query, (part, begin, before, most))) as rows:
+        for _, key, body, _ in checked_parts(rows, path, table):
+            yield key, body
+
+
+def _all_parts(connection: sqlite3.Connection, path: Path, table: str) -> Iterator[PartRow]:
+    with _read(connection.execute(f"SELECT {PART_COLUMNS} FROM {table}")) as rows:  # noqa: S608
+        yield from checked_parts(rows, path, table)
+
+
+def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None:
+    """Put these rows in, in the place of those with their kinds and keys."""
+    if rows:
+        connection.executemany(_PUT_FACT, rows)
+
+
+def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
+    """Put this seal in the place of the former one."""
+    body = seal.pack()
+    connection.execute(_PUT_FACT, (SEAL, b"", body, add_up(SEAL, b"", body)))
+
+
+def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
+    """Write a backup of the file at `path` to the empty file `target`: all rows of one moment but the lines.
+
+    Raises:
+        StateCorrupt: a row is missing or has a wrong checksum.
+    """
+    copy = sqlite3.connect(target, isolation_level=None)
+    try:
+        copy.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
+        source.execute("BEGIN")  # all of it of one moment
+        copy.executescript(_TABLES)
+        copy.execute("BEGIN")
+        seal, facts = None, 0
+        with closing(source.execute("SELECT kind, key, body, sum FROM facts")) as rows:
+            for row in rows:
+                kind, _, body, _ = checked_fact(row, path)
+                if kind == SEAL:
+                    seal = RowsChecksum.unpack(body)
+                else:
+                    write_facts(copy, [row])
+                    facts += 1
+        written = [
+            copy.executemany(
+                f"INSERT INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?)",  # noqa: S608
+                _all_parts(source, path, table),
+            ).rowcount
+            for table in PARTS
+        ]
+        if seal is None or [seal.facts, seal.accounts, seal.prompts] != [facts, *written]:
+            raise corrupt(path, "rows are missing")
+        write_seal(copy, seal.without_lines())
+        copy.execute("COMMIT")
+        _stamp(copy, BACKUP)
+    finally:
+        copy.close()
+        if source.in_transaction:
+            source.execute("COMMIT")
+
+
+MAX_IDLE_READERS: Final = 4
+"""Connections that are kept for the next one who reads."""
+
+_T = TypeVar("_T")
+
+
+class DatabaseReader:
+    """Reads a state file beside its writer. Thread-safe; a long read holds nobody up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # guards what follows
+        self._idle = [connect(path, "ro")]
+        self._closed = self._has_checked_lines = False
+
+    def close(self) -> None:
+        """Let go of the file; connections that read now are closed when they have done so."""
+        with Held(self._lock):
+            self._closed = True
+            while self._idle:
+                self._idle.pop().close()
+
+    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        with Held(self._lock):
+            if self._closed:
+                raise ValueError("the state file is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = connect(self._path, "ro")
+        try:
+            return read(connection)
+        except Exception as error:
+            if is_damage(error):
+                raise corrupt(self._path, f"SQLite says {error}") from error
+            raise
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with Held(self._lock):
+            if self._closed or len(self._idle) >= MAX_IDLE_READERS:
+                connection.close()
+            else:
+                self._idle.append(connection)
+
+    def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Keys and bodies of a kind, in the order of their keys."""
+        return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
+
+    def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run, ascending, from this key on and below `before`."""
+        return self._read(
+            lambda connection: list(read_parts(connection, self._path, "accounts", run, begin, most, before))
+        )
+
+    def lines(self, where: str, values: list[Any], order: str, most: int) -> list[LogEntry]:
+        """Log lines that fulfil a condition; see `search.condition`."""
+        query = f"SELECT {LINE_COLUMNS} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
+
+        def read(connection: sqlite3.Connection) -> list[LogEntry]:
+            with closing(connection.execute(query, [*values, most])) as rows:
+                return [entry_of(row, self._path) for row in rows]
+
+        return self._read(read)
+
+    def check_lines(self) -> None:
+        """Check each log line, the first time: a search for what a damaged line has no more would leave it out.
+
+        Raises:
+            StateCorrupt: a line is damaged.
+        """
+
+        def check(connection: sqlite3.Connection) -> None:
+            with closing(connection.execute(f"SELECT {LINE_COLUMNS} FROM lines")) as rows:  # noqa: S608
+                for row in rows:
+                    entry_of(row, self._path)
+
+        if not self._has_checked_lines:
+            self._read(check)
+            self._has_checked_lines = True
+
+    def copy_to(self, path: Path) -> None:
+        """Write a backup to this empty file: all rows but the lines.
+
+        Raises:
+            StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
+        """
+        self._read(lambda connection: copy_into(connection, self._path, path))

@@ -1,0 +1,344 @@
+"""Opens a state folder: it is locked, checked, given a new epoch, and put in order after a crash.
+
+The newest model of each run and topic is stored, too: small bodies lie in the database, large ones are files beside it.
+
+The file `committed`: how many transactions the database must have had, so that a log of SQLite's that was removed is
+missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sqlite3
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from memoire.accounting.packing import AccountPacker
+from memoire.errors import StateCorrupt, StateForeign
+from memoire.limits import Limits
+from memoire.models.model import Model
+from memoire.replay.files import remove_abandoned_in, replace_file, sync
+from memoire.wire import _bytes
+from memoire.wire.frames import name_hash
+
+from . import database, private_files
+from .database import DatabaseReader
+from .files import RESTORE, as_saved, check_file_system, lock_folder, make_folder, tighten, translated, unusable
+from .logs import LineLog
+from .records import META, MODEL, Fact, StoredModel, run_key
+from .state_file import StateFile
+from .table_rows import StoredPrompts
+
+_log = logging.getLogger(__name__)
+
+
+INLINE_BYTES: Final = 16 * 1024
+"""Bytes of a model's body that are stored in the database itself."""
+
+_NAME: Final = re.compile(r"[0-9]+-[0-9a-f]{16}-[0-9]+\.model")
+
+Stored: TypeAlias = dict[tuple[int, str], StoredModel]
+"""By number of the run and topic."""
+
+
+_FORM: Final = struct.Struct("<8sQQ")
+
+
+class Witness:
+    """The witness of a state folder. It is only read before `begin`, which makes it if it is not there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._opened = folder / "committed", -1
+        self.found: int | None = 0
+        """Transactions that it said when it was opened: 0 where it was missing, None where it is damaged."""
+        if not self._path.exists():
+            return
+        self._open()
+        try:
+            content = os.pread(self._opened, 100, 0)
+        except BaseException:
+            self.close()
+            raise
+        generation = _FORM.unpack(content)[1] if len(content) == _FORM.size else 0
+        self.found = int(generation) if content == _testimony(generation) else None
+
+    def _open(self) -> None:
+        self._opened = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def begin(self, generation: int) -> None:
+        """Write it whole: it may have been damaged, or missing."""
+        if self._opened < 0:
+            replace_file(self._path, _testimony(generation), mode=private_files.mode_in(self._path.parent))
+            self._open()
+        os.ftruncate(self._opened, _FORM.size)
+        self.write(generation)
+
+    def write(self, generation: int) -> None:
+        """Testify to so many transactions."""
+        # Never synced: after a power failure it may be behind the database, which is right, but never ahead of it.
+        os.pwrite(self._opened, _testimony(generation), 0)
+
+    def close(self) -> None:
+        """Close the file; once is enough."""
+        if self._opened >= 0:
+            os.close(self._opened)
+        self._opened = -1
+
+
+def _testimony(generation: int) -> bytes:
+    facts = struct.pack("<8sQ", b"memowits", generation)
+    return facts + struct.pack("<Q", _bytes.checksum(facts))
+
+
+class StoredModels:
+    """The models of a state folder. One thread writes; any may read.
+
+    Args:
+        folder: Of the files; made when it is not there.
+        at: Called at named points, so that a test may end the process there.
+    """
+
+    def __init__(self, folder: Path, at: Callable[[str], None]) -> None:
+        self._folder, self._at = folder, at
+        self._stored: Stored = {}
+        self.missing: list[str] = []
+        """Models that have no body any more, a sentence each."""
+        private_files.make_folder(folder)
+
+    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take what the database has of each model, by key; files that it does not name go."""
+        for key, body in rows:
+            run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
+            model = self._stored[run, topic] = msgspec.msgpack.decode(body, type=StoredModel)
+            if model.body is None and not (path := self._path(run, topic, model.version)).exists():
+                self.missing.append(f"{path} is gone: topic {topic!r} has no model until the next one is published")
+                _log.warning("%s", self.missing[-1])
+        named = {self._path(run, topic, model.version) for (run, topic), model in self._stored.items()}
+        remove_abandoned_in(self._folder, ".model")
+        for path in self._folder.iterdir():
+            if _NAME.fullmatch(path.name) and path not in named:
+                path.unlink(missing_ok=True)
+
+    def _path(self, run: int, topic: str, version: int) -> Path:
+        return self._folder / f"{run}-{_bytes.checksum(topic.encode()):016x}-{version}.model"
+
+    def of(self, run: int | None) -> list[Model]:
+        """The newest model of each topic of a run, in the order of topics.
+
+        Raises:
+            StateCorrupt: a body is not what was published.
+        """
+        stored = sorted(self._stored.copy().items())
+        found = [self._read(owner, topic, model) for (owner, topic), model in stored if owner == run]
+        return [model for model in found if model is not None]
+
+    def versions(self) -> dict[str, int]:
+        """The highest version of each topic over all runs: versions never go back."""
+        versions: dict[str, int] = {}
+        for (_, topic), model in self._stored.copy().items():
+            versions[topic] = max(model.version, versions.get(topic, 0))
+        return versions
+
+    def _read(self, run: int, topic: str, stored: StoredModel) -> Model | None:
+        path = self._path(run, topic, stored.version)
+        if stored.body is None and not path.exists():
+            return None  # somebody took it away; its version stays
+        body = stored.body if stored.body is not None else path.read_bytes()
+        if _bytes.checksum(body) != stored.checksum:
+            raise StateCorrupt(
+                str(path),
+                f"model {topic!r} version {stored.version} has another XXH3 than what was published",
+                "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
+                "one is published.",
+            )
+        return Model(topic, stored.version, body, stored.text, stored.checksum)
+
+    def write(self, models: Iterable[tuple[int, Model]]) -> tuple[Stored, list[Fact]]:
+        """Write bodies that are too large for the database; on disk when this returns, before the database names them.
+
+        Returns:
+            What is to be handed to `replace` once the facts, the second value, are in the database.
+        """
+        written: Stored = {}
+        facts: list[Fact] = []
+        for run, model in models:
+            is_small = model.size <= INLINE_BYTES
+            body = model.body if is_small else None
+            stored = StoredModel(model.version, model.size, model.checksum, model.is_text, body)
+            written[run, model.topic] = stored
+            facts.append((MODEL, run_key(run, model.topic.encode()), msgspec.msgpack.encode(stored)))
+            if not is_small:
+                self._write_file(self._path(run, model.topic, model.version), model.body)
+        return written, facts
+
+    def _write_file(self, path: Path, body: bytes) -> None:
+        def at(step: str) -> None:
+            if step == "replace":
+                self._at("before model")
+
+        replace_file(path, body, mode=private_files.mode_in(self._folder), at=at)
+        self._at("after model")
+
+    def replace(self, written: Stored) -> None:
+        """The database names these models: files of the former ones go."""
+        for key, stored in written.items():
+            former = self._stored.get(key)
+            self._stored[key] = stored
+            if former is not None and former.body is None and former.version != stored.version:
+                self._path(*key, former.version).unlink(missing_ok=True)
+
+
+class OpenFolder:
+    """The files of a state folder while they are open: `Store` says what each argument is, and what is raised."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str | None,
+        default_name: str,
+        limits: Limits,
+        clock: Callable[[], float],
+        at: Callable[[str], None],
+    ) -> None:
+        self.folder, self.path = folder, folder / "state.db"
+        self._limits, self._clock, self._at = limits, clock, at
+        make_folder(folder)
+        check_file_system(folder)
+        self._lock = lock_folder(folder)
+        tighten(folder)
+        self._witness: Witness | None = None
+        try:
+            self._open(name, default_name)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self, name: str | None, default_name: str) -> None:
+        try:
+            if not self.path.exists():
+                self._check_empty()
+                database.create(self.path, name or default_name, self._at)
+            self._witness = Witness(self.folder)
+            self.file = StateFile(self.path, self._witness.found, at=self._at)
+            try:
+                with as_saved(self.path):
+                    self.name = self._check_name(name, default_name)
+                    self.prompts = StoredPrompts(self.folder / "prompts", self.file, self._at)
+                    self._begin(self._witness)
+            except BaseException:
+                self.file.close()
+                raise
+        except sqlite3.Error as error:
+            raise translated(error, self.folder, self.path) from error
+        except OSError as error:
+            raise unusable(self.folder, error) from error
+
+    def _check_empty(self) -> None:
+        """Where there is no database, nothing else of a state folder may be: it has not just been begun."""
+        left = sorted(
+            path.name
+            for path in self.folder.iterdir()
+            if path.name.startswith(("state.db.backup-", "committed"))
+            or path.name in ("log", "models", "prompts", "prompts.db")
+        )
+        if left:
+            raise StateCorrupt(str(self.path), f"it is missing, while {', '.join(left)} are there", f"{RESTORE}.")
+
+    def _check_name(self, name: str | None, default_name: str) -> str:
+        known = (self.file.find(META, b"name") or b"").decode()
+        if name is not None and known and name != known:
+            raise StateForeign(
+                str(self.folder),
+                f"is the state of server {known!r}, not of {name!r}",
+                f"Start this server as {known!r} (clients belong to a server by its name), or give it another folder.",
+            )
+        return known or name or default_name
+
+    def _begin(self, witness: Witness) -> None:
+        """Begin a new life of the server: its epoch is on disk, and what a crash has cut short is completed."""
+        file = self.file
+        was_clean = bool(file.number(META, b"clean")) and not file.was_backup
+        file.go_live((witness.found or 0) + 1)
+        self.restored = file.number(META, b"restored")
+        """How often a backup was put back into this folder."""
+        if file.was_backup:
+            _log.warning("%s: a backup was put back; clients that still run bring their totals up to date", self.folder)
+        former = file.number(META, b"epoch")
+        self.epoch = max(former + 1, int(self._clock() * 1e9))
+        """Grows at each start; on disk before anybody hears of it."""
+        self.since = self._unbroken_since(former)
+        """The epoch since which the folder has forgotten nothing."""
+        self._at("before epoch")
+        file.save(
+            [
+                (META, b"epoch", self.epoch.to_bytes(8, "big")),
+                (META, b"since", self.since.to_bytes(8, "big") + self.epoch.to_bytes(8, "big")),
+                (META, b"clean", b"\x00"),
+                (META, b"name", self.name.encode()),
+            ],
+            [],
+        )
+        witness.begin(file.seal.generation)
+        self._open_files(was_clean)
+
+    def _unbroken_since(self, former: int) -> int:
+        """As it is written, beside the epoch of the life that wrote it. In another life, which is the former one then,
+        a program had the folder that does not write it: each of its lives opened accounts since its own epoch.
+        """
+        since, written_in = divmod(self.file.number(META, b"since"), 1 << 64)
+        if self.file.was_backup or not former:
+            return self.epoch
+        return since if written_in == former else former
+
+    def _open_files(self, was_clean: bool) -> None:
+        """Open what lies beside the database, and put it in order."""
+        file = self.file
+        self.lines = LineLog(
+            self.folder / "log",
+            file.contents.segments,
+            byte_limit=self._limits.log_bytes,
+            lines_of=file.lines_of,
+            at=self._at,
+        )
+        self.models = StoredModels(self.folder / "models", self._at)
+        sync(self.folder)
+        self.lines.recover(was_clean=was_clean)
+        self.lines.complete()
+        self.models.load(file.rows(MODEL))
+        self.prompts.tidy()
+        self.packing = AccountPacker(name_hash(self.name), file.contents.words)
+        self.reader = DatabaseReader(self.path)
+
+    def testify(self) -> None:
+        """Note how many transactions there must be from now on."""
+        assert self._witness is not None
+        self._witness.write(self.file.seal.generation)
+
+    def close(self) -> None:
+        """Close everything, and let another process have the folder."""
+        self.reader.close()
+        self.file.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        self._lock.release()
+        if self._witness is not None:
+            self._witness.close()
+
+    def forget_in_child(self) -> None:
+        """A forked child must not hold the lock when its parent ends, nor close what SQLite has open: that is the
+        parent's.
+        """
+        if self._witness is not None:
+            self._witness.close()
+        self._lock.close()

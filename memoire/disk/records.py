@@ -1,0 +1,273 @@
+"""What a row of the state folder's database is: its key, its body and its checksum. Nothing is read or written here.
+
+facts      kind, key, body, sum     runs, models, settings, ...: one row for each thing, replaced when it changes
+accounts   part, key, body, sum     what each client has counted in a run, packed (`packed_accounts`): there may be
+                                    millions
+prompts    part, key, body, sum     prompts, their steps, and where their payloads and answers are (`stored_prompts`)
+lines      run << 40 | index, ...   log lines as the log file has them, oldest first
+
+A search of log lines is a condition of SQLite's (`condition`).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.merge import merge
+from memoire.accounting.packing import AccountPacker, NumberedTexts
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.errors import escape
+from memoire.wire import _bytes
+from memoire.wire.messages import Line
+from memoire.wire.rows import ACCOUNT
+
+from .files import corrupt
+
+INDEX_BITS: Final = 40
+LAST: Final = b"\xff" * 32
+"""Above every key of an account."""
+
+SEAL, META, SETTING, RUN, WORD, MODEL, SEGMENT = range(7)
+
+Fact: TypeAlias = tuple[int, bytes, bytes | None]
+"""Kind, key, and the body that it gets; None takes it out."""
+FactRow: TypeAlias = tuple[int, bytes, bytes, int]
+"""Kind, key, body and checksum."""
+PartRow: TypeAlias = tuple[int, bytes, bytes, int]
+"""A row of `accounts` or `prompts`: number of the run, or kind; key, body and checksum."""
+PartChanges: TypeAlias = Mapping[tuple[int, bytes], bytes | None]
+"""The bodies that such rows get, by number and key; None takes a row out."""
+LineRow: TypeAlias = tuple[int, bytes, int, float, int, float, str, int]
+"""Run and index in one number, client, the client's number, when it was received, label, when it was written, text and
+checksum.
+"""
+
+_COUNT: Final = struct.Struct(">Q")
+_LOG_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,80}\.[0-9]{8,12}\.log")
+
+
+MAX_TEXT: Final = 4096
+"""Characters of a text that is looked for: SQLite takes patterns of 50000 bytes, and a character may become twelve."""
+_LAST_INDEX: Final = (1 << INDEX_BITS) - 1
+
+
+def condition(run: int, wanted: LineFilter) -> tuple[str, list[Any]] | None:
+    """Which lines of the run of this number are wanted, as a condition and its values; None where no line can be."""
+    if len(wanted.text) > MAX_TEXT or not 0 <= (wanted.label or 0) < 1 << 32:
+        return None
+    low = max(0, wanted.after) + 1
+    high = _LAST_INDEX if wanted.before is None else min(wanted.before - 1, _LAST_INDEX)
+    where = ["id BETWEEN ? AND ?"]
+    values: list[Any] = [run << INDEX_BITS | min(low, _LAST_INDEX), (run << INDEX_BITS) + max(-1, high)]
+    for part, value in (
+        ("client = ?", wanted.client),
+        ("label = ?", wanted.label),
+        ("received >= ?", wanted.since),
+        ("received < ?", wanted.until),
+        ("text LIKE ? ESCAPE '\\'", _pattern(escape(wanted.text)) if wanted.text else None),
+    ):
+        if value is not None:
+            where.append(part)
+            values.append(value)
+    return " AND ".join(where), values
+
+
+def _pattern(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
+def add_up(kind: int, key: bytes, body: bytes) -> int:
+    """Checksum of a row of facts, in 63 bits: SQLite's integers have a sign."""
+    return _bytes.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
+
+
+def part_sum(part: int, key: bytes, body: bytes) -> int:
+    """Checksum of a row of accounts or prompts, in 31 bits: there are many of them."""
+    return _bytes.checksum(b"%d %b%b" % (part, key, body)) >> 33
+
+
+def run_key(run: int, rest: bytes = b"") -> bytes:
+    """Key of what belongs to a run."""
+    return struct.pack(">I", run) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What the database knows of a topic's newest model; the body is in it when it is small, else in a file."""
+
+    version: int
+    size: int
+    checksum: int
+    text: bool
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegment:
+    """A text file of log lines: which lines of which run are in it."""
+
+    number: int
+    run: int
+    name: str
+    """Of the file."""
+    first: int
+    """Index of its first line within the run."""
+    last: int
+    bytes: int
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """Of its first and last line in the database."""
+        return self.run << INDEX_BITS | self.first, self.run << INDEX_BITS | self.last
+
+    @property
+    def fact(self) -> Fact:
+        """Its row, to be saved."""
+        return SEGMENT, segment_key(self), msgspec.msgpack.encode(self)
+
+
+def segment_key(segment: LogSegment) -> bytes:
+    """Key of a segment's row."""
+    return struct.pack(">I", segment.number)
+
+
+class StateContents:
+    """What a state file holds that is asked for often, kept in memory.
+
+    Args:
+        path: Of the file, for errors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.runs: dict[str, int] = {}
+        """Number of each run, by name."""
+        self.facts_of: dict[str, RunFacts] = {}
+        self.counts: dict[int, int] = {}
+        """Index of the newest line of each run, by the run's number."""
+        self.segments: dict[int, LogSegment] = {}
+        self.words = NumberedTexts()
+        """What packed accounts refer to."""
+
+    def apply(self, kind: int, key: bytes, body: bytes) -> None:
+        """A row was read or saved.
+
+        Raises:
+            StateCorrupt: it cannot be one of memoire's; and the errors of `disk_errors.is_damage`.
+        """
+        if kind == RUN:
+            facts = msgspec.msgpack.decode(body, type=RunFacts)
+            self.runs[facts.name], self.facts_of[facts.name] = struct.unpack(">I", key)[0], facts
+        elif kind == SEGMENT:
+            segment = msgspec.msgpack.decode(body, type=LogSegment)
+            if not _LOG_NAME.fullmatch(segment.name):  # whoever wrote it would have another file written, or removed
+                raise corrupt(self._path, f"a file of log lines cannot be called {segment.name[:80]!r}")
+            self.segments[segment.number] = segment
+        elif kind == WORD:
+            if self.words.number(body.decode()) != int.from_bytes(key, "big"):
+                raise corrupt(self._path, "a word is missing")
+        elif kind == META and key.startswith(b"count"):
+            self.counts[struct.unpack(">I", key[5:])[0]] = count_of(body)
+
+    def remove(self, kind: int, key: bytes) -> None:
+        """A row was taken out."""
+        if kind == SEGMENT:
+            self.segments.pop(struct.unpack(">I", key)[0], None)
+
+
+# ---------------------------------------------------------------------------------------------------- groups
+
+
+def last_of_each(facts: Iterable[Fact]) -> list[Fact]:
+    """The last one of each kind and key."""
+    last = {(kind, key): body for kind, key, body in facts}
+    return [(kind, key, body) for (kind, key), body in last.items()]
+
+
+def pack_group(group: SavedGroup, runs: dict[str, int]) -> list[Fact]:
+    """The facts of a group, but for its models and segments; new runs get the next number in `runs`."""
+    facts: list[Fact] = []
+    if not (group.runs or group.lines or group.settings):
+        return facts
+    for run in group.runs:
+        number = runs.setdefault(run.name, max(runs.values(), default=0) + 1)
+        facts.append((RUN, run_key(number), msgspec.msgpack.encode(run)))
+    counts = {runs[name]: entry.index for name, entry in group.lines}
+    facts += [(META, b"count" + run_key(number), _COUNT.pack(count)) for number, count in counts.items()]
+    facts += [(SETTING, name.encode(), text.encode()) for name, text in group.settings.items()]
+    return facts
+
+
+def count_of(body: bytes) -> int:
+    """A number of lines, as a row has it. Raises ValueError, struct.error."""
+    (count,) = _COUNT.unpack(body)
+    if count >> 53:
+        raise ValueError(f"{count} lines")
+    return int(count)
+
+
+def pack_accounts(
+    group: SavedGroup, runs: Mapping[str, int], packing: AccountPacker, stored: Callable[[int, bytes], bytes | None]
+) -> dict[tuple[int, bytes], bytes]:
+    """The bodies of a group's accounts, by number of the run and key; those of other servers merged with what is
+    `stored` of them.
+    """
+    bodies = {(runs[name], account.client): packing.pack(account) for name, account in group.accounts}
+    for name, packed in group.inherited:
+        run = runs[name]
+        rows = np.frombuffer(packed, ACCOUNT)
+        keys = [packing.pack_row(row)[0] for row in rows]
+        former = [(key, bodies.get((run, key)) or stored(run, key)) for key in keys]
+        known = packing.rows([(key, body) for key, body in former if body is not None])
+        bodies |= {(run, key): body for key, body in map(packing.pack_row, merge(known, rows))}
+    return bodies
+
+
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+def line_row(run: int, entry: LogEntry) -> LineRow:
+    """The row of a log line of this run, with its checksum."""
+    line = entry.line
+    number, text = run << INDEX_BITS | entry.index, escape(line.text)
+    facts = number, entry.client, line.number, entry.received, line.label, line.time, text
+    return (*facts, _line_sum(facts))
+
+
+def _line_sum(row: tuple[Any, ...]) -> int:
+    number, client, count, received, label, said, text = row[:7]
+    return _bytes.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
+
+
+def entry_of(row: tuple[Any, ...], path: Path) -> LogEntry:
+    """The log line of a row. Raises StateCorrupt: its checksum is wrong; TypeError: a value has another type."""
+    number, client, count, received, label, said, text, check = row
+    index = number & (1 << INDEX_BITS) - 1
+    if _line_sum(row) != check:
+        raise corrupt(path, f"log line {index} has a wrong checksum")
+    return LogEntry(index, client, received, Line(count, said, label, text))
+
+
+def checked_fact(row: FactRow, path: Path) -> FactRow:
+    """The row as it is. Raises StateCorrupt: its checksum is wrong."""
+    if add_up(*row[:3]) != row[3]:
+        raise corrupt(path, f"a row of kind {row[0]} has a wrong checksum")
+    return row
+
+
+def checked_parts(rows: Iterable[PartRow], path: Path, table: str) -> Iterator[PartRow]:
+    """The rows of `accounts` or `prompts` as they are. Raises StateCorrupt: a checksum is wrong."""
+    for part, key, body, check in rows:
+        if part_sum(part, key, body) != check:
+            raise corrupt(path, f"a row of {table} has a wrong checksum")
+        yield part, key, body, check

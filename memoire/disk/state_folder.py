@@ -1,0 +1,398 @@
+"""The files of a server: what it has counted and taken is on disk before anybody is told so.
+
+    state/  state.db            everything that counts, in SQLite: write-ahead log, each transaction synced
+            state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
+            lock, committed     which process writes; how many transactions there must be
+            log/  models/       text of log lines for people; bodies of models that are too large for the database
+            prompts/            payloads and answers of tables of prompts (`stored_prompts.py`)
+            memory.snapshot, snapshots/     what the server held, if asked for (`snapshot.py`)
+
+One thread writes (`saver`). While it saves one group, the next one gathers (`journal`), so that three hundred clients
+cost one sync of the disk and not three hundred; `done` is called when a group is on disk. A full disk delays: the group
+is tried again until there is room. A disk that fails ends it: after an error of a sync nobody knows what is on disk,
+and trying again would say yes to what may be lost.
+
+What it says of its runs, their accounts and their log lines is read beside the writer, from any thread; what is asked
+for often is in memory (`records.StateContents`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from memoire.accounting.logbook import LineFilter, LogEntry
+from memoire.accounting.packing import AccountPacker, Packed, StoredAccounts
+from memoire.accounting.runs import FolderStats, RunFacts, SavedGroup
+from memoire.errors import Closed, StateLost
+from memoire.limits import Limits, wall_clock
+from memoire.models.model import Model
+
+from . import records
+from .database import DatabaseReader
+from .files import as_saved, bytes_in
+from .opening import OpenFolder
+from .records import LAST, META, SETTING, StateContents, condition
+from .saver import DatabaseBackups, Saver
+
+_log = logging.getLogger(__name__)
+
+DISK_CHECK_INTERVAL: Final = 5.0
+"""Seconds between two looks at how large the files are."""
+REPAIR_INTERVAL: Final = 1.0
+"""Seconds between two tries to complete the log's text."""
+_EVERY: Final = LineFilter()
+
+_left_alone: list[object] = []  # in a forked child: never closed there
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+class StoredRuns:
+    """The runs of an open state folder. Thread-safe.
+
+    Args:
+        path: Of the database.
+        contents: As its writer keeps them.
+        reader: Of the database.
+        packing: How accounts are packed.
+        check_open: Raises Closed once the folder is closed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        contents: StateContents,
+        reader: DatabaseReader,
+        packing: AccountPacker,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.path = path
+        self._contents, self._reader, self._packing, self._check_open = contents, reader, packing, check_open
+
+    def runs(self) -> list[RunFacts]:
+        """All runs, in the order in which they began; the one that is counted has not ended."""
+        numbers = self._contents.runs
+        return sorted(dict(self._contents.facts_of).values(), key=lambda facts: numbers[facts.name])
+
+    def settings(self) -> dict[str, str]:
+        """Texts that were saved, by name."""
+        with as_saved(self.path):
+            self._check_open()
+            return {key.decode(): body.decode() for key, body in self._reader.facts(SETTING)}
+
+    def accounts(self, run: str) -> StoredAccounts:
+        """The accounts of a run, of other servers too; each is read when it is asked for."""
+        return StoredAccounts(self._packing, _RunReader(self, run))
+
+    def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
+        self._check_open()
+        number = self._contents.runs.get(run)
+        return [] if number is None else self._reader.accounts(number, begin, most, before)
+
+    def line_count(self, run: str) -> int:
+        """Lines of a run that were ever taken: the index of the newest one."""
+        number = self._contents.runs.get(run)
+        return 0 if number is None else self._contents.counts.get(number, 0)
+
+    def search(self, run: str, wanted: LineFilter, most: int, newest_first: bool) -> list[LogEntry]:
+        """Log lines of a run, at most so many of those wanted; an unknown run has none.
+
+        Raises:
+            StateCorrupt: one of them is damaged; or any line is, if more than their index is wanted.
+        """
+        self._check_open()
+        number = self._contents.runs.get(run)
+        found = None if number is None else condition(number, wanted)
+        if found is not None and wanted != LineFilter(after=wanted.after, before=wanted.before):
+            self._reader.check_lines()
+        return [] if found is None else self._reader.lines(*found, "DESC" if newest_first else "ASC", most)
+
+
+class _RunReader:
+    """Reads the accounts of one run, which may be one that is not saved yet."""
+
+    def __init__(self, stored: StoredRuns, run: str) -> None:
+        self._stored, self._run = stored, run
+
+    def body(self, key: bytes) -> bytes | None:
+        """Body of the account with this key."""
+        return next((body for _, body in self.after(key, 1, key + b"\0")), None)
+
+    def after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts from this key on, ascending, whose keys are below `before`."""
+        return self._stored.packed_accounts(self._run, key, most, before)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Within it, what cannot have been saved is StateCorrupt."""
+        return as_saved(self._stored.path)
+
+
+def _nothing(point: str) -> None:
+    """No fault here."""
+
+
+class Store:
+    """A state folder, opened, locked, checked and ready to go on. Thread-safe.
+
+    Args:
+        folder: Made when it is not there (its parent must be).
+        name: The server's. None: the one that the folder has, `default_name` when it is new.
+        limits: `log_bytes` and `backup_every`.
+        clock: Seconds since 1970.
+        at: Called with the name of each point between two steps, so that a test can end the process there.
+
+    Raises:
+        StateLocked: another server has it open.
+        StateUnusable: it cannot be written, is no folder, or is on a network file system.
+        StateForeign: it is of another server, program or a newer version.
+        StateCorrupt: it is damaged; the text says what to do. Nothing is ever reset without being asked.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str | None = None,
+        *,
+        default_name: str = "",
+        limits: Limits | None = None,
+        clock: Callable[[], float] = wall_clock,
+        at: Callable[[str], None] = _nothing,
+    ) -> None:
+        self.folder = Path(folder).absolute()  # a program may leave the folder that it is in
+        limits, self._at, self._pid = limits or Limits(), at, os.getpid()
+        self._opened = opened = OpenFolder(self.folder, name, default_name, limits, clock, at)
+        self.name, self.epoch = opened.name, opened.epoch
+        """The server's; its epoch grows at each start, and was on disk before anybody heard of it."""
+        self.since = opened.since
+        """The epoch since which the folder has forgotten nothing: accounts that are opened in it say that one."""
+        self.restored = opened.restored
+        """How often a backup was put back into this folder."""
+        self.missing = opened.models.missing
+        """What was not there, or not whole, when it was opened, a sentence each: the log has them, too."""
+        self._file, self._lines, self._models = opened.file, opened.lines, opened.models
+        self._prompts = opened.prompts
+        self.prompts = opened.prompts.rows
+        """Kind, key and body of each row that is saved of a table of prompts, by its name. Before `start`."""
+        self._stored = StoredRuns(opened.path, self._file.contents, opened.reader, opened.packing, self._check_open)
+        self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
+        self._backups = DatabaseBackups(
+            self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.backup_every, at=at
+        )
+        self._closed = False
+        self._size = float("-inf"), 0  # when the files were looked at, and their bytes
+        self._mend_due = 0.0
+        _stores.add(self)
+
+    # ------------------------------------------------------------------------------------------------ what is there
+
+    def runs(self) -> list[RunFacts]:
+        """All runs, in the order in which they began; the one that is counted has not ended."""
+        return self._stored.runs()
+
+    def settings(self) -> dict[str, str]:
+        """Texts that were saved, by name."""
+        return self._stored.settings()
+
+    def accounts(self, run: str) -> StoredAccounts:
+        """The accounts of a run, of other servers too; each is read when it is asked for."""
+        return self._stored.accounts(run)
+
+    def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
+        return self._stored.packed_accounts(run, begin, most, before)
+
+    def line_count(self, run: str) -> int:
+        """Lines of a run that were ever taken: the index of the newest one."""
+        return self._stored.line_count(run)
+
+    def search(
+        self,
+        run: str,
+        wanted: LineFilter = _EVERY,
+        *,
+        most: int = 100,
+        newest_first: bool = False,
+    ) -> list[LogEntry]:
+        """Log lines of a run, at most so many of those wanted, as the log file has them; beside the writer, from any
+        thread. An unknown run has none; the oldest come first unless asked otherwise.
+        """
+        return self._stored.search(run, wanted, most, newest_first)
+
+    def models(self, run: str) -> list[Model]:
+        """The newest model of each topic of a run, in the order of topics.
+
+        Raises:
+            StateCorrupt: a body is not what was published.
+        """
+        return self._models.of(self._file.contents.runs.get(run))
+
+    def versions(self) -> dict[str, int]:
+        """The highest version of each topic over all runs: versions never go back."""
+        return self._models.versions()
+
+    # ------------------------------------------------------------------------------------------------ saving
+
+    def start(
+        self,
+        collect: Callable[[], SavedGroup | None],
+        done: Callable[[SavedGroup], None],
+        failed: Callable[[StateLost], None],
+        delayed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Save from now on, in a thread of its own.
+
+        Args:
+            collect: Returns all that changed since its last call, or None if nothing did.
+            done: Called when a group is on disk, or at once for a group that has only tickets.
+            failed: Called once, when nothing can be saved any more.
+            delayed: Called each time when saving has to wait for room: `trouble` says why. It goes on by itself.
+        """
+        self._check_open()
+        self._saver.start(f"memoire-store-{self.name}", collect, done, failed, delayed)
+
+    def wake(self) -> None:
+        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
+        self._saver.wake()
+
+    def save(self, group: SavedGroup) -> None:
+        """Have a group on disk when this returns, in one transaction. Only its thread calls it once it was started.
+
+        Raises:
+            sqlite3.Error, OSError: nothing of it was saved.
+        """
+        if group.is_empty and not self._prompts.is_sparse:
+            return
+        file = self._file
+        runs = dict(file.contents.runs)
+        facts = records.pack_group(group, runs)
+        written, model_facts = self._models.write((runs[run], model) for run, model in group.models)
+        lines = [(runs[run], entry) for run, entry in group.lines]
+        names = {number: run for run, number in runs.items()} if lines else {}
+        pieces = self._lines.plan(lines, names.__getitem__)
+        facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
+        accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)
+        try:
+            prompts = self._prompts.write(group.prompts)
+            former = file.save(facts, lines, accounts, prompts.rows)
+        except BaseException:
+            self._lines.drop(pieces)
+            raise
+        self._opened.testify()
+        self._lines.finish(pieces)
+        self._models.replace(written)
+        self._prompts.replace(prompts, former)
+
+    def _trim(self) -> None:
+        """Let the oldest text go where there is too much."""
+        oldest = self._lines.oldest()
+        if oldest is None:
+            return
+        is_over = self._file.trim(oldest)
+        self._opened.testify()
+        if is_over:
+            self._at("before forgetting")
+            self._lines.forget(oldest)
+
+    def _look_after(self) -> None:
+        """What nobody waits for: larger files of prompts than needed, text that is behind, a backup now and then."""
+        if self._prompts.is_sparse:
+            self.save(SavedGroup())
+        now = time.monotonic()
+        if self._lines.trouble and now >= self._mend_due:
+            self._mend_due = now + REPAIR_INTERVAL
+            self._lines.complete()
+        self._backups.begin_due()
+
+    def back_up(self) -> Path:
+        """Write a backup of everything but log lines, `state.db.backup-1`; the one before becomes `-2`.
+
+        Raises:
+            StateCorrupt: the database has become damaged while it was open: the former backups stay.
+        """
+        return self._backups.make()
+
+    # ------------------------------------------------------------------------------------------------ its state
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether what is given to it is saved without delay."""
+        return self._saver.is_healthy and not self._closed
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the disk now, for people; empty when nothing is."""
+        return self._saver.trouble or self._lines.trouble or self._backups.trouble
+
+    def space(self) -> FolderStats:
+        """What the folder takes, looked at every `DISK_CHECK_INTERVAL` seconds, and what is left."""
+        now, (looked_at, size) = time.monotonic(), self._size
+        if now > looked_at + DISK_CHECK_INTERVAL:
+            size = bytes_in(self.folder)
+            self._size = now, size
+        free = os.statvfs(self.folder)
+        return FolderStats(size, free.f_bavail * free.f_frsize, free.f_blocks * free.f_frsize, self.trouble)
+
+    # ------------------------------------------------------------------------------------------------ closing
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Save what is left, back up, and let go of the folder; True when everything was saved in time.
+
+        Whatever was not saved was not acknowledged either.
+        """
+        if self._pid != os.getpid() or self._closed:
+            return not self._saver.unsaved
+        if not self._saver.close(timeout):
+            _log.warning("%s: the disk did not answer in time; the folder stays locked", self.folder)
+            return False
+        self._closed = True
+        if not self._saver.unsaved:
+            self._finish()
+        self._opened.close()
+        return not self._saver.unsaved
+
+    def _finish(self) -> None:
+        """Leave the folder so that the next start has nothing to mend."""
+        try:
+            self._lines.complete()
+            self._lines.settle()
+            if self._lines.trouble == "":
+                self._file.save([(META, b"clean", b"\x01")], [])
+                self._opened.testify()
+            if self._backups.is_behind:
+                self._backups.attempt()
+            self._at("before checkpoint")
+            self._file.checkpoint()
+            self._at("after checkpoint")
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("%s: everything is saved, but the folder was not put in order: %s", self.folder, error)
+
+    def _forget_in_child(self) -> None:
+        _left_alone.append(self._opened)
+        self._closed = True
+        self._opened.forget_in_child()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the state folder {self.folder}")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,1 +1,0 @@
-"""Caches and episodes that a server holds, and draws from them."""

@@ -1,0 +1,1 @@
+"""Jobs that whoever has a free environment runs."""

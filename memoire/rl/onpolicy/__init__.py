@@ -1,0 +1,1 @@
+"""On-policy learning: collectors, the learner and PPO."""

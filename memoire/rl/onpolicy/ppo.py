@@ -1,0 +1,402 @@
+"""Proximal policy optimization of rollouts, in torch.
+
+Schulman et al., Proximal Policy Optimization Algorithms, 2017. Old rollouts are corrected by name:
+
+    "vtrace"      targets and advantages by V-trace (Espeholt et al., IMPALA, ICML 2018); clipped around the policy
+                  at the update's start
+    "decoupled"   clipped around the policy at the update's start, weighted by its ratio to the policy that acted,
+                  truncated at 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS 2022)
+    "none"        clipped around the policy that acted
+
+`RecurrentPPO` is PPO of a network that remembers: fragments are unrolled from what was remembered at their start.
+
+    entry      0        1        2          the column memory has what the policy knew before each entry, so that
+    memory   ▶ m0       m1       m2         a fragment, or what is left of one that was split, begins with its own m0
+               └─ GRU ──┴─ GRU ──┴─ GRU ──▶ gradients go back to the fragment's start, and not beyond it
+
+Memory is zero where an episode begins. A fragment never crosses that, since it is a part of one episode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from memoire.arguments import checked_names, one_of
+from memoire.errors import NoSuchField, ParameterError
+from memoire.replay import rollouts as advantages
+from memoire.replay.memory import ForkedGenerator
+from memoire.replay.rollouts import Rollouts
+from memoire.rl.networks import flat_tensor, form_of
+from memoire.rl.policies import MEMORY
+from memoire.rl.trees import FUSED
+
+CORRECTIONS: Final = ("vtrace", "decoupled", "none")
+KL_MARGIN: Final = 1.5
+"""An epoch is the update's last if its divergence is above so many times `target_kl`."""
+
+
+def check_correction(correction: str | None) -> str | None:
+    """A correction by its name, or None. Raises ParameterError: there is none of this name."""
+    if correction not in (*CORRECTIONS, None):
+        raise ParameterError("correction", correction, one_of(correction, CORRECTIONS))
+    return correction
+
+
+@dataclass
+class PreparedBatch:
+    """What an update learns from: N entries."""
+
+    obs: Any
+    action: torch.Tensor
+    logp: torch.Tensor
+    """[N] log probability of each action by the policy around which ratios are clipped."""
+    weight: torch.Tensor
+    """[N] of each entry in the policy's loss."""
+    advantage: torch.Tensor
+    returns: torch.Tensor
+    explained: float
+
+    def rows(self, index: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        """Rows [B] of action, logp, weight, advantage and returns."""
+        rows = torch.from_numpy(index).to(self.logp.device)
+        return tuple(array[rows] for array in (self.action, self.logp, self.weight, self.advantage, self.returns))
+
+
+class PPO:
+    """Learns from rollouts, in place, where the network lies.
+
+    Args:
+        net: Called with observations [N, *F], gives a distribution of actions and values [N]. `ActorCritic`, or a
+            module of your own, also inside of DistributedDataParallel.
+        rate: Adam's step size; `ppo.rate` may be set between updates.
+        epochs: Times that each entry is used.
+        minibatch: Entries of one gradient step.
+        clip: Ratios of probabilities are clipped to 1 - clip .. 1 + clip.
+        value_coef, entropy_coef: Weights of the value's loss and of the entropy beside the policy's loss.
+        gamma: Discount; None takes the table's, and another one is refused. Needed for rollouts that are from no table.
+        lam: lambda of generalized advantages.
+        max_grad_norm: Longer gradients are scaled down to it.
+        target_kl: The update ends early after an epoch with much more divergence; None never.
+        correction: Of rollouts that older models made, see above; None takes the one of `net`, and refuses such
+            rollouts if there is none.
+        seed: Of the order of entries; None takes entropy from the system. A checkpoint of another one is refused.
+
+    Raises:
+        ParameterError: there is no such correction.
+    """
+
+    fixed = frozenset({"seed"})
+
+    @checked_names()
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        rate: float = 3e-4,
+        epochs: int = 4,
+        minibatch: int = 256,
+        *,
+        clip: float = 0.2,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.0,
+        gamma: float | None = None,
+        lam: float = 0.95,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        correction: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.net = net
+        self._plain = getattr(net, "module", net)
+        self.correction = check_correction(correction) or getattr(self._plain, "correction", None)
+        self.epochs, self.minibatch, self.clip = epochs, minibatch, clip
+        self.value_coef, self.entropy_coef, self.gamma, self.lam = value_coef, entropy_coef, gamma, lam
+        self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=rate, eps=1e-5, fused=self.device.type in FUSED)
+        self.seed, self.random = seed, ForkedGenerator(seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return next(self._plain.parameters()).device
+
+    def _tensors(self, arrays: Any) -> Any:
+        return tensors_of(arrays, self.device)
+
+    @property
+    def rate(self) -> float:
+        """Adam's step size."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def update(self, rollouts: Rollouts) -> dict[str, float]:
+        """Learn from rollouts [N]: policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm (means over
+        minibatches), explained_variance (before the update), lag_mean and lag_max (in versions).
+
+        Raises:
+            ParameterError: older models made some entries, and no correction was named; or `gamma` is not the table's.
+            NoSuchField: the table stores no logp.
+        """
+        lag = self._lag(rollouts)
+        batch = self.prepared(rollouts)
+        rows: list[torch.Tensor] = []
+        for _ in range(self.epochs):
+            epoch = [self._step(batch, index) for index in self.minibatches(rollouts)]
+            rows += epoch
+            if self.target_kl is not None and self._divergence(epoch) > KL_MARGIN * self.target_kl:
+                break
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        figures = dict(zip(names, torch.stack(rows).cpu().double().mean(0).tolist(), strict=True))
+        return figures | {
+            "explained_variance": batch.explained, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())
+        }  # fmt: skip
+
+    def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
+        """Indices [B] of entries, each once."""
+        return rollouts.minibatches(self.minibatch, 1, self.random)
+
+    def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """The network as it is: of all entries [N] the distribution and the values, and of final states [F] values."""
+        distribution, values = self._plain(self._tensors(rollouts["obs"]))
+        return distribution, values, self._plain(self._tensors(final_of(rollouts)))[1]
+
+    def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
+        """Distribution and values of entries [B]."""
+        distribution, values = self.net(rows_of(batch.obs, torch.from_numpy(index).to(self.device)))
+        return distribution, values
+
+    def _divergence(self, epoch: list[torch.Tensor]) -> float:
+        """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
+        mean = float(torch.stack(epoch)[:, 3].cpu().double().mean())
+        found = torch.tensor([mean, 1.0], dtype=torch.float64)  # on the CPU: gloo
+        if self._plain is not self.net:
+            torch.distributed.all_reduce(found)
+        return float(found[0] / found[1])
+
+    def _lag(self, rollouts: Rollouts) -> NDArray[np.int64]:
+        """[N] how many versions older than the newest one the models were that made the entries."""
+        newest = getattr(self._plain, "version", 0) or int(rollouts.model_version.max())
+        lag: NDArray[np.int64] = np.maximum(newest - rollouts.model_version, 0)
+        if lag.any() and self.correction is None:
+            found = f"None, for entries up to {int(lag.max())} versions old"
+            raise ParameterError("correction", found, f"one of {', '.join(CORRECTIONS)}")
+        return lag
+
+    def prepared(self, rollouts: Rollouts) -> PreparedBatch:
+        """What an update learns from rollouts [N]: computed once, by the network as it is before."""
+        if "logp" not in rollouts:
+            raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
+        action, acted = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
+        with torch.no_grad():
+            distribution, found, final = self.evaluate(rollouts)
+            start = distribution.log_prob(action)
+        values = found.cpu().numpy()
+        ends = self._ends(rollouts, values, final.cpu().numpy())
+        advantage, returns = self._targets(rollouts, values, ends, (start - acted).cpu().numpy())
+        around, weight = acted, torch.ones_like(acted)
+        if self.correction == "decoupled":
+            around, weight = start, (start - acted).exp().clamp(max=1.0)
+        elif self.correction == "vtrace":  # advantages have the ratio in them
+            around = start
+        spread = float(np.var(returns))
+        explained = 1.0 - float(np.var(returns - values)) / spread if spread > 0.0 else 0.0
+        tensors = self._tensors(advantage), self._tensors(returns)
+        return PreparedBatch(self._tensors(rollouts["obs"]), action, around, weight, *tensors, explained)
+
+    def _targets(
+        self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Advantages and returns [N]."""
+        name, scaler = rollouts.schema.reward, getattr(self._plain, "rewards", None)
+        if name is None or rollouts.schema.reward_shape != ():
+            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number an entry")
+        rewards = rollouts.columns[name] if scaler is None else scaler.scale(rollouts.columns[name])
+        gamma = rollouts.gamma(self.gamma, "gamma")
+        if self.correction != "vtrace":
+            return advantages.gae(rewards, values, ends, rollouts.lengths, gamma, self.lam)
+        given = rewards, values, ends, rollouts.lengths, log_ratios, gamma
+        targets, found = advantages.vtrace(*given, lam=self.lam)
+        return found, targets
+
+    def _ends(self, rollouts: Rollouts, values: NDArray[Any], final: NDArray[Any]) -> NDArray[np.float32]:
+        """[F] values behind each fragment: 0 after a terminal state; of its last state if the final one is unknown."""
+        last = values[np.cumsum(rollouts.lengths) - 1]
+        found = np.where(rollouts.has_final, final, last)
+        return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
+
+    def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> torch.Tensor:
+        """One gradient step; the figures of `update` [6], in the order of its names, where the network lies."""
+        action, old, weight, advantage, returns = batch.rows(index)
+        distribution, values = self.forward(batch, index)
+        log_ratio = distribution.log_prob(action) - old
+        ratio = log_ratio.exp()
+        if len(index) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        clipped = ratio.clamp(1.0 - self.clip, 1.0 + self.clip)
+        policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).mean()
+        value_loss = 0.5 * (values - returns).square().mean()
+        entropy = distribution.entropy().mean()
+        self.optimizer.zero_grad()
+        (policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            kl = ((ratio - 1.0) - log_ratio).mean()
+            outside = ((ratio - 1.0).abs() > self.clip).float().mean()
+            return torch.stack((policy_loss, value_loss, entropy, kl, outside, norm))
+
+
+def final_of(rollouts: Rollouts) -> Any:
+    """The final observations [F, *S], nested as the observations are."""
+    schema = rollouts.schema
+    return schema.nest("obs", {leaf: rollouts.final[leaf] for leaf in schema.leaves("obs")})
+
+
+def tensors_of(observations: Any, device: torch.device) -> Any:
+    """Tensors on a device, nested as the arrays [N, *F] are; on the CPU they have the arrays' own memory."""
+    if isinstance(observations, dict):
+        return {name: tensors_of(part, device) for name, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(tensors_of(part, device) for part in observations)
+    return torch.from_numpy(observations).to(device)
+
+
+def rows_of(observations: Any, rows: torch.Tensor) -> Any:
+    """Rows [B] of tensors [N, *F], nested as they are."""
+    if isinstance(observations, dict):
+        return {name: rows_of(part, rows) for name, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(rows_of(part, rows) for part in observations)
+    return observations[rows]
+
+
+class RecurrentActorCritic(torch.nn.Module):
+    """A linear layer and a gated recurrent unit, and on what they remember a policy and a value.
+
+    Collectors ask the learner for its actions: `OnPolicyLearner(policy="remote")`.
+
+    Args:
+        inputs: Numbers of an observation.
+        outputs: Actions, or dimensions of a Box.
+        is_continuous: Whether actions are in a Box.
+        hidden: Width of the layer, and numbers that are remembered.
+
+    Attributes:
+        version, correction: As of `ActorCritic`.
+        memory_shape: Of what is remembered, one environment's.
+    """
+
+    observations, rewards = None, None
+    """Nothing is normalized."""
+
+    def __init__(self, inputs: int, outputs: int, *, is_continuous: bool, hidden: int = 64) -> None:
+        super().__init__()
+        self.version, self.correction = 0, None  # type: int, str | None
+        self.memory_shape = (hidden,)
+        self.encoder, self.unit = torch.nn.Linear(inputs, hidden), torch.nn.GRU(hidden, hidden, batch_first=True)
+        self.policy, self.value = torch.nn.Linear(hidden, outputs), torch.nn.Linear(hidden, 1)
+        self.log_std = torch.nn.Parameter(torch.zeros(outputs)) if is_continuous else None
+        for layer, size in ((self.encoder, math.sqrt(2.0)), (self.policy, 0.01), (self.value, 1.0)):
+            torch.nn.init.orthogonal_(layer.weight, size)
+            torch.nn.init.zeros_(layer.bias)
+
+    @classmethod
+    def of(cls, env: Any, hidden: int = 64) -> Self:
+        """One for an environment or vector environment, as `ActorCritic.mlp`. ParameterError: it has other actions."""
+        inputs, outputs, is_continuous = form_of(env)
+        return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden)
+
+    def forward(
+        self, observations: Any, memory: torch.Tensor, lengths: Sequence[int] | None = None
+    ) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """The distribution of actions [N, *A], the values [N], and what is remembered after each entry [N, H].
+
+        Args:
+            observations: [N, *F], nested or not: entries of F fragments, one after the other.
+            memory: [F, H] before the first entry of each fragment.
+            lengths: Entries of each fragment; None: each entry is one.
+        """
+        inputs = torch.tanh(self.encoder(flat_tensor(observations)))
+        mask = _mask([1] * len(inputs) if lengths is None else lengths, inputs.device)
+        padded = inputs.new_zeros(*mask.shape, inputs.shape[1])
+        padded[mask] = inputs
+        remembered = self.unit(padded, memory[None].contiguous())[0][mask]
+        outputs, values = self.policy(remembered), self.value(remembered)[:, 0]
+        if self.log_std is None:
+            return Categorical(logits=outputs, validate_args=False), values, remembered
+        gaussian = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
+        return Independent(gaussian, 1, validate_args=False), values, remembered
+
+    def merge(self, moments: Any) -> None:
+        """There is nothing to take in."""
+
+    def moments_of(self, rollouts: Rollouts) -> dict[str, Any]:
+        """Nothing is normalized."""
+        return {}
+
+
+class RecurrentPPO(PPO):
+    """`PPO` of a `RecurrentActorCritic`, or of another module that is called in the same way.
+
+    A minibatch has whole fragments: at least `minibatch` entries, but for an epoch's last one.
+    """
+
+    def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
+        """Indices [B] of the entries of whole fragments, each once."""
+        ends = np.cumsum(rollouts.lengths)
+        chosen: list[NDArray[np.int64]] = []
+        for fragment in self.random.permutation(len(ends)):
+            chosen.append(np.arange(ends[fragment] - rollouts.lengths[fragment], ends[fragment]))
+            if sum(map(len, chosen)) >= self.minibatch:
+                yield np.concatenate(chosen)
+                chosen = []
+        if chosen:
+            yield np.concatenate(chosen)
+
+    def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """The network as it is: of all entries [N] the distribution and the values, and of final states [F] values."""
+        memory, ends = self._tensors(rollouts[MEMORY]), np.cumsum(rollouts.lengths)
+        starts = self._tensors(ends - rollouts.lengths)
+        distribution, values, remembered = self._plain(
+            self._tensors(rollouts["obs"]), memory[starts], rollouts.lengths.tolist()
+        )
+        final = self._plain(self._tensors(final_of(rollouts)), remembered[self._tensors(ends - 1)])[1]
+        return distribution, values, final
+
+    def prepared(self, rollouts: Rollouts) -> PreparedBatch:
+        """What an update learns from rollouts [N], with what was remembered before each entry."""
+        batch = super().prepared(rollouts)
+        batch.obs = {"obs": batch.obs, MEMORY: self._tensors(rollouts[MEMORY])}
+        self._fragment = np.repeat(np.arange(len(rollouts.lengths)), rollouts.lengths)
+        return batch
+
+    def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
+        """Distribution and values of the entries [B] of whole fragments."""
+        inputs, lengths = rows_of(batch.obs, self._tensors(index)), _runs(self._fragment[index])
+        starts = self._tensors(np.array([0, *itertools.accumulate(lengths[:-1])]))
+        distribution, values, _ = self.net(inputs["obs"], inputs[MEMORY][starts], lengths)
+        return distribution, values
+
+
+def _runs(fragments: NDArray[np.int64]) -> list[int]:
+    """How many entries [B] in a row are of the same fragment."""
+    places = np.flatnonzero(np.diff(fragments, prepend=-1, append=-1))
+    return [int(each) for each in np.diff(places)]
+
+
+def _mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[F, T] where there is an entry; T is the longest fragment."""
+    known = torch.tensor(lengths, device=device)
+    return torch.arange(int(known.max()), device=device) < known[:, None]

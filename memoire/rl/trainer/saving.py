@@ -1,0 +1,832 @@
+"""An agent's state as one file of named arrays: found by looking at its attributes, put back into the same ones.
+
+    model.actor.net.0.weight      parameters and buffers of a module     :facts      everything else, as JSON:
+    log_alpha                     a tensor, or an array                              numbers, texts, generators, lists,
+    pi_optimizer['state'][3][...  of an optimizer or scheduler                       dicts, what the trainer counts
+
+Nothing in a file can run anything. The file also has the form of the agent as it was made. A setting that a later agent
+is made with is compared with it:
+
+    made with then   in the checkpoint   made with now     goes on with
+    64               64                  64                64
+    0                500                 0                 500     training has changed it
+    0.99             0.99                0.9               0.9     it was told so; named in the log
+    1.0              0.1                 0.5               nothing: refused, both values are named
+
+Where a worker or trainer keeps its newest model, and some of the former ones; a path belongs to one of them.
+
+    weights/drone.pth            the newest model, in the format of safetensors, with a checksum
+    weights/drone.pth.lock       who holds the path: role, process, host
+    weights/drone_2026-11-26_14-03-59.120000.pth      each n-th model that came
+
+Files of torch are read, too, by its `weights_only`: nothing in them is run.
+
+What a trainer goes on with of the files of a former one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.arguments import one_of, whole
+from memoire.disk.files import lock_folder
+from memoire.errors import DataError, ParameterError, PathHeld
+from memoire.replay.files import FileLock, remove_abandoned_in
+from memoire.rl import weights
+
+_log = logging.getLogger(__name__)
+
+KEPT: Final = 2
+"""Checkpoints that stay: the newest, and the one before."""
+FACTS: Final = ":facts"
+"""Name of the JSON text: no attribute has it."""
+LEFT_OUT: Final = ("observation_space", "action_space", "device")
+"""Attributes that an agent gets from its caller."""
+SETTINGS: Final = (bool, int, float, str, type(None))
+"""Types of values that JSON holds as they are."""
+CONTAINERS: Final[dict[str, type]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+ARRAYS: Final = ("array", "tensor", "module")
+"""Kinds of nodes whose values are arrays of the file."""
+MISSING: Final = {"kind": "missing"}
+KEEP: Final = {"kind": "keep"}
+"""Stands for the value that the agent has."""
+
+Arrays = dict[str, NDArray[Any]]
+Node = Any
+"""A value as JSON has it: a setting as it is, everything else as a dict with its "kind"."""
+
+
+class _NotHeld(Exception):
+    """A value that no checkpoint can hold; says its type."""
+
+
+def save_agent(folder: Path, agent: Any, made: Node, facts: Mapping[str, Any]) -> list[str]:
+    """Write a checkpoint: on disk, as a whole, when this returns. Raises OSError.
+
+    Args:
+        made: `form_of` the agent, before it was trained.
+        facts: What the trainer counts.
+
+    Returns:
+        Names of modules and optimizers that the agent has made since: a restart cannot make them, and is refused.
+    """
+    arrays, tree = state_of(agent)
+    tree |= {"made": made, "trainer": dict(facts)}
+    number = max(_numbers(folder), default=0) + 1
+    weights.save(_path(folder, number), arrays | {FACTS: text_of(tree)})
+    for old in sorted(_numbers(folder))[:-KEPT]:
+        _path(folder, old).unlink(missing_ok=True)
+    nodes = tree["agent"].items()
+    return [name for name, node in nodes if _kind(node) in ("module", "state") and _kind(made.get(name)) != _kind(node)]
+
+
+def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
+    """Put the newest checkpoint into an agent that was just made; what the trainer counted, or None if there is none.
+
+    Raises:
+        DataError: it is damaged, or of another agent.
+        ParameterError: the agent was made with another value of something that training has changed, too.
+    """
+    number = max(_numbers(folder), default=0)
+    if not number:
+        return None
+    path = _path(folder, number)
+    arrays = weights.load(path)
+    with readable(str(path), "does not fit this agent"):
+        tree = json.loads(arrays.pop(FACTS).tobytes())
+        trainer = dict(tree["trainer"])
+        restore(agent, arrays, tree, tree["made"], str(path))
+    return trainer
+
+
+@contextlib.contextmanager
+def readable(path: str, problem: str) -> Iterator[None]:
+    """While a checkpoint is read: what is wrong with it becomes DataError."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
+        if isinstance(error, DataError | ParameterError):
+            raise
+        raise DataError(path, f"{problem} ({(str(error) or type(error).__name__).splitlines()[0]})") from error
+
+
+def warn_of_told(told: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
+    """Log each setting of a trainer or learner that differs from the one in its checkpoint: it goes on as told."""
+    for name, value in told.items():
+        if name in saved and not _same(saved[name], value):
+            _log.warning("going on with %s = %r, as this %s was told; the checkpoint has %r",
+                         name, value, who, saved[name])  # fmt: skip
+
+
+def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays [*F] by name, and a JSON tree, of what an object's attributes and the global generators hold."""
+    writer = _Writer(owner)
+    agent = {name: node for name, value in _attributes(owner, skipped) if (node := writer.attribute(name, value))}
+    found = {
+        "agent": {name: node[0] for name, node in agent.items()},
+        "random": writer.node(_global_random(), "random"),
+    }
+    return writer.arrays, found
+
+
+def form_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> Node:
+    """What an object was made with: its settings, and the shapes and dtypes of its arrays."""
+    return {name: _form(node) for name, node in state_of(owner, skipped)[1]["agent"].items()}
+
+
+def restore(
+    owner: Any, arrays: Mapping[str, NDArray[Any]], tree: Mapping[str, Any], made: Node, path: str,
+    skipped: Collection[str] = LEFT_OUT,
+) -> list[str]:  # fmt: skip
+    """Put arrays [*F] and the tree of `state_of` into an object that was just made, and the global generators.
+
+    Args:
+        made: `form_of` the former object, as it was made.
+        path: What errors call the checkpoint.
+
+    Returns:
+        A sentence for each setting that stays as the object was made with it, and that differs; they are logged.
+
+    Raises:
+        DataError: they do not fit. ParameterError: a setting differs, and training has changed it.
+    """
+    now, saved = form_of(owner, skipped), tree["agent"]
+    merge = _Merge(path, frozenset(getattr(owner, "fixed", ())))
+    for name in now.keys() - saved.keys():
+        if _kind(now[name]) in (*ARRAYS, "state"):
+            raise DataError(path, f"has no {name!r}, which this agent has as {_shown(now[name])}")
+    merged = {name: merge(made.get(name, MISSING), node, now.get(name, MISSING), name) for name, node in saved.items()}
+    reader = _Reader(owner, arrays, path)
+    # Modules come first: lists and optimizers hold their parameters.
+    for name in sorted(merged, key=lambda name: _kind(merged[name]) != "module"):
+        if merged[name] is not KEEP:
+            setattr(owner, name, reader.value(getattr(owner, name, None), merged[name], name))
+    _restore_random(reader.value(None, tree["random"], "random"))
+    for sentence in merge.kept:
+        _log.warning("%s", sentence)
+    return merge.kept
+
+
+def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
+    """Attributes that no checkpoint holds, with their types. Functions and classes are code, and not listed."""
+    writer, found = _Writer(owner), []
+    for name, value in _attributes(owner, skipped):
+        try:
+            writer.node(value, name)
+        except _NotHeld as error:
+            if not callable(value):
+                found.append(f"{name} ({error})")
+    return found
+
+
+def text_of(tree: Any) -> NDArray[np.uint8]:
+    """A JSON text as an array [B] of a file."""
+    return np.frombuffer(json.dumps(tree).encode(), np.uint8)
+
+
+def _attributes(owner: Any, skipped: Collection[str]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(vars(owner).items()) if name not in skipped)
+
+
+# Torch is asked for nothing by name: this module is imported where there is none.
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "requires_grad") and not hasattr(value, "state_dict")
+
+
+def _is_module(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "parameters", None))
+
+
+def _is_stateful(value: Any) -> bool:
+    """Return whether the value has `state_dict` and `load_state_dict`, as optimizers and schedulers do."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def state_of_generator(value: Any) -> tuple[str, Any] | None:
+    """The kind and state of a random generator, as JSON has them; None of anything else."""
+    if isinstance(value, np.random.Generator):
+        return "numpy", _listed(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return "numpy.legacy", _listed(value.get_state(legacy=False))
+    if type(value) is random.Random:
+        return "python", _listed(value.getstate())
+    if type(value).__name__ == "Generator" and hasattr(value, "initial_seed"):
+        return "torch", value.get_state().tolist()
+    return None
+
+
+class _Writer:
+    """Values as nodes, with their arrays beside.
+
+    Args:
+        owner: Whose parameters other attributes may hold, too.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.arrays: Arrays = {}
+        self._seen: dict[int, tuple[str, Any]] = {}  # objects by their ids: the path of each, and itself
+        self._parameters = {
+            id(parameter): [name, key]
+            for name, module in vars(owner).items()
+            if not isinstance(module, type) and _is_module(module) and hasattr(module, "named_parameters")
+            for key, parameter in module.named_parameters()
+        }
+
+    def attribute(self, name: str, value: Any) -> tuple[Node] | None:
+        """The node of an attribute; None of one that cannot be held."""
+        before = dict(self.arrays)
+        try:
+            return (self.node(value, name),)
+        except _NotHeld:
+            self.arrays = before
+            return None
+
+    def node(self, value: Any, path: str) -> Node:
+        """A value, and what it holds. Raises _NotHeld."""
+        if type(value) in SETTINGS:
+            return value
+        if isinstance(value, type):
+            raise _NotHeld("a class")
+        if id(value) in self._parameters:
+            return {"kind": "parameter", "of": self._parameters[id(value)]}
+        if id(value) in self._seen:
+            return {"kind": "same", "of": self._seen[id(value)][0]}
+        node = self._new(value, path)
+        self._seen[id(value)] = path, value  # alive, so that no other object gets its id
+        return node
+
+    def _new(self, value: Any, path: str) -> Node:
+        generator = state_of_generator(value)
+        if generator is not None:
+            return {"kind": "generator", "of": generator[0], "state": generator[1]}
+        if _is_module(value):
+            forms = {key: self._add(f"{path}.{key}", tensor) for key, tensor in value.state_dict().items()}
+            return {"kind": "module", "arrays": forms}
+        if _is_stateful(value):
+            return {"kind": "state", "of": type(value).__name__, "tree": self.node(value.state_dict(), path)}
+        if _is_tensor(value):
+            grad = bool(value.requires_grad and value.is_leaf)
+            return {"kind": "tensor", "name": path, "form": self._add(path, value), "grad": grad,
+                    "is_on_cpu": value.device.type == "cpu"}  # fmt: skip
+        if isinstance(value, np.generic):
+            return {"kind": "number", "dtype": value.dtype.str, "bytes": value.tobytes().hex()}
+        if type(value) is np.ndarray:
+            return {"kind": "array", "name": path, "form": self._add(path, value)}
+        return self._container(value, path)
+
+    def _container(self, value: Any, path: str) -> Node:
+        name = type(value).__name__
+        if CONTAINERS.get(name) is type(value):
+            each: Any = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            items = [self.node(item, f"{path}[{place}]") for place, item in enumerate(each)]
+            return {"kind": name, "items": items, "room": getattr(value, "maxlen", None)}
+        if type(value) is dict or name in ("OrderedDict", "defaultdict"):
+            pairs = [[self.node(key, path), self.node(each, f"{path}[{key!r}]")] for key, each in value.items()]
+            return {"kind": "dict", "items": pairs}
+        if isinstance(value, bytes):
+            return {"kind": "bytes", "bytes": value.hex()}
+        raise _NotHeld(type(value).__name__)
+
+    def _add(self, name: str, value: Any) -> list[Any]:
+        """Put a tensor or array [*F] into the file; its dtype and shape. Dtypes that files do not have lie as bytes."""
+        try:
+            array: Any = value.detach().cpu().contiguous() if _is_tensor(value) else np.ascontiguousarray(value)
+            dtype, shape = str(array.dtype).removeprefix("torch."), [int(each) for each in value.shape]
+            if _is_tensor(value):
+                if dtype in ("bfloat16", "complex32") or dtype.startswith("float8"):
+                    import torch
+
+                    array = array.reshape(-1).view(torch.uint8)
+                array = array.numpy()
+        except (TypeError, RuntimeError, AttributeError) as error:
+            raise _NotHeld(type(value).__name__) from error
+        if array.dtype.hasobject:
+            raise _NotHeld("an array of objects")
+        if array.dtype not in weights.DTYPES.values():
+            dtype = dtype if _is_tensor(value) else array.dtype.str
+            array = np.frombuffer(array.tobytes(), np.uint8)
+        self.arrays[name] = np.array(array)
+        return [dtype, shape]
+
+
+class _Merge:
+    """What an object goes on with: see the table at the top.
+
+    Args:
+        path: What errors call the checkpoint.
+        fixed: Names of attributes that have to be as in the checkpoint.
+    """
+
+    def __init__(self, path: str, fixed: frozenset[str]) -> None:
+        self._path, self._fixed = path, fixed
+        self.kept: list[str] = []
+        """What differs from the checkpoint, a sentence each."""
+
+    def __call__(self, made: Node, saved: Node, now: Node, name: str) -> Node:
+        """The node to put back, with KEEP in it for what stays; of the former one made, saved, and of this one."""
+        kind, form = _kind(now), _form(saved)
+        if _kind(saved) in ("module", "state") and _kind(now) != _kind(saved):
+            problem = f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}"
+            raise DataError(self._path, f"{problem}: make it in the agent's __init__, so that a restart can fill it")
+        if now is MISSING or _same(form, now) or (_same(made, now) and kind not in ("module", "state")):
+            return saved
+        if name in self._fixed:
+            if now is None:
+                return saved
+            raise ParameterError(name, _value(now), self._expected(made, saved))
+        if kind == "state" and _kind(made) in ("state", "missing"):
+            before = made if made is MISSING else made["tree"]
+            return saved | {"tree": self(before, saved["tree"], now["tree"], name)}
+        if kind == _kind(saved) == _kind(made) == "dict":
+            return saved | {"items": self._pairs(made, saved, now, name)}
+        if kind == _kind(saved) == _kind(made) and kind in ("list", "tuple") and (
+            len(made["items"]) == len(saved["items"]) == len(now["items"])
+        ):  # fmt: skip
+            rows = enumerate(zip(made["items"], saved["items"], now["items"], strict=True))
+            return saved | {"items": [self(*three, f"{name}[{place}]") for place, three in rows]}
+        if kind == _kind(saved) == "module":
+            name, saved, now = _first_difference(name, saved, now)
+        if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
+            raise DataError(self._path, f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}")
+        if made is not MISSING and _same(form, made):
+            self.kept.append(f"going on with {name} = {_shown(now)}, as this agent was made with; "
+                             f"{self._path} has {_shown(saved)}")  # fmt: skip
+            return KEEP
+        if made is MISSING:
+            self.kept.append(f"going on with {name} = {_shown(saved)} of {self._path}; this agent was made with "
+                             f"{_shown(now)}")  # fmt: skip
+            return saved
+        raise ParameterError(name, _value(now), self._expected(made, saved))
+
+    def _pairs(self, made: Node, saved: Node, now: Node, name: str) -> list[Any]:
+        before, former, here = ({json.dumps(key): each for key, each in node["items"]} for node in (made, saved, now))
+        found = []
+        for key in [*here, *(key for key in former if key not in here and key not in before)]:
+            each, place = here.get(key, MISSING), f"{name}[{json.loads(key)!r}]"
+            node = self(before.get(key, MISSING), former[key], each, place) if key in former else KEEP
+            found.append([json.loads(key), node])
+        return found
+
+    def _expected(self, made: Node, saved: Node) -> str:
+        if _same(_form(saved), made):
+            return f"{_shown(saved)}, as in {self._path}: it cannot be changed"
+        return (
+            f"{_shown(made)}, as it was when the agent of {self._path} was made: training has changed it to "
+            f"{_shown(saved)} since. Set it after the trainer is made, or put the checkpoint aside"
+        )
+
+
+class _Reader:
+    """Nodes as values, put into those that are there if they fit.
+
+    Args:
+        owner: Whose modules have the parameters; tensors go to its device.
+        arrays: Of the file.
+        path: What errors call it.
+    """
+
+    def __init__(self, owner: Any, arrays: Mapping[str, NDArray[Any]], path: str) -> None:
+        self._owner, self._arrays, self._path = owner, arrays, path
+        self._made: dict[str, Any] = {}  # values by their paths
+        self._filled: dict[int, Any] = {}  # values that are another node's already, by their ids
+
+    def value(self, now: Any, node: Node, path: str) -> Any:
+        """The value of a node; `now` itself, with new content, if it can hold it."""
+        if type(node) in SETTINGS:
+            return node
+        kind = node["kind"]
+        if kind == "keep":
+            return now
+        if kind == "same":
+            return self._made[node["of"]]
+        if kind == "parameter":
+            name, key = node["of"]
+            return dict(getattr(self._owner, name).named_parameters())[key]
+        place = None if id(now) in self._filled else now
+        self._made[path] = found = getattr(self, f"_{kind}")(place, node, path)
+        self._filled[id(found)] = found
+        return found
+
+    def _module(self, now: Any, node: Node, path: str) -> Any:
+        for key, tensor in now.state_dict().items():
+            if [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] != node["arrays"].get(key):
+                raise DataError(self._path, f"holds {path!r} as {_shown(node)} where this agent has another module")
+            self._fill(tensor, f"{path}.{key}", node["arrays"][key])
+        return now
+
+    def _state(self, now: Any, node: Node, path: str) -> Any:
+        now.load_state_dict(self.value(now.state_dict(), node["tree"], path))
+        return now
+
+    def _tensor(self, now: Any, node: Node, path: str) -> Any:
+        if _is_tensor(now) and [str(now.dtype).removeprefix("torch."), list(now.shape)] == node["form"]:
+            return self._fill(now, node["name"], node["form"])
+        made = self._torch(node["name"], node["form"])
+        device = None if node["is_on_cpu"] else getattr(self._owner, "device", None)
+        return (made if device is None else made.to(device)).requires_grad_(node["grad"])
+
+    def _array(self, now: Any, node: Node, path: str) -> Any:
+        dtype, shape = node["form"]
+        array = self._arrays[node["name"]]
+        found = (np.frombuffer(array.tobytes(), dtype) if str(array.dtype) != dtype else array).reshape(shape)
+        if type(now) is np.ndarray and (now.dtype, now.shape) == (found.dtype, found.shape) and now.flags.writeable:
+            now[...] = found
+            return now
+        return np.array(found)
+
+    def _number(self, now: Any, node: Node, path: str) -> Any:
+        return np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0]
+
+    def _bytes(self, now: Any, node: Node, path: str) -> Any:
+        return bytes.fromhex(node["bytes"])
+
+    def _generator(self, now: Any, node: Node, path: str) -> Any:
+        state = node["state"]
+        here = None if now is None else state_of_generator(now)
+        if here is None or here[0] != node["of"] or _bits(here[1]) != _bits(state):
+            now = _new_generator(node["of"], state, getattr(self._owner, "device", None))
+        put_generator(now, node["of"], state)
+        return now
+
+    def _dict(self, now: Any, node: Node, path: str) -> Any:
+        here = now if isinstance(now, dict) else {}
+        found = {}
+        for key, each in node["items"]:
+            name = self.value(None, key, path)
+            found[name] = self.value(here.get(name), each, f"{path}[{name!r}]")
+        return _refilled(now, found, dict)
+
+    def _list(self, now: Any, node: Node, path: str) -> Any:
+        kind = CONTAINERS[node["kind"]]
+        here = list(now) if isinstance(now, list | tuple | deque) and len(now) == len(node["items"]) else None
+        found = [
+            self.value(None if here is None else here[place], each, f"{path}[{place}]")
+            for place, each in enumerate(node["items"])
+        ]
+        return _refilled(now, deque(found, node["room"]) if kind is deque else kind(found), kind)
+
+    _tuple = _set = _frozenset = _deque = _list
+
+    def _fill(self, tensor: Any, name: str, form: list[Any]) -> Any:
+        import torch
+
+        with torch.no_grad():
+            tensor.copy_(self._torch(name, form))
+        return tensor
+
+    def _torch(self, name: str, form: list[Any]) -> Any:
+        import torch
+
+        dtype, array = getattr(torch, form[0]), np.array(self._arrays[name])
+        tensor = torch.from_numpy(array)
+        return tensor if tensor.dtype == dtype else tensor.reshape(-1).view(dtype).reshape(form[1])
+
+
+def _refilled(now: Any, found: Any, kind: Any) -> Any:
+    """A list, dict or deque that is there with new content; else the new one."""
+    if type(now) is not kind or kind not in (list, dict, deque) or getattr(now, "maxlen", None) != getattr(
+        found, "maxlen", None
+    ):  # fmt: skip
+        return found
+    now.clear()
+    getattr(now, "update" if kind is dict else "extend")(found)
+    return now
+
+
+def _kind(node: Node) -> str:
+    return str(node["kind"]) if isinstance(node, dict) else "value"
+
+
+def _form(node: Node) -> Node:
+    """A node without states of generators."""
+    if isinstance(node, list):
+        return [_form(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _form(each) for key, each in node.items() if key != "state" or _kind(node) != "generator"}
+
+
+def _same(one: Node, other: Node) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+def _value(node: Node) -> Any:
+    """A node as errors show it."""
+    return node if not isinstance(node, dict) else _Shown(_shown(node))
+
+
+class _Shown(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(node: Node) -> str:
+    if not isinstance(node, dict):
+        return repr(node)
+    kind = node["kind"]
+    if kind == "missing":
+        return "nothing"
+    if kind in ("array", "tensor"):
+        return f"{node['form'][0]}{node['form'][1]}"
+    if kind == "number":
+        return repr(np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0].item())
+    if kind == "module":
+        forms = ", ".join(f"{key} {dtype}{shape}" for key, (dtype, shape) in node["arrays"].items())
+        return f"a module of {forms or 'no arrays'}"
+    if kind == "dict":
+        return "{" + ", ".join(f"{_shown(key)}: {_shown(each)}" for key, each in node["items"]) + "}"
+    if "items" in node:
+        return f"{kind}({', '.join(map(_shown, node['items']))})"
+    return f"a {node.get('of', kind)}" if kind != "generator" else f"a generator of {node['of']}"
+
+
+def _first_difference(name: str, one: Node, other: Node) -> tuple[str, Node, Node]:
+    """Name and nodes of an array in which two modules differ."""
+    arrays, others = one["arrays"], other["arrays"]
+    key = next(key for key in (*arrays, *others) if arrays.get(key) != others.get(key))
+    first, second = (MISSING if key not in each else {"kind": "array", "form": each[key]} for each in (arrays, others))
+    return f"{name}.{key}", first, second
+
+
+def _listed(state: Any) -> Any:
+    """The state of a generator as JSON has it."""
+    if isinstance(state, np.ndarray | np.generic):
+        return state.tolist()
+    if isinstance(state, Mapping):
+        return {key: _listed(each) for key, each in state.items()}
+    return [_listed(each) for each in state] if isinstance(state, list | tuple) else state
+
+
+def _bits(state: Any) -> Any:
+    """The name of NumPy's bit generator, if it is the state of one."""
+    return state.get("bit_generator") if isinstance(state, Mapping) else None
+
+
+BIT_GENERATORS: Final = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+
+
+def _new_generator(kind: str, state: Any, device: Any) -> Any:
+    if kind == "python":
+        return random.Random()
+    if kind == "torch":
+        import torch
+
+        return torch.Generator(device or "cpu")
+    name = _bits(state)
+    if name not in BIT_GENERATORS:
+        raise DataError("a checkpoint", f"holds a generator of {name}, and NumPy has {', '.join(BIT_GENERATORS)}")
+    bits = getattr(np.random, name)()
+    return np.random.RandomState(bits) if kind == "numpy.legacy" else np.random.Generator(bits)
+
+
+def put_generator(generator: Any, kind: str, state: Any) -> None:
+    """Have a generator go on from a state of `state_of_generator`."""
+    if kind == "python":
+        generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif kind == "torch":
+        import torch
+
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+    elif kind == "numpy":
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _global_random() -> dict[str, Any]:
+    """States of the generators that belong to the process: Python's, NumPy's, and torch's of each device in use."""
+    found = {"python": _listed(random.getstate()), "numpy": _listed(np.random.get_state(legacy=False))}  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.get_rng_state().numpy()
+        if torch.cuda.is_initialized():
+            found["cuda"] = [each.numpy() for each in torch.cuda.get_rng_state_all()]
+    return found
+
+
+def _restore_random(states: Mapping[str, Any]) -> None:
+    put_generator(random, "python", states["python"])
+    put_generator(np.random, "numpy.legacy", states["numpy"])
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+    if torch.cuda.is_available():
+        for number, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(torch.from_numpy(state), number)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"agent-{number}.safetensors"
+
+
+def _numbers(folder: Path) -> list[int]:
+    names = (
+        path.name.removeprefix("agent-").removesuffix(".safetensors") for path in folder.glob("agent-*.safetensors")
+    )
+    return [int(name) for name in names if name.isdigit()]
+
+
+ZIP: Final = b"PK\x03\x04"
+"""What files of torch begin with."""
+
+
+class ModelFiles:
+    """A file of the newest model, and a history of former ones beside it. The path is locked until `close`.
+
+    Args:
+        path: Of the file; None keeps nothing.
+        history: What names of former models begin with; None is none.
+        every: One in so many models is kept in the history, counted from the last that was; 0 keeps none.
+        role: What errors of others call the holder.
+        now: Gives the time that names in the history have.
+
+    Raises:
+        PathHeld: another process has this path, or another part of this one.
+        OSError: the folder cannot be made, or the lock not be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        history: str | Path | None = None,
+        every: int = 0,
+        *,
+        role: str,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        self.path = None if path is None else Path(path).absolute()
+        self._every = whole("model_history", every, 0) if history is not None else 0
+        self._history = None if history is None else os.path.join(os.getcwd(), history)  # may end with /
+        self._now = now
+        self._since = 0  # models since the last one that was kept in the history
+        self._lock = None if self.path is None else _locked(self.path, role)
+        if self._every and (folder := Path(f"{self._history}x").parent).is_dir():
+            remove_abandoned_in(folder, ".pth")
+
+    def read(self) -> bytes | None:
+        """The model in the file; None if there is none.
+
+        Raises:
+            DataError: it is damaged, or holds something else.
+        """
+        return None if self.path is None or not self.path.exists() else read_model(self.path)
+
+    def keep(self, body: bytes, version: int = 0) -> None:
+        """Replace the file by this model; and keep it in the history if it is time.
+
+        Raises:
+            OSError: it cannot be written; the former file is as it was.
+        """
+        if self.path is not None:
+            weights.save(self.path, weights.unpack(body), weights.facts_of(body))
+        self._since += 1
+        if self._every and self._since >= self._every:
+            weights.save(self._name(), weights.unpack(body), weights.facts_of(body))
+            self._since = 0
+
+    def close(self) -> None:
+        """Let another process have the path. Closing again does nothing."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _name(self) -> Path:
+        """A name in the history that no file has."""
+        stamp = self._now().strftime("%Y-%m-%d_%H-%M-%S.%f")
+        name, number = Path(f"{self._history}{stamp}.pth"), 1
+        while name.exists():
+            name, number = Path(f"{self._history}{stamp}-{number}.pth"), number + 1
+        return name
+
+
+def read_model(path: str | Path) -> bytes:
+    """The model in a file, of safetensors or of torch, as a body.
+
+    Raises:
+        OSError: it cannot be read.
+        DataError: it is damaged, or holds something else; or a file of torch, which is not installed.
+    """
+    with Path(path).open("rb") as file:
+        is_torch = file.read(len(ZIP)) == ZIP
+    return _of_torch(Path(path)) if is_torch else weights.read(path)
+
+
+def _of_torch(path: Path) -> bytes:
+    """A state_dict, or a module's, of a file of torch."""
+    try:
+        import torch
+
+        import memoire.torch as bridge
+    except ModuleNotFoundError as error:
+        raise DataError(
+            str(path), "is a file of torch, which is not installed: pip install 'memoire-rl[torch]'"
+        ) from error
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for files that it does not read
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            str(path), f"is a file of torch that holds more than weights, or is damaged ({reason})"
+        ) from error
+    if not isinstance(found, dict) or not found or not all(isinstance(each, torch.Tensor) for each in found.values()):
+        raise DataError(str(path), "is a file of torch without tensors by name: save module.state_dict()")
+    return bridge.body_of(found)
+
+
+def _locked(path: Path, role: str) -> FileLock:
+    """A lock on a path, held by a file beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.lock")
+    return FileLock(
+        beside,
+        held=lambda holder: PathHeld(str(path), holder.role, holder.pid, holder.host),
+        foreign=lambda what: ParameterError("model_path", str(path), f"free of {beside.name}, which is {what}"),
+        role=role,
+    )
+
+
+RESUMES: Final = ("all", "memory", "weights", "none")
+"""Everything; its samples alone; its agent alone; nothing, and its files are put aside."""
+
+
+def checked_resume(value: Any) -> str:
+    """One of RESUMES. Raises ParameterError: it is none of them."""
+    if value not in RESUMES:
+        raise ParameterError("resume", value, one_of(value, RESUMES))
+    return str(value)
+
+
+def put_aside(path: str | Path) -> Path | None:
+    """Give a file or folder another name beside it, so that a run begins anew; the name, or None if there is nothing.
+
+    Nothing is deleted: the name is the former one with ".former-1", or the next number that is free.
+
+    Raises:
+        StateLocked: a trainer that runs has the folder.
+    """
+    place, number = Path(path), 1
+    if not place.exists():
+        return None
+    while (other := place.with_name(f"{place.name}.former-{number}")).exists():
+        number += 1
+    lock = lock_checkpoint(place) if place.is_dir() else None
+    try:
+        return place.rename(other)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def lock_checkpoint(folder: Path) -> FileLock:
+    """Lock the folder of a checkpoint, which is made if it is not there: one trainer at a time has it.
+
+    Raises:
+        StateError: another one has it, or it cannot be locked.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return lock_folder(folder, "the checkpoint folder", "trainer")
+
+
+def begin_fresh(paths: Iterable[str | Path], *, is_sure: bool = False, ask: Callable[[str], str] = input) -> None:
+    """Put a run's files aside, so that it begins anew, after a question.
+
+    Args:
+        paths: Files and folders; those that are not there are passed over.
+        is_sure: Do so without a question.
+        ask: Gets the question, gives the answer.
+
+    Raises:
+        ParameterError: the answer was not yes; nothing was changed.
+    """
+    there = [Path(path) for path in paths if Path(path).exists()]
+    if not there:
+        return
+    names = "\n".join(f"  {path}" for path in there)
+    question = f"These files of a former run are given other names:\n{names}\nGo on? [yes/no] "
+    try:
+        answer = "yes" if is_sure else ask(question)
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ParameterError("--fresh", answer.strip(), "the answer yes at a terminal, or --yes beside it")
+    for path in there:
+        put_aside(path)

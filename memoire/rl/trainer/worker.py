@@ -1,0 +1,469 @@
+"""A rollout worker: runs episodes of one environment by the newest policy, and sends what happens to a server.
+
+    reset ─▶ act ─▶ step ─▶ act ─▶ step ...      a test episode every n training episodes: act(test=True), no samples
+      │                       ▲ newest model     Ctrl-C, SIGTERM, errors: the step ends, samples are sent, and the
+      └─▶ recorder ─▶ client  └ follower         device gets its default action
+
+Nothing in the loop of steps waits for a socket or a disk.
+
+Signals end the loop in order: the first one lets the present step end, the second one does not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from memoire.client.client import Client, connect
+from memoire.errors import MemoireError, ParameterError
+from memoire.rl.policies import TOPIC
+from memoire.rl.spaces import check_actions, default_action, pin
+from memoire.rl.step_clock import WorkerStanding, times_of, timings_of
+from memoire.security.keys import Given
+
+from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
+from .recording import CONNECT_INTERVAL, Columns, Nowhere, Recorder, Step, connected, limit_of
+from .saving import ModelFiles, read_model
+from .training import check_model_topic
+
+_log = logging.getLogger(__name__)
+
+PACE_INTERVAL: Final = 0.05
+"""Seconds between two looks whether learners have caught up."""
+UPDATE_TIMEOUT: Final = 1.0
+KEPT_RESULTS: Final = 100
+"""Newest episodes of each kind that a worker remembers."""
+
+Recording = Callable[[Client], Recorder]
+"""Makes what takes the samples, for a client."""
+
+
+class StopSignals:
+    """SIGINT and SIGTERM of a loop in the main thread; in other threads they are left alone.
+
+    Attributes:
+        number: Of the first one that came; None before.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Within this the first signal is only noted; afterwards it has its usual effect.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came.
+            SystemExit: SIGTERM came, with status 143.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        self._end()
+
+    def _end(self) -> None:
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number is not None:
+            raise SystemExit(128 + self.number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:  # the environment may never return
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """What came of an episode."""
+
+    length: int
+    returned: float
+    version: int
+    """Of the model that acted at its end; 0 is none."""
+    is_complete: bool
+    """False if the worker was asked to end within it."""
+
+
+class RolloutWorker:
+    """Runs episodes of an environment.
+
+    Args:
+        env: The environment, or a class or function that makes it.
+        policy: What acts: an object with `act(obs, test=False)`; or a class or function that makes one of
+            `observation_space` and `action_space`. With `load(body, version)`, and as a torch module, it follows the
+            newest model.
+        url: Address of a server or proxy; None is a worker that connects to nobody. Of several addresses it takes the
+            first one that answers, beginning with any.
+        table, keys, name: As of `memoire.connect`.
+        topic: Of the models.
+        recording: Makes what takes the samples; by default a writer of the table's columns.
+        device: Where a torch module acts.
+        max_samples_per_episode: Steps after which an episode is truncated.
+        model_path: File of the newest model: acted by from the start if it is there, and kept up to date.
+        model_path_history: What names of kept former models begin with.
+        model_history: Each so many models one is kept there; 0 keeps none.
+        obs_preprocessor: Called with each observation before the policy sees it.
+        is_paced: Whether to wait between episodes while learners are behind (`samples_per_insert_tolerance`).
+        cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
+        timeout: Seconds to wait for the server; a line each ten seconds says so meanwhile.
+
+    Raises:
+        MemoireTimeout: no server answered.
+        ParameterError: there is neither a server nor a model to act by, or a setting is out of its range; or the table
+            limits how old models of another topic may be. This, and `run`: a model was trained for another action
+            space than the environment's.
+        WrongModel: as of `run`: the first model does not fit the policy.
+        AuthError, Refused: as of `memoire.connect`.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: Any,
+        url: str | Sequence[str] | None = None,
+        *,
+        table: str = "",
+        topic: str = TOPIC,
+        recording: Recording = Columns,
+        keys: Given = None,
+        name: str | None = None,
+        device: str | None = "cpu",
+        max_samples_per_episode: float = np.inf,
+        model_path: str | Path | None = None,
+        model_path_history: str | Path | None = None,
+        model_history: int = 0,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        is_paced: bool = False,
+        cpus: Collection[int] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if not max_samples_per_episode >= 1:
+            raise ParameterError("max_samples_per_episode", max_samples_per_episode, "at least 1")
+        self.env = env() if isinstance(env, type) or not hasattr(env, "step") else env
+        self.actor = self._actor_of(policy, device)
+        self.version = 0
+        """Of the model that acts; 0 is none, or that of the file."""
+        self.episodes = self.steps = self.tests = 0
+        """Training episodes that ended, steps of training episodes, and test episodes."""
+        self.results: dict[str, deque[EpisodeResult]] = {kind: deque(maxlen=KEPT_RESULTS) for kind in ("train", "test")}
+        """The newest episodes of each kind."""
+        self.is_verbose = True
+        """Whether each episode is logged."""
+        self.limit, self._preprocessor = limit_of(max_samples_per_episode), obs_preprocessor
+        self._signals = StopSignals()
+        self._cpus = cpus
+        self._is_stopped, self._is_resting, self._is_paced, self._is_expert = False, True, is_paced, False
+        kept = (None, None) if url is None else (model_path, model_path_history)
+        self._files = ModelFiles(*kept, model_history, role="worker")  # one that is alone only reads
+        try:
+            self._load_file(model_path, is_alone=url is None)
+            self.client: Client | None = None
+            """None of a worker without a server."""
+            self._recorder: Recorder = Nowhere()
+            self._follower: ModelFollower | None = None
+            if url is not None:
+                self._connect(url, table, topic, keys, name, timeout, recording)
+                self.node.program = self.standing
+        except BaseException:
+            self._files.close()
+            raise
+
+    def _actor_of(self, policy: Any, device: str | None) -> Acts:
+        if callable(getattr(policy, "act", None)) and not isinstance(policy, type):
+            return actor_of(policy, device)
+        made = policy(observation_space=self.env.observation_space, action_space=self.env.action_space)
+        return actor_of(made, device)
+
+    def _load_file(self, path: str | Path | None, is_alone: bool) -> None:
+        """Act by the model of the file, if there is one. A worker that is alone and has none is refused."""
+        if path is None or not isinstance(self.actor, Learns):
+            return
+        if Path(path).exists():
+            body = read_model(path)
+            self._check_model(body)
+            self.actor.adopt(self.actor.prepare(body, 0))
+        elif is_alone:
+            expected = "a file with a model: a worker that connects to nobody has no other one"
+            raise ParameterError("model_path", str(path), expected)
+
+    def _check_model(self, body: bytes) -> None:
+        """Refuse a model that was trained for other actions than the environment takes. Raises ParameterError."""
+        check_actions(body, self.env.action_space)
+
+    def _connect(
+        self,
+        url: str | Sequence[str],
+        table: str,
+        topic: str,
+        keys: Given,
+        name: str | None,
+        timeout: float,
+        recording: Recording,
+    ) -> None:
+        options: dict[str, Any] = {"table": table, "keys": keys, "name": name}
+        options["when_full"] = "block" if self._is_paced else "skip"
+        urls = [url] if isinstance(url, str) else random.sample(url, len(url))
+        turns, interval = itertools.cycle(urls), min(CONNECT_INTERVAL, timeout / len(urls))
+        self.client = connected(
+            lambda patience: connect(next(turns), timeout=patience, **options), " or ".join(urls), timeout, interval
+        )
+        try:
+            if isinstance(self.actor, Learns):
+                check_model_topic(self.client.parameters, topic)
+            self._recorder = recording(self.client)
+            if isinstance(self.actor, Learns):
+                model = self.client.model(topic)
+                self._follower = ModelFollower(model, self.actor, self._files.keep, self._check_model)
+        except BaseException:
+            self.client.close(0.0)
+            raise
+
+    @property
+    def node(self) -> Client:
+        """What pages are about: the client."""
+        assert self.client is not None, "a worker without a server has no pages"
+        return self.client
+
+    def standing(self) -> WorkerStanding:
+        """What was done, and how the clock went."""
+        times = times_of(self.env)
+        late = {} if times is None else dict(times.late)
+        return WorkerStanding(self.episodes, self.steps, self.tests, self.version, timings_of(times), late)
+
+    # ---------------------------------------------------------------------------------------------- one episode
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action for an observation, as the environment takes it."""
+        seen = obs if self._preprocessor is None else self._preprocessor(obs)
+        return shaped_action(self.actor.act(seen, test=test), self.env.action_space)
+
+    def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; its first observation and info."""
+        action = default_action(self.env)
+        self._is_resting = False
+        obs, info = _pair(self.env.reset())
+        if collect_samples:
+            self._recorder.begin(action, obs, info)
+        return obs, info
+
+    def step(
+        self, obs: Any, test: bool, collect_samples: bool, last_step: bool = False
+    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act once. With `last_step` an episode that goes on is truncated.
+
+        Returns:
+            (obs, reward, terminated, truncated, info), as Gymnasium has it.
+        """
+        action = self.act(obs, test=test)
+        next_obs, reward, terminated, truncated, info = _five(self.env.step(action))
+        truncated = truncated or (last_step and not terminated)
+        if collect_samples:
+            self.steps += 1
+            self._recorder.record(Step(obs, action, reward, terminated, truncated, next_obs, info, self.version))
+        return next_obs, reward, terminated, truncated, info
+
+    def run_episode(self, max_samples: float | None = None, train: bool = False) -> EpisodeResult:
+        """One episode, of training or as a test: `train` says whether its samples are kept."""
+        limit = self.limit if max_samples is None else limit_of(max_samples)
+        obs, _ = self.reset(train)
+        length, returned, is_over = 0, 0.0, False
+        while not (is_over or self.is_stopping):
+            if train:
+                self.follow()
+            obs, reward, terminated, truncated, _ = self.step(obs, not train, train, length + 1 >= limit)
+            length, returned, is_over = length + 1, returned + float(reward), terminated or truncated
+        result = EpisodeResult(length, returned, self.version, is_over)
+        self.ended(result, "train" if train else "test")
+        return result
+
+    def ended(self, result: EpisodeResult, kind: str) -> None:
+        """An episode is over, or given up: tell of it."""
+        if kind == "train":
+            self._recorder.end()
+            self.episodes += result.is_complete
+        if not result.is_complete:
+            return
+        self.results[kind].append(result)
+        if self.is_verbose:
+            facts = (kind, result.returned, result.length, result.version)
+            _log.info("%s episode: return %.2f in %d steps, by model %d", *facts)
+        self.tests += kind == "test"
+        if self.client is not None and kind == "test":
+            self._recorder.tested(result.length, result.returned)
+            self.client.report(result.length, result.returned, kind="test")
+
+    def follow(self) -> None:
+        """Act by the newest model, if it is ready."""
+        if self._follower is not None and not self._is_expert:
+            ready = self._follower.newest()
+            if ready is not None:
+                self._adopt(ready, self._follower)
+
+    def _adopt(self, ready: PreparedModel, follower: ModelFollower) -> None:
+        assert isinstance(self.actor, Learns)
+        self.actor.adopt(ready.prepared)
+        self.version = follower.version = ready.version
+
+    # --------------------------------------------------------------------------------------------- many episodes
+
+    def run(
+        self,
+        test_episode_interval: int = 0,
+        nb_episodes: float = np.inf,
+        *,
+        test_pause: float = np.inf,
+        is_expert: bool = False,
+        on_episode: Callable[[str, EpisodeResult], object] = lambda kind, result: None,
+    ) -> None:
+        """Training episodes for ever, or until the run is finished, `close` was called or a signal came.
+
+        Blocks. In the main thread SIGINT and SIGTERM end it in order: the step ends, samples are sent, the device gets
+        its default action; then they have their usual effect.
+
+        Args:
+            test_episode_interval: A test episode comes before the training episodes 0, n, 2 n and so on; 0 is none.
+            nb_episodes: Training episodes to run.
+            test_pause: Seconds after a test episode until a worker that waits for learners runs another one.
+            is_expert: Act by the present model all the time, and run no test episodes.
+            on_episode: Called with "train" or "test", and what came of the episode.
+        """
+        self._is_expert, count, tested_at = is_expert, 0, time.monotonic()
+
+        def test() -> None:
+            nonlocal tested_at
+            self.follow()
+            on_episode("test", self.run_episode(train=False))
+            tested_at = time.monotonic()
+
+        with self.until_stopped():
+            while count < nb_episodes and not self.is_stopping:
+                if test_episode_interval and count % test_episode_interval == 0 and not is_expert:
+                    test()
+                for _ in self._pauses():
+                    if time.monotonic() - tested_at >= test_pause and not is_expert:
+                        test()
+                if not self.is_stopping:
+                    on_episode("train", self.run_episode(train=True))
+                    count += 1
+
+    def _pauses(self) -> Iterator[None]:
+        """Pauses while learners are behind, if this worker is paced: an episode that is begun without room would be
+        recorded in vain.
+        """
+        while self._is_paced and not self.is_stopping and self.client is not None and self.client.room <= 0:
+            with contextlib.suppress(MemoireError):
+                self.client.update(UPDATE_TIMEOUT)
+            yield
+            time.sleep(PACE_INTERVAL)
+
+    def await_model(self, timeout: float) -> bool:
+        """Wait until a model is there that is newer than the one that acts; whether there is one."""
+        return self._follower is not None and self._follower.wait(self.version, timeout)
+
+    # ------------------------------------------------------------------------------------------------- its end
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the loop is to end: a signal came, `stop` was called, or the run is finished."""
+        if self._is_stopped or self._signals.number is not None:
+            return True
+        client = self.client
+        return client is not None and (client.closed or client.finished)
+
+    def stop(self) -> None:
+        """End the loop after the present step. From any thread, and from handlers of signals."""
+        self._is_stopped = True
+
+    @contextlib.contextmanager
+    def until_stopped(self) -> Iterator[None]:
+        """Around a loop: signals end it in order, and whatever ends it, samples are sent and the device rests."""
+        if self._cpus is not None:
+            pin(self._cpus)
+        with self._signals.caught():
+            try:
+                yield
+            finally:
+                self.flush()
+
+    def flush(self, *, is_end: bool = True) -> None:
+        """Give the device its default action, and send what is recorded; `is_end` gives the present episode up."""
+        try:
+            self._rest()
+        finally:
+            if self.client is None or not self.client.closed:
+                if is_end:
+                    self._recorder.end()
+                self._recorder.flush()
+
+    def _rest(self) -> None:
+        if not self._is_resting:
+            self._is_resting = True
+            rest(self.env)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Send what is here and end; whether everything was delivered. The environment stays open."""
+        self.stop()
+        self.flush()
+        if self._follower is not None:
+            self._follower.close()
+        self._files.close()
+        if self.client is None or self.client.closed:
+            return True
+        return self.client.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _pair(returned: Any) -> tuple[Any, dict[str, Any]]:
+    """(obs, info), also of an environment whose `reset` returns the observation alone."""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+        return returned
+    return returned, {}
+
+
+def _five(returned: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """(obs, reward, terminated, truncated, info), also of an environment whose `step` returns four values."""
+    if len(returned) == 5:
+        obs, reward, terminated, truncated, info = returned
+    else:
+        obs, reward, terminated, info = returned
+        truncated = bool(info.get("TimeLimit.truncated", False))
+        terminated = bool(terminated) and not truncated
+    return obs, reward, bool(terminated), bool(truncated), info
+
+
+def try_policy(
+    env: Any, policy: Any, path: str | Path, episodes: int = 10, *, device: str | None = "cpu"
+) -> list[EpisodeResult]:
+    """Test episodes by a model in a file, without a server; what came of each.
+
+    Raises:
+        ParameterError: there is no such file.
+        DataError, WrongModel: it holds something else.
+    """
+    with RolloutWorker(env, policy, device=device, model_path=path) as worker, worker.until_stopped():
+        return [worker.run_episode() for _ in range(episodes) if not worker.is_stopping]

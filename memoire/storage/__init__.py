@@ -1,1 +1,0 @@
-"""State folders, snapshots and logs on disk."""

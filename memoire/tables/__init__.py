@@ -1,0 +1,1 @@
+"""Tables of a server: what they are, and their kinds."""

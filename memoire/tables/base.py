@@ -1,0 +1,599 @@
+"""What a table's pool is to those who use it: what every kind of table does, and what only some kinds do.
+
+    TablePool        room, parameters, clients, figures, snapshots: of every kind
+    TakesPushes      caches or episodes come by messages          DrawsBatches     hands out samples in batches
+    HasRoom          has room for so many entries                 DrawsEpisodes    hands out whole episodes
+    HearsSums        hears of what its clients hold               TakesPriorities  learners set priorities here
+    BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
+    DrawsAtRandom    draws by a generator that has a seed         AnswersPrompts   prompts are leased, answered, drawn
+    ShowsSamples     shows copies of samples                      SavesRows        saves each change, as it happens
+    KeepsLayout      entries come back to where they lay
+
+A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
+`tables.OpenTable` has it, so that no message and no draw asks again.
+
+What a pool does about its clients if their entries stay when they are gone.
+
+The lock of a pool, and the wait of those who draw from it.
+
+    with waiter.lock:                                     with waiter.lock:
+        drawn = draw(now)                                     add(cache)
+        while drawn is None and waiter.wait(deadline):        waiter.tell()
+            drawn = draw(clock())
+
+What decides about caches, readers or episodes is called under the lock and knows nothing of it.
+
+Who is there: clients or readers that were heard lately. Pure.
+
+Figures of a pool: what it counts, and the frozen picture that it gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from memoire import _core
+from memoire.errors import Closed
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memoire.replay.batch import GatheredSamples
+    from memoire.replay.episode_store import Changes
+    from memoire.replay.episodes import EpisodeBatch
+    from memoire.replay.memory import Memory
+    from memoire.replay.parameters import Parameters
+    from memoire.replay.rollouts import Rollouts
+    from memoire.wire import messages
+    from memoire.wire.byte_budget import ByteBudget
+    from memoire.wire.parts import Payload
+    from memoire.wire.receivers import Page
+
+    from .draws import PooledBatch
+    from .episodes.saving import HasLayout, TakenTable
+    from .inspection import Distribution, PeekedSample
+    from .prompts.columns import Saved
+    from .prompts.table import PromptStats, PromptTable
+    from .rollouts.queue import TakeRequest
+    from .saved import PutBack, RecordBody, SavedRecord
+
+
+class PoolLock:
+    """One lock, and what happens under it that others wait for."""
+
+    def __init__(self) -> None:
+        self.told = _core.Condition()
+        """Of this it is the lock; where each call counts, for `_core.Held`."""
+        # Everything below belongs to the lock.
+        self.waiting = 0
+        """Threads that wait now."""
+        self.changes = 0
+        """How often something was told."""
+        self.is_closed = False
+
+    @property
+    def lock(self) -> _core.Held:
+        """The lock, let go of wherever an interrupt comes."""
+        return self.told.held()
+
+    def tell(self) -> None:
+        """Have those who wait look again: something else may be drawn than before. Call it under the lock."""
+        self.changes += 1
+        if self.waiting:
+            self.told.notify_all()
+
+    def wait(self, deadline: float, at_most: float = math.inf) -> bool:
+        """Give the lock up until something is told, `at_most` seconds have passed or the deadline is there; then the
+        caller looks again. False, at once, where the deadline has passed.
+
+        Args:
+            deadline: On the clock of `time.monotonic`.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            return False
+        self.waiting += 1
+        try:
+            self.told.wait(min(left, at_most))
+        finally:
+            self.waiting -= 1
+        return True
+
+    def check_open(self) -> None:
+        """Raises Closed after `close`."""
+        if self.is_closed:
+            raise Closed("the pool")
+
+    def close(self) -> None:
+        """Wake everyone; what they ask for from now on raises Closed. Call it under the lock."""
+        self.is_closed = True
+        self.tell()
+
+
+EXPIRY_INTERVAL: Final = 1.0
+"""Seconds between two looks for silent clients and readers."""
+
+
+class Presence:
+    """When each was last heard, until it has been silent for `timeout` seconds.
+
+    Args:
+        timeout: Seconds of silence after which one is gone.
+        now: Seconds of the clock that all other times are of.
+    """
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self.timeout = timeout
+        self._expired = now  # when silent ones were last let go
+        self._heard: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def __contains__(self, who: bytes) -> bool:
+        return who in self._heard
+
+    def heard(self, who: bytes, now: float) -> None:
+        """A sign of life."""
+        self._heard[who] = now
+
+    def forget(self, who: bytes) -> None:
+        """One has ended, if it was there."""
+        self._heard.pop(who, None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether to `expire` again: once in `EXPIRY_INTERVAL`."""
+        return now - self._expired > EXPIRY_INTERVAL
+
+    def expire(self, now: float) -> list[bytes]:
+        """Let silent ones go; returns which."""
+        self._expired = now
+        silent = [who for who, heard in self._heard.items() if heard < now - self.timeout]
+        for who in silent:
+            del self._heard[who]
+        return silent
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What a pool has done since it was made. Belongs to the pool's lock; `PoolStats` explains each."""
+
+    added: int = 0
+    drawn: int = 0
+    overwritten: int = 0
+    overwritten_samples: int = 0
+    left: int = 0
+    misses: int = 0
+    passed_over: int = 0
+    applied: int = 0
+    stale: int = 0
+
+    def add(self, overwritten: int, samples: int) -> None:
+        """One more was stored; so many, with so many samples, made room for it."""
+        self.added += 1
+        self.overwritten += overwritten
+        self.overwritten_samples += samples
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool holds and has done; counts are since it was made."""
+
+    clients: int
+    caches: int
+    bytes: int
+    unused: int
+    """Samples never drawn."""
+    held: int
+    """Samples of all held caches, drawn ones included."""
+    added: int
+    drawn: int
+    """Samples."""
+    overwritten: int
+    """Caches taken out for want of room, before all their samples were used."""
+    overwritten_samples: int
+    """The unused samples in them."""
+    left: int
+    """Clients that left after being silent."""
+    misses: int
+    """Draws that found too few samples."""
+    passed_over: int = 0
+    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
+    applied: int = 0
+    """Priorities that learners have set here; in held caches, their owners set them."""
+    stale: int = 0
+    """Priorities for entries that had left."""
+    split: int = 0
+    """Fragments of rollouts that a take has split."""
+
+
+DEFAULTS: Final = Limits()
+MAX_INSPECTED: Final = 65_536
+"""Samples that are looked at for a histogram at most."""
+
+
+class TablePool(ABC):
+    """Where what a table holds is. Thread-safe; it waits, but does no I/O."""
+
+    if TYPE_CHECKING:  # attributes of some pools, properties of others
+
+        @property
+        def parameters(self) -> Parameters:
+            """Those that it follows now."""
+
+        @property
+        def byte_limit(self) -> int:
+            """Bytes that it may hold."""
+
+        @property
+        def least_bytes(self) -> int:
+            """Bytes that it can be limited to at least."""
+
+    @abstractmethod
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on, which has no more than the others leave; before anything comes in."""
+
+    @abstractmethod
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
+
+    @abstractmethod
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if something is held that was made with other values than these."""
+
+    @abstractmethod
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters; returns how many caches or episodes had to go.
+
+        Args:
+            discard_mismatched: Let go what was made with other values, and is a reason to refuse them else.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
+
+    @abstractmethod
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life of a client, without news."""
+
+    @abstractmethod
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended."""
+
+    @abstractmethod
+    def expire(self) -> int:
+        """Let silent clients and readers go now; returns how many clients left."""
+
+    @abstractmethod
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
+    @abstractmethod
+    def entries(self) -> int:
+        """Entries that can be handed out, or whose samples can come; of prompts, groups."""
+
+    @property
+    def unfinished(self) -> int:
+        """What somebody has yet to answer, to draw or to commit before the table is done with it."""
+        return 0
+
+    @abstractmethod
+    def stats(self) -> PoolStats:
+        """A frozen picture."""
+
+    @abstractmethod
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
+
+    @abstractmethod
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said, before anything is put back.
+
+        Args:
+            is_same: Whether this is the pool that it was, in its next life: then its generator, if `state` has one, and
+                the counts of one life go on, too.
+        """
+
+    @property
+    @abstractmethod
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
+
+    @abstractmethod
+    def records(self) -> Iterator[tuple[RecordBody, Any]]:
+        """All that is held, one by one, for a snapshot: body and payload of each record."""
+
+    @abstractmethod
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold again what was saved of a pool of this kind, here or elsewhere.
+
+        Raises:
+            ProtocolError, MemoireError: it cannot be, or does not fit.
+            Closed: `close` was called.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed) and let everything go."""
+
+
+class TakesPushes(ABC):
+    """Takes in what clients push."""
+
+    @abstractmethod
+    def check(
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
+    ) -> Any:
+        """What was pushed, completely checked, ready for `add`; its `samples` says how many.
+
+        Args:
+            body: The message, of the type that is stored here.
+            checksum: The header's, where `messages.parse` was told not to compare it.
+
+        Raises:
+            ProtocolError: and nothing else, whatever the bytes.
+        """
+
+    @abstractmethod
+    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
+        """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
+
+
+class HasRoom:
+    """Has room for a number of entries."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def capacity(self) -> int:
+            """That number; 0: only bytes limit them."""
+
+
+class HearsSums(ABC):
+    """Hears of what its clients hold themselves, and says how much they are to bring."""
+
+    @abstractmethod
+    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
+        """A client's newest sums; returns whether they were newer than those known."""
+
+    @abstractmethod
+    def room(self, client_id: bytes, stock_bytes: int) -> int | None:
+        """Samples that a client is to bring now; None where nothing holds it back.
+
+        Args:
+            stock_bytes: That it may hold undrawn while learners draw.
+        """
+
+
+class BelongsToRun(ABC):
+    """Holds what was made in a run."""
+
+    @abstractmethod
+    def clear(self) -> int:
+        """Let everything go that is held; clients, readers and those who wait stay. Returns how much went."""
+
+
+class DrawsAtRandom(ABC):
+    """Draws by a generator of its own."""
+
+    @abstractmethod
+    def reseed(self, seed: int) -> None:
+        """Draw as a pool that was made with this seed; before the first draw."""
+
+
+class DrawsBatches(ABC):
+    """Hands samples out, here and to readers, who may draw from several pools."""
+
+    WANTED: ClassVar = "for a batch; here use {instead}"
+
+    @abstractmethod
+    def get(
+        self,
+        samples: int,
+        *,
+        timeout: float | None = None,
+        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+    ) -> PooledBatch:
+        """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
+
+    @abstractmethod
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
+    ) -> NDArray[np.void]:
+        """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
+
+    @abstractmethod
+    def draw_counts(
+        self,
+        reader: bytes,
+        counts: NDArray[np.void],
+        *,
+        now: float = 0.0,
+        compression: str = "none",
+        page: Page | None = None,
+    ) -> Payload | None:
+        """The payload of a DRAWN message, for rows [C] of `rows.CLIENT_COUNTS`; None where nothing was there.
+        Raises ProtocolError, and takes nothing, where the page of the reply has no room.
+        """
+
+
+class DrawsEpisodes(ABC):
+    """Hands whole episodes out."""
+
+    WANTED: ClassVar = "where whole ones are to be drawn"
+
+    @abstractmethod
+    def sample_episodes(
+        self,
+        count: int,
+        update: Callable[[NDArray[Any], Any], Any],
+        *,
+        group: str | None = None,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> EpisodeBatch:
+        """Draw whole episodes, or groups of them: see `EpisodePool`. `update` gets ids and errors of N entries, [N]."""
+
+
+class TakesPriorities(ABC):
+    """Learners set priorities of entries here."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def owner(self) -> bytes:
+            """The id under which ids name its entries."""
+
+    @abstractmethod
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not
+        this pool's.
+        """
+
+
+class HandsOutOnce(HasRoom, ABC):
+    """Hands each entry out once, in order of arrival."""
+
+    WANTED: ClassVar = "where entries are to be taken"
+    on_room: Callable[[int, Changes], None]
+    """Told how many entries' room is given back, with the changes to make as one with that."""
+
+    @abstractmethod
+    def held(self) -> tuple[int, int]:
+        """Entries that are held, and the clients that recorded them."""
+
+    @abstractmethod
+    def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
+        """The oldest entries, all of them or none: see `RolloutPool`."""
+
+    @abstractmethod
+    def give(
+        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
+    ) -> tuple[list[messages.FragmentRow], Payload | None]:
+        """What a learner far away gets at once: rows and payload of a ROLLOUTS message."""
+
+
+class AnswersPrompts(HasRoom, ABC):
+    """Holds prompts, which workers answer and trainers draw by `memoire.Prompts`."""
+
+    WANTED: ClassVar = "where prompts are given and answered"
+
+    @abstractmethod
+    def held(self, client: bytes = b"") -> contextlib.AbstractContextManager[PromptTable]:
+        """The table of prompts, with the lock. Raises Closed."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of leases."""
+
+    @abstractmethod
+    def figures(self) -> PromptStats:
+        """Prompts in each state, and other figures."""
+
+
+class ShowsSamples(ABC):
+    """Shows copies of held samples."""
+
+    @abstractmethod
+    def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
+        """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
+        taken by that; None where nothing is held, or that entry is not.
+        """
+
+
+class SavesRows(ABC):
+    """Has each change saved by the server's store before it is acknowledged."""
+
+    @abstractmethod
+    def keep_changes(self) -> None:
+        """Remember from now on what is to be saved."""
+
+    @abstractmethod
+    def take_changes(self) -> list[Saved]:
+        """All that changed since the last call."""
+
+    @abstractmethod
+    def restore(self, saved: Iterable[Saved]) -> tuple[int, int]:
+        """Go on from what was saved: see `PromptPool`."""
+
+
+class KeepsLayout(ABC):
+    """Draws depend on where entries lie, and a snapshot can bring them back there."""
+
+    @abstractmethod
+    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
+        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
+        change of an entry.
+        """
+
+    @abstractmethod
+    def heir(
+        self,
+        body: HasLayout,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> TakenTable:
+        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
+
+    @abstractmethod
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""
+
+
+class LastingPool(TablePool):
+    """Clients count while they are heard. Thread-safe.
+
+    Args:
+        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, client_timeout: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiter = PoolLock()
+        self._clients = Presence(client_timeout, clock())  # under the waiter's lock
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Any fit: what is held is as it was recorded."""
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life."""
+        with self._waiter.lock:
+            self._hear(client_id)
+
+    def _hear(self, client_id: bytes) -> None:
+        now = self._clock()
+        self._clients.heard(client_id, now)
+        if self._clients.is_due(now):
+            self._clients.expire(now)
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended; what it sent stays."""
+        self.forget(client_id)
+
+    def forget(self, client_id: bytes) -> int:
+        """Do not count a client any more; what it sent stays. Returns 0: no sample is lost."""
+        with self._waiter.lock:
+            self._clients.forget(client_id)
+        return 0
+
+    def expire(self) -> int:
+        """Stop counting clients that were silent for `client_timeout`; returns how many. What they sent stays."""
+        with self._waiter.lock:
+            return len(self._clients.expire(self._clock()))

@@ -1,0 +1,1 @@
+"""Tables of caches: samples that actors made."""

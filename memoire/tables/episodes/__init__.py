@@ -1,0 +1,1 @@
+"""Tables of whole episodes, of which a server draws samples."""

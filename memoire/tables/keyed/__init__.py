@@ -1,0 +1,1 @@
+"""Keyed rows: values by name."""

@@ -1,0 +1,368 @@
+"""What givers, workers, trainers and listeners of tables of prompts ask. Pure.
+
+    PROMPTS  counts, list, fetch, payloads                      nothing is changed
+    ANSWERS  lease, renew, answer, amend, fail, release         a worker's, and those of reward models
+    GROUPS   add, ..., draw, commit, rewind                     a giver's and a trainer's
+
+Every call may come any number of times: names of prompts, answers, pieces and steps make it the same one. Nothing here
+changes what the dispatcher's lock guards: a pool has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from memoire.errors import ProtocolError
+from memoire.tables.base import AnswersPrompts
+from memoire.tables.desk import Desk, Reply
+from memoire.wire import types
+from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.receivers import Page, too_large
+
+from . import messages
+from .columns import NOTHING, PIECE_BYTES, Packed, checked
+from .rows import Key, PromptRow, PromptState
+from .table import PromptTable, counts_of, figures_of, why_not
+
+UNKNOWN: Final = 1 << 40
+"""Stands for the number of a lease that is yet to begin."""
+MAX_LISTED = 2000
+"""Prompts of one reply."""
+OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
+"""What became of a piece, as replies tell it."""
+
+
+class PromptsHandler:
+    """Answers those who use tables of prompts."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
+        """Tell how prompts stand, and what they hold."""
+        pool = self._pool_of(header)
+        with pool.held(header.client) as table:
+            if body.call == "counts":
+                return self._reply(table, counts=counts_of(table.book) | figures_of(table))
+            if body.call == "forget":
+                table.book.forget_consumer(body.consumer)
+                return self._reply(table)
+            if body.call == "list":
+                return self._list(table, body, header.client)
+            page = self._page(header.client)
+            return self._fetch(table, body, page) if body.call == "fetch" else self._payloads(table, body, page)
+
+    def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
+        """Lease prompts, take answers in, let leases end."""
+        pool, worker = self._pool_of(header), header.client
+        with pool.held(worker) as table:
+            if body.call == "lease":
+                return self._lease(table, worker, body, pool.now())
+            if body.call in ("renew", "release"):
+                return self._keep_leases(table, worker, body, pool.now())
+            return self._answer(table, body, memoryview(payload or b"").cast("B"))
+
+    def lead(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
+        """Take prompts in, hand groups out, commit and rewind."""
+        pool = self._pool_of(header)
+        with pool.held(header.client) as table:
+            if body.call == "add":
+                return self._add(table, body, memoryview(payload or b"").cast("B"))
+            if body.call == "draw":
+                return self._draw(table, body, header.client, pool.now())
+            return self._order(table, body)
+
+    # What nobody changes
+
+    def _list(self, table: PromptTable, body: messages.Prompts, client: bytes) -> Reply:
+        since = body.since
+        if body.consumer:
+            since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
+        told, most, page = list[messages.PromptFacts](), min(body.most, MAX_LISTED), self._page(client)
+        is_whole = body.most <= MAX_LISTED
+        for row in table.rows(body.states, body.tags, since):
+            facts = _facts_of(row)
+            if len(told) >= most or not page.takes(f"prompt {row.key}", facts):
+                return self._reply(table, prompts=told, cursor=since, is_whole=is_whole and len(told) >= most)
+            told.append(facts)
+            since = row.changed
+        return self._reply(table, prompts=told, cursor=since)
+
+    def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
+        """Columns of answers, as many as a page has room for; of one that is longer alone, a part. Of a prompt that has
+        changed since a part of it came, nothing: it begins again.
+        """
+        if (body.after or body.offset) and _changed(table, body, 0) != body.changed:
+            return self._reply(table, changed=_changed(table, body, 0))
+        told, parts, answered, rest = list[messages.AnswerColumns](), list[bytes](), 0, 0
+        for place, key in enumerate(body.keys):
+            row = table.book.rows.get(_key_of(key))
+            indexes = [] if row is None or not row.has_columns else row.group
+            if body.after is None:  # whole prompts alone
+                made = [_columns_of(table, row, place, index, body.columns) for index in indexes if row]
+                if not page.takes(f"all answers to prompt {_key_of(key)}", *_sums(made)):
+                    break
+            else:
+                made = []
+                for index in indexes[0 if place else body.after :]:
+                    assert row is not None
+                    facts, data = _columns_of(table, row, place, index, body.columns)
+                    data = data if made or place else data[body.offset :]
+                    part = data if told or made else data[: max(1, page.payload_room)]
+                    facts = msgspec.structs.replace(facts, bytes=len(part))
+                    if not page.takes(f"answer {index} to prompt {row.key}", facts, len(part)):
+                        break
+                    made.append((facts, part))
+                    if rest := len(data) - len(part):
+                        break
+            told += [facts for facts, _ in made]
+            parts += [data for _, data in made]
+            if body.after is not None and (rest or len(made) < len(indexes) - (0 if place else body.after)):
+                break
+            if row is not None:
+                table.count_tokens(row, body.rank, body.ranks)
+            answered = place + 1
+        changed = _changed(table, body, answered)
+        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered, rest=rest, changed=changed)
+
+    def _payloads(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
+        parts: list[bytes] = []
+        for key in body.keys:
+            payload = table.store.payload(table.book.find(_key_of(key)).key)
+            if not page.takes(f"the payload of prompt {_key_of(key)}", len(payload), len(payload)):
+                break
+            parts.append(payload)
+        return self._reply(table, payload=b"".join(parts), sizes=list(map(len, parts)), answered=len(parts))
+
+    # Workers
+
+    def _lease(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
+        facts: dict[str, Any] = {"count": min(body.count, MAX_LISTED), "seconds": body.seconds, "version": body.version}
+        page = self._page(worker)
+
+        def fits(row: PromptRow) -> bool:
+            size = len(table.store.payload(row.key))
+            return page.takes(f"the lease of prompt {row.key}", _lease_of(row, now, size, UNKNOWN), size)
+
+        rows, why = table.lease(worker, now, having=body.leases, fits=fits, **facts)
+        payloads = [table.store.payload(row.key) for row in rows]
+        told = [_lease_of(row, now, len(data)) for row, data in zip(rows, payloads, strict=True)]
+        return self._reply(table, payload=b"".join(payloads), leases=told, wait=why, done=len(rows), is_saved=True)
+
+    def _keep_leases(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
+        flags = bytearray()
+        for number in body.leases:
+            if body.call == "renew":
+                flags.append(table.leases.renew(worker, number, now, body.seconds or None) > 0.0)
+            else:
+                flags.append(table.leases.release(worker, number))
+        return self._reply(table, flags=bytes(flags), done=sum(flags), is_saved=body.call == "renew")
+
+    def _answer(self, table: PromptTable, body: messages.Answers, data: memoryview) -> Reply:
+        _check_size([piece.bytes for piece in body.pieces], data)
+        rows = [table.book.find((piece.dataset, piece.epoch, piece.index)) for piece in body.pieces]
+        if body.call != "fail":
+            table.make_room(len(data) + PIECE_BYTES * len(rows))
+        come, begin = list[Packed](), 0
+        for piece in body.pieces:  # all are checked before the first one counts
+            part = data[begin : begin + piece.bytes]
+            begin += piece.bytes
+            if body.call == "answer":
+                self._check_version(table, rows[len(come)], piece.version)
+            come.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
+        flags, taken = bytearray(), dict[Key, PromptRow]()
+        try:
+            for row, piece, made in zip(rows, body.pieces, come, strict=True):
+                if body.call == "fail":
+                    outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
+                elif body.call == "amend":
+                    outcome = table.amend(row, piece.answer, made)
+                else:
+                    outcome = table.answer(
+                        row, piece.lease, piece.answer, made, piece=piece.piece, is_last=piece.is_last,
+                        version=piece.version,
+                    )  # fmt: skip
+                    if outcome == "taken":
+                        taken[row.key] = row
+                flags.append(OUTCOMES[outcome])
+        finally:  # also of those before a piece that is refused
+            for row in taken.values():
+                table.bring_on(row)
+        return self._reply(table, flags=bytes(flags), done=flags.count(0))
+
+    def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
+        lag = table.rules.max_model_lag
+        if lag is not None and version == 0 and not row.is_evaluation:
+            text = f"an answer of model version 0, which is unknown, but max_model_lag={lag} needs to know how old its "
+            raise ProtocolError("value", text + "model is: give answer() the version")
+
+    # Givers and trainers
+
+    def _add(self, table: PromptTable, body: messages.Groups, data: memoryview) -> Reply:
+        sizes = [each.bytes for each in body.new]
+        _check_size(sizes, data)
+        ends = itertools.accumulate(sizes)
+        payloads = [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        keys = [(body.dataset, body.epoch, each.index) for each in body.new]
+        facts: dict[str, Any] = {"is_evaluation": body.is_evaluation, "tags": body.tags}
+        new = table.add(keys, payloads, priority=body.priority, **facts)
+        return self._reply(table, flags=bytes(new), done=sum(new))
+
+    def _order(self, table: PromptTable, body: messages.Groups) -> Reply:
+        if body.call == "known":
+            return self._reply(table, flags=bytes(map(table.book.knows, _keys_of(body))), is_saved=True)
+        done = self._changes[body.call](self, table, body)
+        return self._reply(table, done=done)
+
+    def _cancel(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.cancel(_keys_of(body))
+
+    def _prioritise(self, table: PromptTable, body: messages.Groups) -> int:
+        rows = [table.book.rows[key] for key in _keys_of(body) if key in table.book.rows]
+        for row in rows:
+            table.book.prioritise(row, body.priority)
+        return len(rows)
+
+    def _finish(self, table: PromptTable, body: messages.Groups) -> int:
+        table.finish(body.dataset, body.epoch)
+        return 1
+
+    def _forget(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.forget(body.dataset, body.epoch)
+
+    def _share(self, table: PromptTable, body: messages.Groups) -> int:
+        table.book.share_out(body.shares)
+        return len(body.shares)
+
+    def _model(self, table: PromptTable, body: messages.Groups) -> int:
+        table.saw_model(body.version or 0)
+        return 0
+
+    def _commit(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.commit(body.step, body.session)
+
+    def _rewind(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.rewind(-1 if body.is_before_first else body.step, body.session, body.version)
+
+    def _score(self, table: PromptTable, body: messages.Groups) -> int:
+        return table.steps.update_scores(dict(zip(_keys_of(body), body.values, strict=False)))
+
+    _changes: dict[str, Callable[[PromptsHandler, PromptTable, messages.Groups], int]] = {
+        "cancel": _cancel, "prioritise": _prioritise, "finish": _finish, "forget": _forget, "shares": _share,
+        "model": _model, "commit": _commit, "rewind": _rewind, "score": _score,
+    }  # fmt: skip
+
+    def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
+        facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
+        page = self._page(client)
+        if body.replay and not table.rules.replay_limit:
+            text = f"replay={body.replay:g}, but replay_limit of this table is 0: no committed group stays for it"
+            raise ProtocolError("value", f"{text}. Draw with replay=0.0, or give Table(replay_limit=...)")
+        if body.after is None:
+            self._check_drawn(table, body, client)
+        found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
+        plan = table.plans.get(body.step)
+        if found is None:
+            why = why_not(table, body.count or body.wanted, now, body.replay)
+            return self._reply(table, wait=why, plan=plan, counts=_drawable(table), is_saved=body.plan is None)
+        if not table.steps.is_kept(found):
+            text = f"the columns of step {body.step} were let go: step {table.book.facts.committed} is committed"
+            raise ProtocolError("missing", text)
+        keys = [*((key, None) for key in found.keys), *zip(found.replayed, found.importance, strict=True)]
+        groups = list[messages.GroupFacts]()
+        for key, importance in keys[body.after or 0 :]:
+            group = _group_of(table.book.rows[key], importance)
+            if not page.takes(f"group {key}", group):
+                break
+            groups.append(group)
+        is_whole = (body.after or 0) + len(groups) >= len(keys)
+        if not is_whole and body.after is None:
+            size = sum(map(encoded_bytes, (_group_of(table.book.rows[key], importance) for key, importance in keys)))
+            raise too_large(f"the {len(keys)} groups of step {body.step}", size, page.tail_room, "tail_bytes", client)
+        return self._reply(
+            table, groups=groups, plan=plan, is_closed=found.is_closed, counts=_drawable(table), done=len(keys),
+            is_whole=is_whole,
+        )  # fmt: skip
+
+    def _check_drawn(self, table: PromptTable, body: messages.Groups, client: bytes) -> None:
+        """Refuse a draw whose reply would not fit, before anything is drawn, to a trainer that asks for no pages."""
+        sizes = [encoded_bytes(_group_of(row, 1.0)) for row in table.book.ready.rows()] if body.count else []
+        page = self._page(client)
+        if sizes and max(sizes) * body.count > page.tail_room:
+            raise too_large(f"{body.count} groups", max(sizes) * body.count, page.tail_room, "tail_bytes", client)
+
+    # Replies
+
+    def _page(self, client: bytes) -> Page:
+        """An empty reply to a client."""
+        return self._desk.page(client, types.PROMPTED)
+
+    def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
+        committed = table.book.facts.committed
+        facts: dict[str, Any] = {"epoch": self._desk.epoch, "committed": None if committed < 0 else committed}
+        is_empty = not table.book.rows and not table.book.forgotten
+        body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
+        return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
+
+    def _pool_of(self, header: MessageHeader) -> AnswersPrompts:
+        return self._desk.table(header).asked(AnswersPrompts, header.type.name)
+
+
+def _key_of(key: messages.PromptKey) -> Key:
+    return key.dataset, key.epoch, key.index
+
+
+def _changed(table: PromptTable, body: messages.Prompts, place: int) -> int:
+    """Number of the newest change of the key in this place; 0 if there is none."""
+    row = table.book.rows.get(_key_of(body.keys[place])) if place < len(body.keys) else None
+    return 0 if row is None else row.changed
+
+
+def _keys_of(body: messages.Groups) -> Iterator[Key]:
+    return map(_key_of, body.keys)
+
+
+def _check_size(sizes: list[int], data: memoryview) -> None:
+    if sum(sizes) != len(data):
+        raise ProtocolError("container", f"rows of {sum(sizes)} bytes in a payload of {len(data)}")
+
+
+def _facts_of(row: PromptRow) -> messages.PromptFacts:
+    columns = [each.columns if each.is_whole or each.columns else 0 for each in row.answers]
+    return messages.PromptFacts(
+        *row.key, int(row.state), row.reason, row.step, row.priority, row.score, row.version, row.tokens, row.attempts,
+        row.is_evaluation, row.tags, columns if row.state is not PromptState.DROPPED else [],
+    )  # fmt: skip
+
+
+def _lease_of(row: PromptRow, now: float, size: int, number: int | None = None) -> messages.LeasedPrompt:
+    left = max(0.0, row.until - now)
+    lease = row.lease if number is None else number
+    return messages.LeasedPrompt(*row.key, lease, left, row.missing, row.is_evaluation, row.tags, size)
+
+
+def _columns_of(
+    table: PromptTable, row: PromptRow, place: int, index: int, mask: int
+) -> tuple[messages.AnswerColumns, bytes]:
+    """Columns of an answer, as a reply tells them, and their bytes."""
+    made, version = table.columns(row, index, mask), max(0, row.answers[index].version)
+    facts = messages.AnswerColumns(place, index, version, made.columns, list(made.lengths), len(made.data))
+    return facts, made.data
+
+
+def _sums(made: list[tuple[messages.AnswerColumns, bytes]]) -> tuple[list[messages.AnswerColumns], int]:
+    return [facts for facts, _ in made], sum(len(data) for _, data in made)
+
+
+def _drawable(table: PromptTable) -> dict[str, int]:
+    return {"ready": len(table.book.ready), "replayable": len(table.steps.ring)}
+
+
+def _group_of(row: PromptRow, importance: float | None) -> messages.GroupFacts:
+    is_replayed = importance is not None
+    weight = 1.0 if importance is None else importance
+    return messages.GroupFacts(*row.key, row.group, row.tokens, row.version, row.score, weight, is_replayed)

@@ -1,0 +1,1 @@
+"""Tables of rollouts: fragments that are handed out once."""

@@ -1,0 +1,434 @@
+"""Rollouts of all clients of a table at the server: handed out in order of arrival, each entry once.
+
+    EPISODE ──check──▶ add ──▶ RolloutQueue ──▶ take           a learner in this process
+
+Room is given back where entries leave: at the take, or when the next model is published (release="publish"), so that
+clients make no step with a model whose share is there already. `on_room` is told, and the table's limiter lets clients
+go on.
+
+Fragments of rollouts as those see them who watch, save and put back. Pure.
+
+What learners far away take of tables of rollouts. Pure.
+
+Nothing here changes what the dispatcher's lock guards: pools and limiters have locks of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import numpy as np
+
+from memoire._core import at_once, setting
+from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
+from memoire.limits import HELD_BYTES, Limits, wall_clock
+from memoire.replay.dataset import KeptEpisode
+from memoire.replay.episode_store import Changes
+from memoire.replay.parameters import Parameters
+from memoire.replay.rollouts import Fragment, Rollouts
+from memoire.replay.schema import Schema
+from memoire.tables.base import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, LastingPool, PoolStats, TakesPushes
+from memoire.tables.desk import Desk, Reply
+from memoire.tables.episodes.memory import CheckedEpisode, checked_episode
+from memoire.tables.episodes.saving import pack, put_back
+from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.saved import PutBack, RecordBody, SavedRecord
+from memoire.wire import messages, types
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.frames import MessageHeader
+from memoire.wire.parts import Payload
+from memoire.wire.receivers import Page
+
+from . import transport as rollout_transport
+from .queue import Release, RolloutCounts, RolloutQueue, TakeRequest
+from .transport import check_entries, fitting, packed
+
+
+def kept_of(fragment: Fragment, schema: Schema, now: float, wall: float) -> KeptEpisode:
+    """A fragment as a snapshot has it: an episode that is named by its client, and what that calls it.
+
+    Args:
+        now, wall: The moment, by the clock of the fragment's arrival, and in seconds since 1970.
+    """
+    count, columns = len(fragment), dict(fragment.episode.columns)
+    born = wall - (now - fragment.arrived) - fragment.age.astype(np.float64)
+    if schema.qvest is not None:
+        return_column = schema[schema.qvest]
+        columns[schema.qvest] = np.zeros((count, *return_column.shape), return_column.dtype)
+    facts: dict[str, Any] = {"priority": np.full(count, -1.0, np.float32), "drawn": np.zeros(count, np.uint32)}
+    return KeptEpisode(fragment.client, fragment.number, replace(fragment.episode, columns=columns, born=born, **facts))
+
+
+def fragment_of(kept: KeptEpisode, now: float, wall: float) -> Fragment:
+    """The fragment that was saved so; `now` and `wall` as of `kept_of`."""
+    episode = kept.episode
+    born = np.full(len(episode), wall) if episode.born is None else episode.born
+    age = np.maximum(wall - born, 0.0).astype(np.float32)
+    return Fragment(kept.owner, kept.number, episode, age, now)
+
+
+def distribution_of(held: Sequence[Fragment], entries: int, now: float, most: int) -> Distribution:
+    """How old and how heavy entries are: of these fragments, at most so many entries.
+
+    Args:
+        entries: Of all fragments that are held.
+        now: By the clock of their arrival.
+    """
+    nothing = np.empty(0, np.float32)
+    weights = np.concatenate([nothing, *(each.episode.init_w for each in held)])[:most]
+    ages = np.concatenate([nothing, *(each.age + np.float32(now - each.arrived) for each in held)])[:most]
+    return Distribution(
+        looked=len(ages),
+        held=entries,
+        population=float(entries),
+        total_weight=float(entries),
+        effective=float(entries) if entries else None,
+        weights=Histogram.of(weights),
+        ages=Histogram.of(np.maximum(ages, 0.0)),
+    )
+
+
+def stats_of(queue: RolloutQueue, clients: int, added: int, misses: int) -> PoolStats:
+    """Figures of a queue; what is called caches elsewhere are fragments here, and samples are entries."""
+    counts = queue.counts
+    return PoolStats(
+        clients=clients,
+        caches=len(queue),
+        bytes=queue.bytes,
+        unused=queue.entries,
+        held=queue.entries,
+        added=added,
+        drawn=counts.taken,
+        overwritten=counts.overwritten_fragments,
+        overwritten_samples=counts.overwritten,
+        left=0,
+        misses=misses,
+        passed_over=counts.stale,
+        split=counts.split,
+    )
+
+
+DEFAULT_ENTRIES: Final = 65_536
+"""Entries there is room for where nobody said a number."""
+
+
+class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
+    """The rollouts of one table. Thread-safe.
+
+    Args:
+        schema, parameters: Of the entries; `configure` changes the parameters.
+        capacity: Entries there is room for.
+        is_bounded: Whether the oldest leave where more than `capacity` entries are held; else only bytes are limited,
+            and clients wait.
+        byte_limit: Bytes that entries may take.
+        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
+        clock: Seconds that only grow.
+        wall: Seconds since 1970, for what is saved.
+
+    Raises:
+        ParameterError: `capacity` entries do not fit into `byte_limit`.
+    """
+
+    parameters: Parameters
+    byte_limit: int
+    least_bytes: int
+    capacity: int
+
+    def __init__(
+        self,
+        schema: Schema,
+        parameters: Parameters | None = None,
+        *,
+        capacity: int = 0,
+        is_bounded: bool = False,
+        byte_limit: int = HELD_BYTES,
+        client_timeout: float = DEFAULTS.client_timeout,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = wall_clock,
+    ) -> None:
+        super().__init__(client_timeout, clock)
+        self.schema, self.parameters = schema, parameters or Parameters()
+        fitting = max(1, byte_limit // max(1, schema.entry_bytes))
+        self.capacity = capacity or min(DEFAULT_ENTRIES, fitting)
+        self.least_bytes = max(1, schema.entry_bytes) * self.capacity if capacity else max(1, schema.entry_bytes)
+        self._check(byte_limit)
+        self.byte_limit = byte_limit
+        self.on_room: Callable[[int, Changes], None] = lambda entries, told: at_once(told)
+        """Told how many entries' room is given back; below 0: so many came by another way than a client. It counts them
+        and makes the changes as one, by which they are told. Called under the lock."""
+        self._is_bounded, self._wall = is_bounded, wall
+        self._free: Callable[[], int] = lambda: 1 << 62
+        # Everything below belongs to the waiter's lock.
+        self._queue = RolloutQueue(schema)
+        self._added = self._misses = 0
+        self._put_back: set[tuple[bytes, int]] = set()
+
+    def _check(self, byte_limit: int) -> None:
+        if byte_limit < self.least_bytes:
+            expected = f"at least {self.least_bytes} for {self.capacity} entries of {self.schema.entry_bytes} bytes"
+            raise ParameterError("byte_limit", byte_limit, expected)
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on: the oldest fragments leave if others leave no room."""
+        queue = self._queue
+        budget.holder(name, measure=lambda: queue.taken)
+        self._free = lambda: budget.free
+
+    # What comes in
+
+    def check(
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
+    ) -> CheckedEpisode:
+        """A received fragment, completely checked, ready for `add`.
+
+        Raises:
+            ProtocolError: and nothing else, whatever the bytes.
+        """
+        fits = self.schema, self.parameters, self.capacity
+        checked = checked_episode(body, payload, *fits, limits=limits, checksum=checksum, stays=True)
+        fragment = Fragment(b"", 0, checked.episode, checked.age, 0.0)
+        check_entries(fragment, self.schema, min(limits.message_bytes, DEFAULTS.message_bytes))
+        return checked
+
+    def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
+        """Hold a checked fragment behind all others; returns how many of the oldest made room."""
+        with self._waiter.lock:
+            if self._waiter.is_closed:
+                return 0
+            self._hear(client_id)
+            return self._hold(Fragment(client_id, sequence, checked.episode, checked.age, self._clock()))
+
+    def _give_room(self) -> None:
+        """Tell of room that is given back, of that included of which an interrupted call did not. Under the lock."""
+        if owed := self._queue.owed:
+            self.on_room(owed, setting(self._queue, owed=0))
+
+    def _make_room(self) -> int:
+        entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.taken + self._free()
+        return self._queue.make_room(entries, self.byte_limit, most)
+
+    # What is changed
+
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Follow new parameters from now on; nothing goes until a take passes it over."""
+        with self._waiter.lock:
+            self.parameters = parameters
+            self._waiter.tell()
+        return 0
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many fragments had to go, the oldest first.
+
+        Raises:
+            ParameterError: too few for the capacity that was asked for, or for one entry.
+        """
+        self._check(byte_limit)
+        with self._waiter.lock:
+            self.byte_limit = byte_limit
+            dropped = self._make_room()
+            self._give_room()
+            self._waiter.tell()
+        return dropped
+
+    def clear(self) -> int:
+        """Let everything go that is held, and give its room back; returns the fragments."""
+        with self._waiter.lock:
+            gone = len(self._queue)
+            self._queue.clear()
+            self._put_back.clear()
+            self._give_room()
+            self._waiter.tell()
+        return gone
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version: `Parameters.max_model_lag` counts from it, and takes that waited for the
+        next one give their room back.
+        """
+        with self._waiter.lock:
+            self._queue.saw_model(version)
+            self._give_room()
+            self._waiter.tell()
+
+    # Snapshots
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of takes beside the held data: fields of a snapshot's `TableRecord`."""
+        with self._waiter.lock:
+            return {"newest_model": self._queue.newest_model, "until_publish": self._queue.until_publish}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Take up what `state` said; before anything is put back."""
+        with self._waiter.lock:
+            self._queue.saw_model(max(self._queue.newest_model, state.newest_model))
+            if is_same:
+                self._queue.until_publish = state.until_publish
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in or was taken."""
+        with self._waiter.lock:
+            return not (self._added or self._queue.until_publish)
+
+    def walk(self) -> Iterator[KeptEpisode]:
+        """Every fragment that is held at the beginning, the oldest first."""
+        with self._waiter.lock:
+            held, now, wall = list(self._queue), self._clock(), self._wall()
+        yield from (kept_of(fragment, self.schema, now, wall) for fragment in held)
+
+    def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
+        """Hold a fragment that was walked over, here or elsewhere, behind all others.
+
+        Returns:
+            Whether it was not here already, or put back before; and how many left to make room.
+
+        Raises:
+            Closed: `close` was called.
+        """
+        fragment, name = fragment_of(kept, self._clock(), self._wall()), (kept.owner, kept.number)
+        with self._waiter.lock:
+            self._waiter.check_open()
+            if name in self._put_back or name in self._queue:
+                return False, 0
+            dropped = self._hold(fragment, len(fragment))
+            self._put_back.add(name)
+        return True, dropped
+
+    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
+        """Body and payload of each."""
+        return (pack(kept, self.schema) for kept in self.walk())
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold an episode of a snapshot."""
+        return put_back(record, self.schema, self.put_back)
+
+    def _hold(self, fragment: Fragment, taken: int = 0) -> int:
+        """Put a fragment behind all others; returns the fragments that made room. Under the lock."""
+        self._queue.add(fragment, taken)
+        dropped = self._make_room()
+        self._added += 1
+        self._give_room()
+        self._waiter.tell()
+        return dropped
+
+    # What goes out
+
+    def entries(self) -> int:
+        """Entries that are held."""
+        return self.held()[0]
+
+    def held(self) -> tuple[int, int]:
+        """Entries that are held, and the clients that recorded them."""
+        with self._waiter.lock:
+            return self._queue.entries, self._queue.clients
+
+    def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
+        """The oldest entries, which nobody else gets; all of them or none. See `TableHandle.take`.
+
+        Raises:
+            ParameterError: more are wanted than there is room for.
+            NotEnoughSamples: fewer came in `timeout` seconds; nothing was taken.
+            Closed: `close` was called, also from another thread while waiting.
+        """
+        if wanted.steps > self.capacity:
+            expected = f"at most the capacity, {self.capacity} entries: more are never there"
+            raise ParameterError("steps", wanted.steps, expected)
+        began = time.monotonic()
+        while not (taken := self.take_now(wanted)):
+            self._await_more(wanted, began, timeout)
+        return Rollouts.of(self.schema, taken, self._clock(), self.parameters.discount_factor)
+
+    def take_now(self, wanted: TakeRequest) -> list[Fragment]:
+        """The fragments of a take, if they are there; else none. What is too old leaves first."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            self._queue.pass_over(self.parameters.max_model_lag)
+            taken = self._queue.take(wanted)
+            self._give_room()
+        return taken
+
+    def give(
+        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
+    ) -> tuple[list[messages.FragmentRow], Payload | None]:
+        """What a learner far away gets at once: rows and payload of a ROLLOUTS message. See `RolloutQueue.give`.
+
+        Args:
+            page: Of the reply.
+            wall: Seconds since 1970.
+
+        Raises:
+            ProtocolError: (code "too_large") not one entry fits into a reply to this learner. Nothing was taken.
+        """
+        with self._waiter.lock:
+            self._queue.pass_over(self.parameters.max_model_lag)
+            self._give_room()  # also if the rest is refused
+            taken = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
+            self._give_room()
+            now = self._clock()
+        return packed(taken, self.schema, now=now, wall=wall)
+
+    def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:
+        """Wait until something has come, or say what is missing."""
+        with self._waiter.lock:
+            why = self._queue.why_not(wanted)
+            if why and not self._waiter.wait(began + timeout):
+                self._misses += 1
+                facts = self._queue.entries, len(self._queue), len(self._clients)
+                raise NotEnoughSamples(wanted.steps, *facts, time.monotonic() - began if timeout else 0.0, why)
+
+    # Inspection
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How old what is held is; each entry has the weight that its writer gave it, and is handed out once."""
+        with self._waiter.lock:
+            held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
+        return distribution_of(held, entries, now, most)
+
+    def stats(self) -> PoolStats:
+        """A frozen picture; what is called caches elsewhere are fragments here, and samples are entries."""
+        with self._waiter.lock:
+            return stats_of(self._queue, len(self._clients), self._added, self._misses)
+
+    def counts(self) -> RolloutCounts:
+        """What became of entries so far."""
+        with self._waiter.lock:
+            return replace(self._queue.counts)
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
+        with self._waiter.lock:
+            self._waiter.close()
+
+
+class TakesHandler:
+    """Answers readers of tables of rollouts."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def take(self, now: float, header: MessageHeader, body: rollout_transport.Take, _: Any) -> Reply:
+        """Hand out the oldest entries, and say what is held then."""
+        table = self._desk.table(header)
+        pool = table.asked(HandsOutOnce, header.type.name)
+        page = self._desk.page(header.client, types.ROLLOUTS)
+        rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
+        entries, clients = pool.held()
+        table.limiter.wants(header.client, 0 if rows else body.wanted)
+        said = rollout_transport.Rollouts(
+            epoch=self._desk.epoch,
+            fragments=rows,
+            held=entries,
+            clients=clients,
+            capacity=pool.capacity,
+            finished=self._desk.finished,
+        )
+        return Reply(said, payload)
+
+
+def _request_of(body: rollout_transport.Take) -> TakeRequest:
+    try:
+        return TakeRequest(body.steps, body.exact, 0, cast(Release, body.release))
+    except ParameterError as error:
+        raise ProtocolError("value", str(error)) from None

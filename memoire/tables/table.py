@@ -1,0 +1,430 @@
+"""Tables: named memories with schema, sampling and limits of their own, side by side in one server.
+
+    Server(..., tables={"online": Table(...), "demo": Table(...)})        what a person says
+    HELLO "demo" ──▶ Tables.named ──▶ OpenTable ──▶ WELCOME number 0x51c2...
+    CACHE, UPDATE, DRAW ... with that number in the header ──▶ Tables.numbered ──▶ OpenTable
+
+A table's number is made of its name, so that all servers of a cluster agree on it whatever the order of their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from memoire import arguments
+from memoire.arguments import checked_names, hint, one_of, says_instead, whole
+from memoire.errors import ParameterError, ProtocolError, WrongType
+from memoire.limits import Reservation
+from memoire.replay.limiter import SharedLimiter, check_size
+from memoire.replay.parameters import NAMES, Parameters, Start
+from memoire.replay.sampling import Sampler, chosen
+from memoire.replay.schema import Schema
+from memoire.wire.frames import DEFAULT_TABLE, ROUNDTRIP, table_number
+
+from . import registry as kinds
+from .base import (
+    DEFAULTS,
+    AnswersPrompts,
+    BelongsToRun,
+    DrawsBatches,
+    HandsOutOnce,
+    HasRoom,
+    HearsSums,
+    SavesRows,
+    TablePool,
+    TakesPriorities,
+    TakesPushes,
+)
+from .prompts.settings import PROMPT_NAMES, PromptSettings
+from .registry import Kind, PoolPlace, PushLimits, Storage
+
+Full = Literal["wait", "oldest"]
+
+TABLE_NAMES = (*NAMES, *PROMPT_NAMES)
+"""Keywords of a table beside those that it names."""
+FULL = ("wait", "oldest")
+MAX_TABLES = 256
+_ROUNDTRIP_BYTES = 1 << 20
+_ROUNDTRIP_CACHES = 16
+C = TypeVar("C")
+
+
+@says_instead("Make another one: Table(..., NAME=...).")
+@dataclass(frozen=True, slots=True, init=False)
+class Table:
+    """Settings of one table of a server.
+
+    Args:
+        schema: What an entry is; a mapping is made a `Schema`.
+        sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
+        storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
+            which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
+            "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`).
+        length: Entries of a rollout, at which actors cut: `Parameters.rollout_length`. None leaves the parameter.
+        capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
+            entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
+            limit them.
+        full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest": the
+            oldest leave, and nobody waits. None is "wait". Of prompts, the oldest groups that are ready leave.
+        cache_limit: Maximum number of held caches; with 0, only bytes limit them.
+        byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
+        client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
+        fields: Any other field of `Parameters`, such as min_size=1000; of prompts, any of `PromptSettings`, such as
+            group=8.
+
+    Raises:
+        ParameterError: a setting is out of its range, or does not fit the schema.
+    """
+
+    schema: Schema
+    parameters: Parameters
+    storage: Storage
+    capacity: int
+    cache_limit: int
+    byte_limit: int | None
+    client_capacity: int
+    full: Full
+    prompts: PromptSettings | None
+
+    @checked_names(TABLE_NAMES)
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, Any],
+        *,
+        sampler: Sampler | None = None,
+        parameters: Parameters | None = None,
+        multi_step: int | None = None,
+        discount: float | Sequence[float] | None = None,
+        frame_stack: int | None = None,
+        start: Start | None = None,
+        storage: Storage = "caches",
+        capacity: int = 0,
+        cache_limit: int = 0,
+        byte_limit: int | None = None,
+        client_capacity: int = 0,
+        length: int | None = None,
+        full: Full | None = None,
+        **fields: Any,
+    ) -> None:
+        put = object.__setattr__
+        kind = kinds.named(storage)
+        put(self, "schema", kind.schema_from(schema))
+        prompts = {name: fields.pop(name) for name in PROMPT_NAMES if name in fields}
+        fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        if length is not None:
+            fields["rollout_length"] = whole("length", length, 0)
+        put(self, "parameters", chosen(parameters, sampler, discount, fields))
+        self.parameters.check_for(self.schema)
+        put(self, "storage", storage)
+        put(self, "capacity", whole("capacity", capacity, 0))
+        put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
+        put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
+        put(self, "client_capacity", whole("client_capacity", client_capacity, 0))
+        if full not in (*FULL, None):
+            raise ParameterError("full", full, one_of(full, FULL))
+        put(self, "full", full or "wait")
+        put(self, "prompts", kind.own_settings(prompts))
+        kind.check(self, is_full_said=full is not None)
+
+    @property
+    def kind(self) -> Kind:
+        """What its storage is the name of."""
+        return kinds.named(self.storage)
+
+
+class OpenTable:
+    """A table that a server keeps. What changes belongs to the lock of the server's dispatcher.
+
+    Args:
+        name: 1 to 256 printable characters.
+        settings: What its owner asked for.
+        pool: Where its samples are; it belongs to this table alone.
+        message_bytes: That a cache or an episode may have, as `Limits`.
+
+    Raises:
+        ParameterError: the parameters do not fit the pool, or make messages that are too large.
+    """
+
+    def __init__(
+        self, name: str, settings: Table, pool: TablePool, message_bytes: int = DEFAULTS.message_bytes
+    ) -> None:
+        self.name, self.settings, self.pool = name, settings, pool
+        self.push_bytes = self._message_bytes = int(message_bytes)
+        """Of the largest push. A server sets fewer for all of its tables if their caches are small, since more of these
+        may queue (docs/sockets.md).
+        """
+        self.kind = settings.kind
+        self.pushes = _able(pool, TakesPushes)
+        """What its pool can do, as `interface` says; None where it can not."""
+        self.room = _able(pool, HasRoom)
+        self.sums = _able(pool, HearsSums)
+        self.of_run = _able(pool, BelongsToRun)
+        self.draws = _able(pool, DrawsBatches)
+        self.priorities = _able(pool, TakesPriorities)
+        self.once = _able(pool, HandsOutOnce)
+        self.prompts = _able(pool, AnswersPrompts)
+        self.rows = _able(pool, SavesRows)
+        check_size(settings.parameters, self.capacity)
+        self._check_messages(settings.parameters, pool.byte_limit)
+        self.number = table_number(name)
+        """What headers say for it."""
+        self.schema = settings.schema
+        self.fingerprint = settings.schema.fingerprint
+        self.storage = settings.storage
+        self.parameters, self.parameters_version = settings.parameters, 1
+        self.limiter = SharedLimiter(self.kind.limiter(settings, pool), pool.entries)
+        """How far drawing and recording may run apart."""
+        self.own_limit = settings.byte_limit
+        """Bytes that it alone may hold, where it does not share in the server's."""
+
+    @property
+    def key(self) -> str:
+        """Under which its chosen parameters are in a state folder."""
+        return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for; 0: it holds none, or only bytes limit them."""
+        return 0 if self.room is None else self.room.capacity
+
+    @property
+    def making(self) -> dict[str, Any]:
+        """Settings beside the parameters that what it holds is made with: plain values, by name."""
+        return self.kind.making(self.settings)
+
+    def offered(self, capability: type[C]) -> C:
+        """Return its pool, which can do this.
+
+        Raises:
+            ParameterError: it can not; it says which kinds of tables can.
+        """
+        if not isinstance(self.pool, capability):
+            names, wanted = kinds.names_of(capability), getattr(capability, "WANTED", "")
+            expected = f"{' or '.join(map(repr, names))} {wanted.format(instead=self.kind.instead)}"
+            raise ParameterError("storage", self.storage, expected)
+        return self.pool
+
+    def asked(self, capability: type[C], what: str) -> C:
+        """The same of a message, which `what` names. Raises ProtocolError (code "table")."""
+        if not isinstance(self.pool, capability):
+            names = " and ".join(kinds.names_of(capability))
+            raise ProtocolError("table", f"{self.name!r} stores {self.storage}; {what} is for {names}")
+        return self.pool
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
+        return {**self.pool.state(), "limiter": self.limiter.state()}
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raise ParameterError if these do not fit the schema, the table, or the caches that it holds."""
+        self._check(parameters)
+        self.pool.check_parameters(parameters)
+
+    def take_parameters(self, parameters: Parameters, version: int, *, discard_mismatched: bool = False) -> None:
+        """Follow these from now on.
+
+        Args:
+            discard_mismatched: Let held caches go that were made with other values; else they are a reason to refuse.
+
+        Raises:
+            ParameterError: they do not fit the schema, the table, or the caches that are held; nothing was changed.
+        """
+        self._check(parameters)
+        if parameters != self.parameters:
+            self.pool.configure(parameters, discard_mismatched=discard_mismatched)
+            self.limiter.configure(parameters)
+        self.parameters, self.parameters_version = parameters, version
+
+    def _check(self, parameters: Parameters) -> None:
+        parameters.check_for(self.schema)
+        check_size(parameters, self.capacity)
+        self._check_messages(parameters)
+        self.kind.check_parameters(parameters)
+
+    def _check_messages(self, parameters: Parameters, byte_limit: int | None = None) -> None:
+        limits = PushLimits(self.push_bytes, self._message_bytes, byte_limit)
+        self.kind.check_messages(self.settings, parameters, limits)
+
+    def check_fingerprint(self, fingerprint: int) -> None:
+        """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
+        if fingerprint != self.fingerprint:
+            stored = f"table {self.name!r} of this server stores {self.fingerprint:016x}"
+            raise ProtocolError("schema", f"made for schema {fingerprint:016x}, {stored}")
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}, number {self.number}, {self.storage}>"
+
+
+def _able(pool: TablePool, capability: type[C]) -> C | None:
+    return pool if isinstance(pool, capability) else None
+
+
+class Tables:
+    """The tables of one server, at least one, in the order in which they were given. Never changed.
+
+    Args:
+        settings: By name.
+        make_pool: Makes the pool of a table, by its name and settings.
+        reserved: The memory that all of them may fill; None reserves none.
+        message_bytes: As of `OpenTable`.
+
+    Raises:
+        ParameterError: there is none, too many, or a name that is none, or taken.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Table],
+        make_pool: Callable[[str, Table], TablePool],
+        reserved: Reservation | None = None,
+        message_bytes: int = DEFAULTS.message_bytes,
+    ) -> None:
+        self.reserved = reserved or Reservation(None)
+        """The memory that all of them may fill."""
+        if ROUNDTRIP in settings:
+            raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
+        self.roundtrip = _roundtrip()
+        """The one for `memoire doctor --roundtrip`."""
+        if not 1 <= len(settings) <= MAX_TABLES:
+            raise ParameterError("tables", len(settings), f"1 to {MAX_TABLES} tables")
+        self._tables: dict[str, OpenTable] = {}
+        self._numbers: dict[int, OpenTable] = {self.roundtrip.number: self.roundtrip}
+        for name, each in settings.items():
+            opened = OpenTable(name, checked(name, each), make_pool(name, each), message_bytes)
+            if opened.number in self._numbers:
+                twin = self._numbers[opened.number].name
+                raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")
+            self._tables[name] = self._numbers[opened.number] = opened
+        self.first = next(iter(self._tables.values()))
+        """The table of whoever names none."""
+        self._numbers.setdefault(0, self.first)
+        self.usual_bytes = self._usual_bytes()
+        """Size of the largest caches that usually come, as the server begins; 0 where it cannot be known."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._tables)
+
+    def __iter__(self) -> Iterator[OpenTable]:
+        return iter(self._tables.values())
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tables
+
+    def __getitem__(self, name: str) -> OpenTable:
+        """The table of this name. Raises ParameterError."""
+        try:
+            return self._tables[name]
+        except (KeyError, TypeError):
+            raise ParameterError("table", name, one_of(name, self._tables)) from None
+
+    def named(self, name: str) -> OpenTable:
+        """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
+        if name == "":
+            return self.first
+        if name == ROUNDTRIP:
+            return self.roundtrip
+        if name not in self._tables:
+            raise ProtocolError(
+                "table", f"this server has no table {name!r}, but {self._list()}{hint(name, self._tables)}"
+            )
+        return self._tables[name]
+
+    def numbered(self, number: int) -> OpenTable:
+        """What a header names. Raises ProtocolError (code "table")."""
+        try:
+            return self._numbers[number]
+        except KeyError:
+            raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
+
+    def _usual_bytes(self) -> int:
+        sizes = [table.kind.usual_bytes(table.schema, table.parameters) for table in self._numbers.values()]
+        return max(sizes) if all(sizes) else 0
+
+    def name_of(self, number: int) -> str:
+        """Name of the table of this number; "" where there is none."""
+        table = self._numbers.get(number)
+        return "" if table is None else table.name
+
+    @property
+    def byte_limit(self) -> int:
+        """Bytes that all of them may hold together."""
+        return sum(table.pool.byte_limit for table in self)
+
+    def share_out(self, held_bytes: int) -> None:
+        """Hold so many bytes in all from now on, those of tables with a limit of their own included.
+
+        Raises:
+            ParameterError: those leave nothing for the others, or too little; nothing was changed.
+        """
+        limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
+        for name, limit in limits.items():
+            if limit < (least := self[name].pool.least_bytes):
+                expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
+                raise ParameterError("held_bytes", held_bytes, expected)
+        self.reserved.reserve("held_bytes", held_bytes, sum(limits.values()))
+        for name, limit in limits.items():
+            self[name].pool.limit(limit)
+
+    def limit(self, table: OpenTable, byte_limit: int) -> int:
+        """Hold at most so many bytes in one table from now on; returns how many caches or episodes had to go.
+
+        Raises:
+            ParameterError: it is no such number, or more than the container has; nothing was changed.
+        """
+        own = whole("byte_limit", byte_limit, 1)
+        others = sum(each.pool.byte_limit for each in self if each is not table)
+        self.reserved.reserve("byte_limit", byte_limit, others + own)
+        try:
+            gone = table.pool.limit(own)
+        except BaseException:
+            self.reserved.reserve("byte_limit", byte_limit, others + table.pool.byte_limit)
+            raise
+        table.own_limit = own
+        return gone
+
+    def is_probe(self, number: int) -> bool:
+        """Whether clients of the table of this number only try the way there and back: no run counts them."""
+        return number == self.roundtrip.number
+
+    def _list(self) -> str:
+        return ", ".join(map(repr, self._tables))
+
+
+def _roundtrip() -> OpenTable:
+    settings = Table(
+        {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), cache_limit=_ROUNDTRIP_CACHES
+    )
+    place = PoolPlace(ROUNDTRIP, _ROUNDTRIP_BYTES, DEFAULTS, seed=None)
+    return OpenTable(ROUNDTRIP, settings, settings.kind.make_pool(settings, place))
+
+
+def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
+    """Bytes that each table may hold: its own limit, or an equal share of what those of the others leave.
+
+    Raises:
+        ParameterError: they leave nothing.
+    """
+    own = {name: limit for name, limit in own_limits.items() if limit is not None}
+    others, taken = len(own_limits) - len(own), sum(own.values())
+    share = (held_bytes - taken) // max(1, others)
+    if others and share < 1:
+        already = f"more than the {taken} bytes that {', '.join(map(repr, own))} may hold already"
+        raise ParameterError("held_bytes", held_bytes, already if own else f"at least {others}, a byte for each table")
+    return {name: own.get(name, share) for name in own_limits}
+
+
+def checked(name: Any, settings: Any) -> Table:
+    """A table's settings, as a server is given them. Raises ParameterError or WrongType."""
+    arguments.name("tables", name)
+    if not isinstance(settings, Table):
+        raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)
+    return settings
