@@ -153,8 +153,8 @@ def node_of(given: Node | Embedding) -> Node:
 
 
 def role_of(node: Node | None) -> str:
-    """server, proxy, actor, learner or inference; "" before there is a node."""
-    return "" if node is None else type(node).ROLE
+    """server, proxy, actor, learner or inference; "" before there is a node, and of what is none of these."""
+    return str(getattr(type(node), "ROLE", ""))
 
 
 def index(node: Node | None, request: PageRequest) -> Page:
