@@ -163,7 +163,7 @@ lint-types:
 	$(BIN)/mypy
 
 lint-stubs:
-	$(BIN)/python -m mypy.stubtest memoire._core memoire.net._multipart memoire.wire._bytes memoire.wire._container memoire.tables.caches._draw
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml memoire._core memoire.net._multipart memoire.wire._bytes memoire.wire._container memoire.tables.caches._draw
 
 lint-cython:
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint memoire
