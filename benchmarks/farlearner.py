@@ -34,7 +34,7 @@ import numpy as np
 import zmq
 from aims import read
 from learner import play, schema_of
-from measure import Report, Result, arguments, in_turns, results
+from measure import TCP, Child, Report, Result, arguments, in_turns, results
 from peers import Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
 
@@ -42,7 +42,7 @@ import memoire
 from memoire.errors import NotEnoughSamples
 from memoire.net import sockets
 from memoire.wire import containers as pack
-from wire import TCP, Child, raw_sender
+from wire import raw_sender
 
 TIMEOUT = 60.0
 WARM = 0.7

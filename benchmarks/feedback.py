@@ -25,12 +25,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from learner import play, schema_of
-from measure import Report, Result, Spread, arguments, in_turns, results
+from measure import TCP, Child, Report, Result, Spread, arguments, in_turns, results
 from peers.tasks import ALPHA, BATCH, BETA, ERRORS, Task
 
 import memoire
 from memoire.errors import NotEnoughSamples
-from wire import TCP, Child
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMER = "080c453e"

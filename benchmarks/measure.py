@@ -7,6 +7,7 @@ side is called often enough to fill a time slice, the slices of both alternate, 
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import time
@@ -353,3 +354,32 @@ def distinct(random: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
     if np.dtype(dtype).kind == "f":
         return random.standard_normal(shape, dtype="float32").astype(dtype, copy=False)
     return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype)
+
+
+TCP = "tcp://127.0.0.1:0"
+
+
+class Child:
+    """A process that does one thing each time it is told how often; it ends with this one."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.first_answer = self.answer()
+
+    def answer(self, timeout: float = 120.0) -> Any:
+        if not self.pipe.poll(timeout):
+            raise TimeoutError(f"no answer from {self.process.name} within {timeout} s")
+        return self.pipe.recv()
+
+    def tell(self, count: int) -> None:
+        self.pipe.send(count)
+
+    def close(self) -> None:
+        self.pipe.send(None)
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()

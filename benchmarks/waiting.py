@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from measure import Report, Result, Spread, arguments
+from measure import Child, Report, Result, Spread, arguments
 from workloads import BATCH, Workload, w2
 
 import memoire
-from wire import Child, fill
+from wire import fill
 
 ACTORS = 4
 STEP = 0.010

@@ -1,6 +1,5 @@
 """Does a server take in caches over TCP as fast as plain ZeroMQ moves as many bytes between two processes?"""
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import zmq
-from measure import Report, Result, arguments, distinct, in_turns, results
+from measure import TCP, Child, Report, Result, arguments, distinct, in_turns, results
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
@@ -21,7 +20,6 @@ from memoire.wire import containers as pack
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, name_hash
 
-TCP = "tcp://127.0.0.1:0"
 W1_BYTES = 152_256
 """Of a cache of W1: frames hardly ever cross twice."""
 HELD_BYTES = 256 << 20
@@ -37,32 +35,6 @@ for such caches. It takes its memory as the C library gives it, where memoire ha
 holds everything and that nobody draws from. *End to end* is everything: actors draw caches from their memories, build
 and push them, and a learner draws a batch for each. For W2 the bytes of the samples in these batches count, and the
 baseline moves messages of just these bytes: overlapping stacks cross the wire once."""
-
-
-class Child:
-    """A process that does one thing each time it is told how often; it ends with this one."""
-
-    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.first_answer = self.answer()
-
-    def answer(self, timeout: float = 120.0) -> Any:
-        if not self.pipe.poll(timeout):
-            raise TimeoutError(f"no answer from {self.process.name} within {timeout} s")
-        return self.pipe.recv()
-
-    def tell(self, count: int) -> None:
-        self.pipe.send(count)
-
-    def close(self) -> None:
-        self.pipe.send(None)
-        self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
 
 
 def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
