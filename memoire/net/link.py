@@ -31,7 +31,6 @@ from memoire.errors import AuthError, EndpointError, KeyFileError
 from memoire.security.keys import REREAD_INTERVAL, Keys
 
 from . import addresses, sockets
-from . import addresses as resolver
 from . import context as monitor
 from .addresses import LookupResult, NameResolver
 from .context import Socket
@@ -207,7 +206,7 @@ class Link:
         self._doors, self._made, self._names = doors, made, known
         self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
-        self._host, self._port = ("", "") if named is None or resolver.is_numeric(named["host"]) else named.groups()
+        self._host, self._port = ("", "") if named is None or addresses.is_numeric(named["host"]) else named.groups()
         self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
         self._tried: set[str] = set()  # those that failed since the name was looked up
         self._rounds = 0  # times that all of them did
@@ -277,7 +276,7 @@ class Link:
         if self._refusal and self.address:
             advice = f"Try `memoire doctor {self.endpoint}`."
             return f"Something accepts connections at {self.address}, but {self._refusal} {advice}"
-        return resolver.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
+        return addresses.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
 
     # What the doors call
 
@@ -531,7 +530,7 @@ def dial(
     except EndpointError:
         made.close(0)
         raise
-    link = Link(doors, made, endpoint, known or resolver.shared_names(), keys)
+    link = Link(doors, made, endpoint, known or addresses.shared_names(), keys)
     try:
         link.open(watch)
     except BaseException:

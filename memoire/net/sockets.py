@@ -28,7 +28,6 @@ import zmq
 from memoire.errors import EndpointError
 
 from . import _multipart, addresses
-from . import addresses as resolver
 from . import process as descriptors
 from .context import EVENT, Context, Socket, end_monitor, monitor
 
@@ -366,7 +365,7 @@ def connect(made: Socket, endpoint: str) -> str:
 
     def attach(address: str) -> None:
         named = _CONNECTABLE.fullmatch(address)
-        if named is not None and not resolver.is_numeric(named["host"]):
+        if named is not None and not addresses.is_numeric(named["host"]):
             raise ValueError("a name has to be looked up first")
         made.connect(address)
 

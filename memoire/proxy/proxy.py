@@ -27,7 +27,6 @@ from memoire.arguments import name as checked_name
 from memoire.errors import Closed, EndpointError
 from memoire.limits import CONTAINER, QUEUE_BYTES, Container, Limits, Reservation
 from memoire.net import addresses, process, sockets
-from memoire.net import process as descriptors
 from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
 from memoire.net.poller import ALL_BYTES
@@ -152,7 +151,7 @@ class Proxy(Node):
             self._reserved.release()
             raise
         self._endpoints = self._thread.front.endpoints
-        if trouble := descriptors.too_few(self._limits.expected_clients):
+        if trouble := process.too_few(self._limits.expected_clients):
             _log.warning("proxy %s: %s", self.name, trouble)
         self._thread.worker.start()
         close_at_exit(self)
@@ -229,8 +228,8 @@ class Proxy(Node):
             refused=dict(counts.refused),
             models=thread.cache.store.versions(),
             model_bytes=thread.cache.store.bytes,
-            descriptors=descriptors.used(),
-            most_descriptors=descriptors.limit(),
+            descriptors=process.used(),
+            most_descriptors=process.limit(),
             security=self._gate.security(),
             faults=thread.worker.errors,
         )
@@ -252,7 +251,7 @@ class Proxy(Node):
             return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *whys]
         if all(back.is_away for back in backs):
             return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *whys]
-        trouble = descriptors.shared_guard().trouble()
+        trouble = process.shared_guard().trouble()
         return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
     @property

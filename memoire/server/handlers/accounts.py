@@ -38,9 +38,7 @@ from memoire.replay.episode_store import Changes, adding
 from memoire.server.state import ServerState
 from memoire.tables.desk import Reply
 from memoire.tables.table import OpenTable
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 
@@ -358,8 +356,8 @@ class FeedbackHandler:
         Raises ProtocolError.
         """
         table = self._state.tables.numbered(header.table)
-        with self._state.requests.taken(READ_COPIES * unpack.unpacked_bytes(payload)):
-            found = unpack.read_feedback(payload, table.schema, self._state.limits)
+        with self._state.requests.taken(READ_COPIES * containers.unpacked_bytes(payload)):
+            found = containers.read_feedback(payload, table.schema, self._state.limits)
             return [
                 (client, numbers.astype(np.int64), errors.astype(np.float32))
                 for client, (numbers, errors) in found.items()
@@ -536,7 +534,7 @@ class FeedbackHandler:
             return None
         age = max(0.0, now - float(waiting.sent.given.min()))
         numbers, errors = waiting.sent.numbers, waiting.sent.errors
-        payload = pack.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
+        payload = containers.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
         return Fetched(waiting.number, payload, age, waiting.unsent)
 
     def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
