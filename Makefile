@@ -36,7 +36,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-chart lint-pictures
 
-.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants lint $(LINTS) format bench bench-peers bench-offpolicy instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -60,7 +60,6 @@ help:
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
-	@echo "make bench-offpolicy  seconds until SAC balances MuJoCo's double pendulum, beside Stable-Baselines3's; ten minutes"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
 	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
@@ -225,7 +224,6 @@ bench: setup-dev
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
-	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
@@ -249,9 +247,6 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
 	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
 	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks
-
-bench-offpolicy: setup-torch $(MUJOCO)/mujoco
-	PYTHONPATH=$(MEMOIRE_TORCH):$(MUJOCO) $(BIN)/python benchmarks/offpolicy.py --write docs/benchmarks
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
 instructions: setup-dev

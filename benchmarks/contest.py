@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from contestants import page
-from contestants.footprint import memory_of
-from contestants.games import GAMES
-from contestants.records import Record, Records, merged
+from contestants.records import Record, Records, memory_of, merged
+from contestants.settings import GAMES
 from measure import machine, record
 from peers import QUIET, PeerUnavailable, described, environment_of
 
@@ -53,12 +52,12 @@ class Side:
     distribution: str = ""
     """Whose version is shown."""
     program: str = ""
-    """What follows the algorithm in the program's name; "" is the side's key."""
+    """What the program's name begins with; "" is the side's key."""
     options: dict[str, str] = field(default_factory=dict)
     prepare: str = ""
     """A program that is run once before."""
-    algorithm: str = ""
-    """The only one that it learns by; "" is any for which there is a program."""
+    algorithms: tuple[str, ...] = ("dqn", "sac", "ppo")
+    """Those that it learns by."""
     on_gpu: bool = True
     """Whether it can learn on a GPU."""
 
@@ -68,17 +67,16 @@ SIDES = {
     "sb3": Side("contest-sb3", "stable-baselines3"),
     "torchrl": Side("contest-torchrl", "torchrl", prepare="torchrl_extension.py"),
     "rllib": Side("contest-rllib", "ray"),
-    "plain": Side("contest-plain", on_gpu=False),
-    "uniform": Side("contest-memoire", "", "memoire", {"sampler": "uniform"}, algorithm="dqn"),
-    "inference": Side("contest-memoire", "", "memoire", {"policy": "remote"}, algorithm="ppo"),
+    "plain": Side("contest-plain", algorithms=("dqn",), on_gpu=False),
+    "uniform": Side("contest-memoire", "", "memoire", {"sampler": "uniform"}, algorithms=("dqn",)),
+    "inference": Side("contest-memoire", "", "memoire", {"policy": "remote"}, algorithms=("ppo",)),
 }
 
 
 def sides_of(game: str, wanted: str) -> list[str]:
     """Those that have a program for the game, or those of them that are wanted, with commas between."""
     algorithm = GAMES[game].algorithm
-    there = [key for key, side in SIDES.items() if (PROGRAMS / f"{algorithm}_{side.program or key}.py").exists()]
-    there = [key for key in there if SIDES[key].algorithm in ("", algorithm)]
+    there = [key for key, side in SIDES.items() if algorithm in side.algorithms]
     there = [key for key in there if SIDES[key].on_gpu or not GAMES[game].on_gpu]
     if GAMES[game].score is None:  # how well it learns is not looked at
         there = [key for key in there if not SIDES[key].options]
@@ -122,7 +120,7 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
     look = (lambda process: sizes.append(memory_of(process))) if task.score is None else None
     with (folder / "log.txt").open("wb") as log:
         status = ended([python, PROGRAMS / side.prepare], GRACE * 5, log, paths) if side.prepare else 0
-        program = PROGRAMS / f"{task.algorithm}_{side.program or key}.py"
+        program = PROGRAMS / f"{side.program or key}_side.py"
         told |= {"options": side.options, "began": time.monotonic()}
         status = status or ended([python, program], seconds + GRACE, log, paths | {"CONTEST": json.dumps(told)}, look)
         if task.score is not None:

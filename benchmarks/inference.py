@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 from measure import Report, Result, arguments, clock, in_turns, results
 from peers import Company, RemoteSide
-from peers.network import INPUTS, OUTPUTS, computed
+from peers.tasks import INPUTS, OUTPUTS, computed
 
 import memoire
 

@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 from measure import Report, Result, arguments, clock, in_turns, results
 from peers import Company
-from peers.transferred import columns, model, packets
+from peers.tasks import columns, model, packets
 
 import memoire
 from memoire.errors import MemoireTimeout

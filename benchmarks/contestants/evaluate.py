@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from games import GAMES
+from settings import GAMES
 from tasks import MAKERS, load, q_network
 
 EPISODES, SEED = 20, 1_000_000

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from measure import Spread
 
-from contestants.games import GAMES, Game
 from contestants.records import Record, paired
-from contestants.settings import PONG_CAPACITY, SAID
+from contestants.settings import GAMES, PONG_CAPACITY, SAID, Game
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
@@ -253,12 +252,15 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
 
 
 def described() -> str:
-    """What the programs say of themselves, a line each."""
-    played = dict.fromkeys(game.algorithm for game in GAMES.values())
-    paths = [path for algorithm in played for path in sorted(HERE.glob(f"{algorithm}_*.py"))]
-    said = [(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0] for path in paths]
-    link = "../../benchmarks/contestants"
-    return "\n".join(f"* [{path.name}]({link}/{path.name}): {line}" for path, line in zip(paths, said, strict=True))
+    """What the functions of the sides say of themselves, a line each."""
+    played, link = dict.fromkeys(game.algorithm for game in GAMES.values()), "../../benchmarks/contestants"
+    lines = []
+    for path in sorted(HERE.glob("*_side.py")):
+        for part in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(part, ast.FunctionDef) and part.name in played:
+                said = (ast.get_docstring(part) or "").split("\n")[0]
+                lines.append(f"* [{path.name}]({link}/{path.name}), `{part.name}`: {said}")
+    return "\n".join(lines)
 
 
 def wrapped(page: str) -> str:

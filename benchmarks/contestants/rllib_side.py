@@ -1,11 +1,23 @@
-"""What RLlib's sides share: Ray with its cores, and Adam as the other sides have it."""
+"""RLlib's side: its DQN, its SAC, its PPO; Ray with its cores, and Adam as the other sides have it."""
 
 import ray
+import settings
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.dqn.dqn import DQNConfig, calculate_rr_weights
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+from ray.rllib.algorithms.ppo.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.algorithms.sac.sac import SACConfig
+from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
 from ray.rllib.core.learner import Learner
+from ray.rllib.core.models.base import ENCODER_OUT
+from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.tune.registry import register_env
-from tasks import Run
+from tasks import Run, q_network, tanh_network
 
 ENVIRONMENT = "contest"
 """The name of the environment of the run."""
@@ -25,3 +37,227 @@ def learner_of(algorithm: Algorithm, eps: float = 1e-8) -> Learner:
         for group in optimizer.param_groups:
             group.update(eps=eps, fused=True)
     return learner
+
+
+ENVS, DQN_STEPS = 8, 8
+
+
+class DqnEncoder(torch.nn.Module):
+    """All of the network but its last layer."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        *layers, last = q_network(shape, 1)
+        self.net, self.width = torch.nn.Sequential(*layers), last.in_features
+
+    def forward(self, batch):
+        return {ENCODER_OUT: self.net(batch["obs"].float())}
+
+
+class DqnModule(DefaultDQNTorchRLModule):
+    """Its own DQN around the network of all sides."""
+
+    def setup(self) -> None:
+        self.uses_dueling, self.uses_double_q, self.num_atoms = False, True, 1
+        self.epsilon_schedule = Scheduler(self.model_config["epsilon"], framework=self.framework)
+        self.encoder = DqnEncoder(self.observation_space.shape)
+        self.af = torch.nn.Linear(self.encoder.width, int(self.action_space.n))
+
+
+def dqn(run: Run) -> None:
+    """Its DQN with its prioritized buffer of episodes; an environment runner beside the learner, or eight."""
+    begin(run)
+    runners = 8 if run.task.on_gpu else 1
+    config = (
+        DQNConfig()
+        .environment(ENVIRONMENT)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=ENVS, rollout_fragment_length=DQN_STEPS)
+        .rl_module(
+            rl_module_spec=RLModuleSpec(
+                module_class=DqnModule, model_config={"epsilon": [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]}
+            )
+        )
+        .training(
+            lr=settings.RATE,
+            gamma=settings.GAMMA,
+            n_step=settings.MULTI_STEP,
+            double_q=True,
+            dueling=False,
+            train_batch_size_per_learner=settings.BATCH,
+            # RLlib counts one runner more than there are
+            training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * runners / (runners + 1),
+            target_network_update_freq=settings.TARGET_INTERVAL,
+            num_steps_sampled_before_learning_starts=run.first_update,
+            grad_clip=settings.MAX_GRAD_NORM,
+            epsilon=[[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]],
+            replay_buffer_config={
+                "type": "PrioritizedEpisodeReplayBuffer",
+                "capacity": run.capacity,
+                "alpha": settings.ALPHA,
+                "beta": settings.BETA,
+            },
+        )
+        .learners(num_gpus_per_learner=int(run.task.on_gpu))
+        .reporting(min_sample_timesteps_per_iteration=200)
+        .debugging(seed=run.seed, log_level="ERROR")
+    )
+    algorithm = config.build_algo()
+    module = learner_of(algorithm).module["default_policy"]
+    steps = updates = 0
+
+    def parameters():
+        return [*module.encoder.parameters(), *module.af.parameters()]
+
+    while run.goes_on(steps, parameters, updates):
+        result = algorithm.train()
+        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        learned = result.get("learners", {}).get("default_policy", {})
+        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.BATCH
+    run.report(updates=updates)
+    rounds, updates = calculate_rr_weights(algorithm.config)
+    assert updates * settings.UPDATE_INTERVAL == rounds * runners * ENVS * DQN_STEPS, (rounds, updates)
+    ray.shutdown()
+
+
+SAC_STEPS = 4
+"""Of each environment before as many updates follow: it steps once more when an episode ends meanwhile."""
+
+
+class SacEncoder(torch.nn.Module):
+    """The hidden layers, of observations, or of observations and actions."""
+
+    def __init__(self, inputs: int, *names: str) -> None:
+        super().__init__()
+        first, last = settings.SAC_HIDDEN
+        layers = torch.nn.Linear(inputs, first), torch.nn.ReLU(), torch.nn.Linear(first, last), torch.nn.ReLU()
+        self.names, self.net = names, torch.nn.Sequential(*layers)
+
+    def forward(self, batch):
+        return {ENCODER_OUT: self.net(torch.cat([batch[name].float() for name in self.names], -1))}
+
+
+class SacModule(DefaultSACTorchRLModule):
+    """Its own SAC around the networks of all sides."""
+
+    def setup(self) -> None:
+        self.twin_q = True
+        inputs, outputs = self.observation_space.shape[0], self.action_space.shape[0]
+        self.pi_encoder, self.pi = SacEncoder(inputs, "obs"), torch.nn.Linear(settings.SAC_HIDDEN[-1], 2 * outputs)
+        if not self.inference_only:
+            self.qf_encoder, self.qf_twin_encoder = (SacEncoder(inputs + outputs, "obs", "actions") for _ in range(2))
+            self.qf, self.qf_twin = (torch.nn.Linear(settings.SAC_HIDDEN[-1], 1) for _ in range(2))
+
+
+def sac(run: Run) -> None:
+    """Its SAC with its buffer of episodes, eight environments in processes of their own that step together."""
+    begin(run)
+    config = (
+        SACConfig()
+        .environment(ENVIRONMENT)
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=settings.SAC_ENVS,
+            rollout_fragment_length=SAC_STEPS,
+            gym_env_vectorize_mode="async",
+        )
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=SacModule))
+        .training(
+            actor_lr=settings.SAC_RATE,
+            critic_lr=settings.SAC_RATE,
+            alpha_lr=settings.SAC_RATE,
+            gamma=settings.GAMMA,
+            tau=1.0 - settings.POLYAK,
+            initial_alpha=settings.SAC_ALPHA,
+            train_batch_size_per_learner=settings.SAC_BATCH,
+            training_intensity=settings.SAC_BATCH,
+            num_steps_sampled_before_learning_starts=settings.SAC_FIRST_UPDATE,
+            replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": settings.CAPACITY},
+        )
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+        .debugging(seed=run.seed, log_level="ERROR")
+    )
+    algorithm = config.build_algo()
+    module = learner_of(algorithm).module["default_policy"]
+    steps = updates = 0
+
+    def parameters():
+        """Of the layer that gives means and deviations, each in its turn."""
+        head = [half for pair in zip(*(each.chunk(2) for each in module.pi.parameters()), strict=True) for half in pair]
+        return [*module.pi_encoder.parameters(), *head]
+
+    while run.goes_on(steps, parameters):
+        result = algorithm.train()
+        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        learned = result.get("learners", {}).get("default_policy", {})
+        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.SAC_BATCH
+    run.report(updates=updates)
+    ray.shutdown()
+
+
+RUNNERS = 2
+
+
+class PpoModule(TorchRLModule, ValueFunctionAPI):
+    """The networks of all sides."""
+
+    def setup(self) -> None:
+        inputs, hidden = self.observation_space.shape[0], settings.PPO_HIDDEN
+        self.policy = tanh_network(inputs, hidden, int(self.action_space.n), 0.01)
+        self.value = tanh_network(inputs, hidden, 1, 1.0)
+
+    def _forward(self, batch, **given):
+        return {"action_dist_inputs": self.policy(batch["obs"])}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.value(batch["obs"])[..., 0]
+
+
+class Learner(PPOTorchLearner):
+    """Its own loss, of advantages that are normalised in each minibatch."""
+
+    def compute_loss_for_module(self, *, batch, **given):
+        advantage = batch["advantages"]
+        mask = batch.get("loss_mask", advantage.new_ones(len(advantage), dtype=bool))
+        batch["advantages"] = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
+        return super().compute_loss_for_module(batch=batch, **given)
+
+
+def ppo(run: Run) -> None:
+    """Its PPO with two environment runners in processes, as it is by default, of eight environments each."""
+    begin(run)
+    config = (
+        PPOConfig()
+        .environment(ENVIRONMENT)
+        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=settings.PPO_ENVS // RUNNERS)
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=PpoModule))
+        .learners(learner_class=Learner)
+        .training(
+            lr=settings.PPO_RATE,
+            gamma=settings.PPO_GAMMA,
+            lambda_=settings.PPO_LAMBDA,
+            train_batch_size_per_learner=settings.PPO_STEPS,
+            minibatch_size=settings.PPO_MINIBATCH,
+            num_epochs=settings.PPO_EPOCHS,
+            clip_param=settings.PPO_CLIP,
+            vf_loss_coeff=settings.PPO_VALUE,
+            vf_clip_param=float("inf"),
+            entropy_coeff=settings.PPO_ENTROPY,
+            grad_clip=settings.PPO_MAX_GRAD_NORM,
+            use_kl_loss=False,
+        )
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+        .debugging(seed=run.seed, log_level="ERROR")
+    )
+    algorithm = config.build_algo()
+    module = learner_of(algorithm, settings.PPO_EPS).module["default_policy"]
+    steps = 0
+    while run.goes_on(steps, module.policy.parameters):
+        result = algorithm.train()
+        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+    run.report(updates=algorithm.iteration)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    this = Run.from_environment()
+    {"dqn": dqn, "sac": sac, "ppo": ppo}[this.task.algorithm](this)

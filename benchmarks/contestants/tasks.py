@@ -18,19 +18,20 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from games import GAMES, Game
 from settings import (
     BATCH,
     CAPACITY,
     EPSILON,
     EPSILON_STEPS,
     FIRST_UPDATE,
+    GAMES,
     MAX_GRAD_NORM,
     PONG_CAPACITY,
     PONG_FIRST_UPDATE,
     RATE,
     TARGET_INTERVAL,
     UPDATE_INTERVAL,
+    Game,
 )  # fmt: skip
 
 SNAPSHOT_INTERVAL = 3.0

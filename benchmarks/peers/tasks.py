@@ -110,3 +110,58 @@ def from_the_first(draw: Callable[[], object], count: int) -> float:
     for _ in range(count - 1):
         draw()
     return (time.perf_counter() - began) * count / (count - 1)
+
+
+# The network that inference nodes compute beside each other: 8 numbers in, two layers of 64, 4 out.
+
+INPUTS, HIDDEN, OUTPUTS = 8, 64, 4
+_RANDOM = np.random.default_rng(0)
+LAYERS = [
+    (_RANDOM.standard_normal((a, b), np.float32) / np.sqrt(a, dtype=np.float32), np.zeros(b, np.float32))
+    for a, b in ((INPUTS, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, OUTPUTS))
+]
+"""Weights and biases."""
+
+
+def computed(inputs):
+    """Rows [B, 8] to rows [B, 4]."""
+    for depth, (weight, bias) in enumerate(LAYERS, start=1):
+        inputs = inputs @ weight + bias
+        if depth < len(LAYERS):
+            inputs = np.tanh(inputs)
+    return inputs
+
+
+# What goes from a worker to a trainer and back: packets of samples of a drone, and a model.
+
+PACKETS = 16
+"""Different ones, which are sent over and over."""
+MODEL_BYTES = 1_000_000
+
+
+def columns(length):
+    """Packets of so many samples as columns [T, *F]: the observation is four numbers, the action two."""
+    random = np.random.default_rng(0)
+    for _ in range(PACKETS):
+        yield {
+            "obs": random.standard_normal((length, 4), np.float32),
+            "action": random.standard_normal((length, 2), np.float32),
+            "reward": random.standard_normal(length, np.float32),
+            "terminated": np.arange(length) == length - 1,
+        }
+
+
+def packets(length):
+    """The same as lists of samples (act, obs, rew, done, info), as TMRL's workers make them."""
+    for packet in columns(length):
+        obs = [tuple(row.reshape(4, 1)) for row in packet["obs"]]
+        rest = packet["action"], obs, packet["reward"].tolist(), packet["terminated"].tolist()
+        yield [
+            (act.copy(), tuple(x.copy() for x in seen), rew, done, {})
+            for act, seen, rew, done in zip(*rest, strict=True)
+        ]
+
+
+def model():
+    """Weights of about a megabyte, as a model's file has them."""
+    return np.random.default_rng(1).integers(0, 256, MODEL_BYTES, np.uint8).tobytes()

@@ -5,8 +5,8 @@ from functools import cache
 
 import numpy as np
 import ray
-from network import INPUTS, computed
 from ray import serve
+from tasks import INPUTS, computed
 
 MAX_BATCH, MAX_WAIT = 256, 0.005
 """As of memoire's node."""

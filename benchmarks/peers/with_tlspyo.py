@@ -13,8 +13,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tasks import model, packets
 from tlspyo import Endpoint, Relay
-from transferred import model, packets
 
 MAX_BUFFER = 536_870_912
 """What TMRL gives its endpoints as `max_buf_len`."""

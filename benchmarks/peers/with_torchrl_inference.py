@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from network import INPUTS, LAYERS, OUTPUTS
+from tasks import INPUTS, LAYERS, OUTPUTS
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.modules.inference_server import ProcessInferenceServer, ProcessSlotTransport

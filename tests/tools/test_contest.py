@@ -175,7 +175,7 @@ def test_a_game_without_a_score_has_a_section_of_rates_and_no_aims(modules, tmp_
 
 
 def test_memory_is_that_of_a_process_and_of_all_that_come_from_it(modules, tmp_path):
-    from contestants.footprint import memory_of
+    from contestants.records import memory_of
 
     for number, parent, kilobytes in ((7, 1, 100), (8, 7, 20), (9, 8, 3), (10, 1, 5000)):
         (tmp_path / str(number)).mkdir()
@@ -266,7 +266,7 @@ def fake(modules, tmp_path):
     found.loader.exec_module(contest)
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "dqn_sb3.py").write_text(FAKE)
+    (programs / "sb3_side.py").write_text(FAKE)
     (programs / "evaluate.py").write_text(PLAYER)
     contest.PROGRAMS, contest.GRACE = programs, 0.2
     contest.python_of = lambda environment: Path(sys.executable)
@@ -285,7 +285,7 @@ def test_a_run_is_a_program_and_an_evaluation_afterwards(fake):
 def test_what_is_compared_by_rates_alone_is_not_evaluated(fake):
     contest, programs, folder = fake
     (programs / "evaluate.py").write_text("raise SystemExit('nobody asked')")
-    (programs / "dqn_sb3.py").write_text(
+    (programs / "sb3_side.py").write_text(
         FAKE + "print(os.environ['PYTHONPATH'])\n"
         "open(os.path.join(told['folder'], 'curve.json'), 'w').write('{\"a\": [1.0, 10, 5]}')\n"
         "import threading; threading.Event().wait(0.5)"
@@ -299,13 +299,13 @@ def test_what_is_compared_by_rates_alone_is_not_evaluated(fake):
 
 def test_a_side_that_fails_says_so_and_leaves_no_record(fake):
     contest, programs, folder = fake
-    (programs / "dqn_sb3.py").write_text("raise SystemExit('no such thing')")
+    (programs / "sb3_side.py").write_text("raise SystemExit('no such thing')")
     with pytest.raises(contest.PeerUnavailable, match=r"Stable-Baselines3: it ended with status 1[\s\S]*no such thing"):
         contest.run("breakout", "sb3", 0, 60.0, folder)
 
 
 def test_a_side_that_does_not_end_is_killed(fake):
     contest, programs, folder = fake
-    (programs / "dqn_sb3.py").write_text("import threading; threading.Event().wait()")
+    (programs / "sb3_side.py").write_text("import threading; threading.Event().wait()")
     with pytest.raises(contest.PeerUnavailable, match="status -9"):
         contest.run("breakout", "sb3", 0, 0.2, folder)

@@ -1,4 +1,4 @@
-"""A single loop of our own, and nothing else: eight environments in turns, a ring of NumPy arrays, a sum tree in NumPy.
+"""A single loop of our own, and nothing else.
 
 It is what one writes without a library. Vectorized where that is easy: a whole batch goes down the tree at once.
 """
@@ -90,8 +90,8 @@ class Window:
                 break
 
 
-def main() -> None:
-    run = Run.from_environment()
+def dqn(run: Run) -> None:
+    """Eight environments in turns, a ring of NumPy arrays, a sum tree in NumPy."""
     torch.set_num_threads(1)
     random, envs = np.random.default_rng(run.seed), [run.make() for _ in range(ENVS)]
     dqn, replay = DoubleDqn(envs[0], run.seed), Replay(run.capacity, envs[0].observation_space.shape, run.seed)
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    dqn(Run.from_environment())
