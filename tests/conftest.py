@@ -32,7 +32,7 @@ ALLOWED_SKIPS = TESTS / "allowed_skips.txt"
 TRACES = "memoire-crash-{}-{}.txt"
 """Name of the file with the stacks of a crashed worker, by run and worker of pytest-xdist."""
 
-ABOUT_ARRAYS = ("replay", "wire", "pool", "accounting", "classic", "reader", "samples")
+ABOUT_ARRAYS = ("replay", "wire", "tables", "accounting", "classic", "reader", "samples")
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
 NOT_ABOUT_ARRAYS = ("test_container.py", "test_forks.py", "test_interrupts.py")
 """Files of these folders that are not repeated: they are about lines of Python, processes, and limits of memory."""
