@@ -103,7 +103,7 @@ def train(
     curve = []
     with (
         memoire.Server("tcp://127.0.0.1:0", tables={"online": table, "demo": table}, seed=seed) as server,
-        memoire.connect(server.endpoint, table="online", seed=seed, when_full="block") as actor,
+        memoire.connect(server.endpoint, table="online", seed=seed, on_full="block") as actor,
         memoire.connect(server.endpoint, table="demo", seed=seed) as demonstrator,
     ):
         if data is not None:

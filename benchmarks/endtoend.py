@@ -33,7 +33,7 @@ def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> 
     """An actor: an episode of 256 steps, a cache; as often as it is told."""
     task = Task(name, entries)
     block = task.frames[:BATCH], task.actions[:BATCH], task.rewards[:BATCH]
-    with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=60) as client:
+    with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=60) as client:
         memory = client.memory
 
         def episode() -> None:

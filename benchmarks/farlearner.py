@@ -108,7 +108,7 @@ def cells(whole: bool) -> Iterator[Cell]:
 def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None) -> None:
     """An actor: steps, one at a time, while a turn lasts."""
     task = Task(name, ENTRIES[name])
-    with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=TIMEOUT, keys=keys) as one:
+    with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=TIMEOUT, keys=keys) as one:
         play(pipe, one, task, task.ring, BLOCK)
 
 

@@ -78,7 +78,7 @@ def cells() -> Iterator[Cell]:
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
     """An actor: steps, one at a time, while a turn lasts. Its memory is full before the first."""
     task, ring = Task(cell.task, ENTRIES[cell.task]), ENTRIES[cell.task] // cell.actors
-    with memoire.connect(endpoint, seed=rank, capacity=ring, when_full="block", timeout=TIMEOUT) as client:
+    with memoire.connect(endpoint, seed=rank, capacity=ring, on_full="block", timeout=TIMEOUT) as client:
         play(pipe, client, task, ring, 64)
 
 

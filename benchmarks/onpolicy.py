@@ -64,7 +64,7 @@ class Ours:
     def __init__(self, actors: int) -> None:
         columns: dict[str, Any] = {"obs": (np.float32, (64,)), "action": (np.float32, (8,))}
         schema = memoire.Schema(columns | {"reward": np.float32, "logp": np.float32})
-        table = memoire.Table(schema, storage="rollouts", length=LENGTH, capacity=64 * TAKEN)
+        table = memoire.Table(schema, storage="rollouts", rollout_length=LENGTH, capacity=64 * TAKEN)
         self.server = memoire.Server("tcp://127.0.0.1:*", tables={"rollouts": table})
         self.table = self.server.table("rollouts")
         self.children = [wire.Child(record, self.server.endpoint) for _ in range(actors)]

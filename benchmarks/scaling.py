@@ -46,7 +46,7 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
     weights = random.uniform(0.1, 2.0, STEPS).astype(np.float32)
     with ExitStack() as open_ones:
         clients = [
-            open_ones.enter_context(memoire.connect(endpoint, capacity=STEPS, when_full="block", timeout=TIMEOUT))
+            open_ones.enter_context(memoire.connect(endpoint, capacity=STEPS, on_full="block", timeout=TIMEOUT))
             for _ in range(count)
         ]
         for client in clients:

@@ -79,7 +79,7 @@ class Metered:
         self.meters = [Meter(end) for end in ends]
         request, push, subscribe = (meter.endpoint for meter in self.meters)
         self.client = Client(
-            request, push=push, subscribe=subscribe, capacity=capacity, when_full="block", limits=limits, seed=2
+            request, push=push, subscribe=subscribe, capacity=capacity, on_full="block", limits=limits, seed=2
         )
 
     @property

@@ -60,7 +60,7 @@ def keys_of(folder: str | None, role: str) -> Path | None:
 def serve(pipe: Connection, folder: str | None) -> None:
     """A server of both tables."""
     tables = {
-        "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, full="oldest"),
+        "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="oldest"),
         TABLE: samples_table(CAPACITY),
     }
     with memoire.Server("tcp://127.0.0.1:0", tables=tables, keys=keys_of(folder, "server")) as server:

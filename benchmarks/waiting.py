@@ -27,7 +27,7 @@ many samples a second as one [far from its server](farlearner.md) can get on two
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
     """Push a cache every `PACE` seconds until told to end."""
-    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, when_full="skip", timeout=60) as client:
+    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="skip", timeout=60) as client:
         fill(client.memory, workload, rank)
         client.update(timeout=60)
         pipe.send("ready")

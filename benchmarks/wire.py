@@ -199,7 +199,7 @@ class Ingest:
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
     """A client that draws caches from its memory and pushes them, as fast as it may."""
-    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, when_full="block", timeout=30) as client:
+    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="block", timeout=30) as client:
         fill(client.memory, workload, rank)
         client.update(timeout=30)
         pipe.send("ready")

@@ -26,7 +26,7 @@ def learn(goal: float, env: str) -> bool:
     torch.set_num_threads(1)
     space = gymnasium.make(env)
     net = rl.ActorCritic.mlp(space, hidden=(64, 64))
-    with rl.OnPolicyLearner("tcp://127.0.0.1:*", space, net, steps=2048, length=128, seconds=120.0) as learner:
+    with rl.OnPolicyLearner("tcp://127.0.0.1:*", space, net, steps=2048, rollout_length=128, seconds=120.0) as learner:
         make = multiprocessing.get_context("spawn").Process
         children = [make(target=collect, args=(learner.server.endpoint, env, seed)) for seed in range(2)]
         for child in children:

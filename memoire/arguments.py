@@ -238,7 +238,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "buffer_num": ("num_envs",),
     "buffer_size": ("capacity", "client_capacity"),
     "cache_size": ("parameters",),
-    "discount_factor": ("discount",),
     "done": ("terminated", "discount"),
     "dones": ("terminated", "discount"),
     "endpoint": ("url", "front"),
@@ -305,6 +304,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "weights": ("importance",),
 }
 """What others call it: the name here, the likeliest first."""
+FORMER: dict[str, tuple[str, str]] = {
+    "discount_factor": ("discount", ""),
+    "full": ("on_full", ""),
+    "length": ("rollout_length", ""),
+    "when_full": ("on_full", ""),
+}
+"""What it was called here before: the name now, and what to write where that does not say it."""
 
 _ALWAYS = "That is always on: each observation is stored once, also the last one of an episode."
 _DRAW = "Give it to each draw: sample(batch_size) of a buffer, get_batch(batch_size) of a server."
@@ -341,7 +347,10 @@ def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
     if not isinstance(name, str):
         return ()
     names = list(known)
-    usual = [each for each in ELSEWHERE.get(name.lower(), ()) if each in names][:1]
+    plain = name.lstrip("-").replace("-", "_").lower()
+    former = FORMER.get(plain, ("", ""))[0]
+    usual = [each for each in names if former and each.lstrip("-").replace("-", "_") == former]
+    usual = usual or [each for each in ELSEWHERE.get(name.lower(), ()) if each in names][:1]
     by_lower = {each.lower(): each for each in names}
     alike = difflib.get_close_matches(name.lower(), by_lower, MAX_SUGGESTIONS, ALIKE)
     return tuple(dict.fromkeys([*usual, *(by_lower[each] for each in alike)]))[:MAX_SUGGESTIONS]
@@ -353,7 +362,7 @@ def instead(name: str, known: Collection[str]) -> str:
         return _INSTEAD_OF_DRAWS[name]
     if list(known) == ["columns"]:
         return f"Give a mapping: Schema({{{name!r}: ...}})."
-    needs, advice = INSTEAD.get(name.lower(), ("", ""))
+    needs, advice = FORMER.get(name) or INSTEAD.get(name.lower(), ("", ""))
     return advice if needs in known else ""
 
 

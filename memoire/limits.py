@@ -124,7 +124,7 @@ class Limits:
     log_timeout: float = 1.0
     """Seconds that log() waits for room; then the line is not taken, and counted as dropped."""
     block_timeout: float = 10.0
-    """Seconds that a writer waits for room in the byte window where it may (when_full="block"); then it skips."""
+    """Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips."""
     log_line_bytes: int = 8 * KiB
     """Longest log line; the rest is cut off."""
     log_bytes: int = 128 * MiB

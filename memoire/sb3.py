@@ -40,7 +40,7 @@ with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
     from .torch import TorchBatch
 
 _N_STEPS = ("n_steps", "multi_step")
-_GAMMA = ("gamma", "discount", "discount_factor")
+_GAMMA = ("gamma", "discount")
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -102,9 +102,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if (writer is None) != (source is None):
             raise ParameterError("source", source, "given together with `writer`, or neither of both")
         self._steps = _agreed(multi_step=multi_step, n_steps=n_steps) or 1
-        self._discount: float | None = _agreed(
-            discount=discount, gamma=gamma, discount_factor=fields.pop("discount_factor", None)
-        )
+        self._discount: float | None = _agreed(discount=discount, gamma=gamma)
         if self._steps == 1 and self._discount is not None:
             expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this"
             raise ParameterError("discount", self._discount, expected)
@@ -176,7 +174,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             if self.memory is not None:
                 self.memory.configure(discount=gamma)
             elif (drawn_by := self.parameters) is not None:
-                _refuse_gamma(gamma, drawn_by.discount_factor, "source")
+                _refuse_gamma(gamma, drawn_by.discount, "source")
             self._discount = gamma
         _refuse_gamma(gamma, (self._discount,), "replay buffer")
         self._check_parameters()
@@ -199,10 +197,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
             )
             raise ParameterError("sampler", received, expected)
         if self._discount is not None:
-            _refuse_gamma(self._discount, drawn_by.discount_factor, who)
-        elif 0.0 in drawn_by.discount_factor:
+            _refuse_gamma(self._discount, drawn_by.discount, who)
+        elif 0.0 in drawn_by.discount:
             expected = f"above 0 at the {who}: a discount of 0 says that an episode terminated"
-            raise ParameterError("discount", drawn_by.discount_factor, expected)
+            raise ParameterError("discount", drawn_by.discount, expected)
         self._checked = drawn_by
 
     def _made_writer(self, *, resume: bool = False) -> Any:

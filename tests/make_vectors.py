@@ -192,7 +192,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "welcome": (
             wire.Welcome(
-                schema=SCHEMA.to_json(), parameters={"frame_stack": 2, "discount_factor": [0.5], "prev": None},
+                schema=SCHEMA.to_json(), parameters={"frame_stack": 2, "discount": [0.5], "prev": None},
                 parameters_version=3, max_step=1000, run_name="ant-7", home_name="server-0", epoch=5,
                 servers=["server-0", "server-1"],
                 endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),

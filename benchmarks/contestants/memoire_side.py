@@ -126,7 +126,7 @@ def dqn_act(url: str, number: int, run: Run) -> None:
     rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
     net, steps, version = q_network(run.make().observation_space.shape, actions), 0, 0
     longest, room = (DQN_LONGEST, 4 * DQN_LONGEST * ENVS) if stack > 1 else (None, None)
-    told = {"seed": number, "timeout": 60.0, "when_full": "block", "name": f"actor-{number}", "capacity": room}
+    told = {"seed": number, "timeout": 60.0, "on_full": "block", "name": f"actor-{number}", "capacity": room}
     with memoire.connect(url, **told) as client:
         policy, writer = client.model("policy"), client.writer(envs, longest=longest)
         version = memoire.torch.load(policy.wait(timeout=60.0), net)
@@ -232,7 +232,7 @@ def sac_act(url: str, number: int, run: Run) -> None:
     torch.manual_seed(100 * run.seed + number)
     env = run.make()
     policy = policy_of(env)
-    with memoire.connect(url, timeout=60.0, when_full="block", name=f"actor-{number}") as client:
+    with memoire.connect(url, timeout=60.0, on_full="block", name=f"actor-{number}") as client:
         model, writer = client.model("policy"), client.writer(env, longest=SAC_LONGEST)
         version = memoire.torch.load(model.wait(timeout=60.0), policy)
         obs, _ = env.reset(seed=1000 * run.seed + number)

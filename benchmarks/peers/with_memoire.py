@@ -33,7 +33,7 @@ def alone() -> None:
 
 
 def act(endpoint: str) -> None:
-    with memoire.connect(endpoint, capacity=EPISODE, when_full="block", timeout=60) as client:
+    with memoire.connect(endpoint, capacity=EPISODE, on_full="block", timeout=60) as client:
         fill(client.memory, Task("W1", EPISODE))
         client.update(timeout=60)
         client.push_cache(timeout=60)

@@ -38,7 +38,7 @@ def act(url: str, number: int, actors: int, seed: int) -> None:
     torch.set_num_threads(1)
     rng, env, net = np.random.default_rng([seed, number]), gym.make("CartPole-v1"), q_network()
     epsilon = 0.4 ** (1.0 + 7.0 * number / max(1, actors - 1))
-    with memoire.connect(url, seed=number, timeout=60.0, when_full="block") as client:
+    with memoire.connect(url, seed=number, timeout=60.0, on_full="block") as client:
         policy, writer = client.model("policy"), client.writer(env)
         version = memoire.torch.load(policy.wait(timeout=60.0), net)
         obs, _ = env.reset(seed=1000 * seed + number)

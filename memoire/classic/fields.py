@@ -16,6 +16,8 @@ from memoire.replay.schema import Schema
 FIELDS = ("state", "action", "reward", "prob", "value", "qvest", "info")
 """The seven fields of an entry in the page's order: a column each, or one per leaf where a template is nested."""
 
+OWN_NAMES = {"discount": "discount_factor"}
+"""Parameters that the page calls otherwise: the name of `Parameters`, and the page's."""
 FLAGS = tuple(f"{side}_{field}" for side in ("prev", "next") for field in FIELDS)
 """What the 14 switches of `cache_flags` are called, in their order."""
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import whole
+from memoire.arguments import renamed, whole
 from memoire.errors import MemoireError, ParameterError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters, Start, StrictAttributes, reward_size
 from memoire.replay.sampling import Annealing, importance
 from memoire.replay.schema import Schema
 
-from .fields import FIELDS, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
+from .fields import FIELDS, OWN_NAMES, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
 
 
 class ReplayMemory(StrictAttributes):
@@ -42,6 +42,7 @@ class ReplayMemory(StrictAttributes):
     __slots__ = ("_annealing", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
 
     _PARAMETERS = "Write rem.NAME = ... where the page has such a parameter."
+    _OWN_NAMES = OWN_NAMES
     _is_guarded = True  # all that is public is a property
 
     def __init__(
@@ -221,11 +222,11 @@ class ReplayMemory(StrictAttributes):
     @property
     def discount_factor(self) -> tuple[float, ...]:
         """Gamma per reward dimension, flattened; set by one number for all, or by one for each. Default 0.99."""
-        return self._per_dimension(self.parameters.discount_factor)
+        return self._per_dimension(self.parameters.discount)
 
     @discount_factor.setter
     def discount_factor(self, value: Any) -> None:
-        self._configure(discount_factor=value)
+        self._configure(discount=value)
 
     @property
     def reward_coeff(self) -> tuple[float, ...]:
@@ -391,7 +392,8 @@ class ReplayMemory(StrictAttributes):
 
     def _configure(self, **changes: Any) -> None:
         """Set parameters, checked against the schema; nothing is half done."""
-        self.memory.configure(**changes)
+        with renamed(**OWN_NAMES):
+            self.memory.configure(**changes)
 
     def _counts(self) -> dict[str, Any]:
         memory = self.memory

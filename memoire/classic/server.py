@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from memoire.arguments import whole
+from memoire.arguments import renamed, whole
 from memoire.errors import Closed, MemoireError, ParameterError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters, StrictAttributes
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 
-from .fields import ReplayBatch, batch_of, defaults, seven_fields
+from .fields import OWN_NAMES, ReplayBatch, batch_of, defaults, seven_fields
 from .memory import ReplayMemory, uuid_of
 
 
@@ -68,7 +68,8 @@ class ServerMemory(ReplayMemory):
         self._server.publish(topic, message)
 
     def _configure(self, **changes: Any) -> None:
-        self._server.configure(**changes)
+        with renamed(**OWN_NAMES):
+            self._server.configure(**changes)
 
     def _counts(self) -> dict[str, Any]:
         return {"num_episode": 0, "num_entries": 0}

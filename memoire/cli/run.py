@@ -178,7 +178,7 @@ def add_server(commands: Commands) -> None:
         "that are not over",
     )
     server.add_argument(
-        "--full",
+        "--on-full",
         choices=("wait", "oldest"),
         help="of rollouts and prompts: if there is no room, others wait, or the oldest leave (default: wait)",
     )
@@ -342,7 +342,7 @@ def _server(given: argparse.Namespace) -> int:
         cache_limit=given.cache_limit,
         storage=given.storage,
         capacity=given.capacity,
-        full=given.full,
+        on_full=given.on_full,
         inference=given.inference,
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,

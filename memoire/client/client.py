@@ -42,7 +42,7 @@ from . import io
 from . import reports as former_clients
 from .io import Connection
 from .local_memory import LocalMemory
-from .pushes import Pusher, WhenFull, check_when_full
+from .pushes import Pusher, WhenFull, check_on_full
 from .reports import remainder_of
 from .session import HEARTBEAT_INTERVAL, Session
 from .stats import ClientStats, figures_of
@@ -69,7 +69,7 @@ def connect(
     name: str | None = None,
     input_uuid: int = 0,
     capacity: int | None = None,
-    when_full: WhenFull = "skip",
+    on_full: WhenFull = "skip",
     context: Context | None = None,
     limits: Limits | None = None,
     keys: Given = None,
@@ -88,7 +88,7 @@ def connect(
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
         capacity: Entries that the memory has room for, if the table does not say it (`client_capacity`); by default
             what fits 256 MiB.
-        when_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
+        on_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
         keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
@@ -113,7 +113,7 @@ def connect(
         name=name,
         input_uuid=input_uuid,
         capacity=capacity,
-        when_full=when_full,
+        on_full=on_full,
         context=context,
         limits=limits,
         keys=keys,
@@ -150,14 +150,14 @@ class Client(Node):
         seed: int | None = None,
         capacity: int | None = None,
         live: bool = True,
-        when_full: WhenFull = "skip",
+        on_full: WhenFull = "skip",
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
         state_dir: str | Path | None = None,
     ) -> None:
-        check_when_full(when_full)
+        check_on_full(on_full)
         if not 0 <= input_uuid < 1 << 32:
             raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
         self.endpoint = request
@@ -177,7 +177,7 @@ class Client(Node):
         self._close_lock = threading.Lock()
         self._is_left = False  # what could not be told was said, or kept
         self._readers: list[Reader] = []  # of `batches` that are drawn now; under the lock
-        self._make_parts(table_name(table), capacity, live, when_full, clock, (push, subscribe))
+        self._make_parts(table_name(table), capacity, live, on_full, clock, (push, subscribe))
         self._io.worker.start()
         close_at_exit(self)
         try:
@@ -192,7 +192,7 @@ class Client(Node):
         table: str,
         capacity: int | None,
         live: bool,
-        when_full: WhenFull,
+        on_full: WhenFull,
         clock: Callable[[], float],
         given: tuple[str | None, str | None],
     ) -> None:
@@ -202,7 +202,7 @@ class Client(Node):
         self._waiting = ClientLock(limits.request_timeout)
         self._handed = HandedModels(self._session)
         self._pusher = Pusher(
-            self._session, self._waiting, numbers, when_full=when_full, block_timeout=limits.block_timeout, clock=clock
+            self._session, self._waiting, numbers, on_full=on_full, block_timeout=limits.block_timeout, clock=clock
         )
         self._local = LocalMemory(
             self._session,
@@ -433,7 +433,7 @@ class Client(Node):
         self,
         *,
         credit: int | None = None,
-        when_full: WhenFull | None = None,
+        on_full: WhenFull | None = None,
         block_timeout: float | None = None,
         log_timeout: float | None = None,
     ) -> None:
@@ -441,7 +441,7 @@ class Client(Node):
 
         Args:
             credit: Most bytes of caches on the way, where the home grants more; 0 takes what it grants.
-            when_full: What the writer does with a cache when the window is full.
+            on_full: What the writer does with a cache when the window is full.
             block_timeout, log_timeout: As in `Limits`.
 
         Raises:
@@ -450,14 +450,14 @@ class Client(Node):
         self._check_open()
         if credit is not None:
             _check_credit(credit)
-        if when_full is not None:
-            check_when_full(when_full)
+        if on_full is not None:
+            check_on_full(on_full)
         block_timeout = seconds(block_timeout, self._pusher.block_timeout, "block_timeout")
         log_timeout = seconds(log_timeout, self._lines.timeout, "log_timeout")
         with self._waiting.changed:
             if credit is not None:
                 self._session.windows.limit(credit)
-            self._pusher.when_full = when_full or self._pusher.when_full
+            self._pusher.on_full = on_full or self._pusher.on_full
             self._pusher.block_timeout, self._lines.timeout = block_timeout, log_timeout
             self._waiting.changed.notify_all()
 

@@ -36,10 +36,10 @@ WINDOW_FULL = "window full"
 WhenFull = Literal["skip", "block"]
 
 
-def check_when_full(when_full: object) -> None:
+def check_on_full(on_full: object) -> None:
     """Raise ParameterError for anything but the two words."""
-    if when_full not in (choices := ("skip", "block")):
-        raise ParameterError("when_full", when_full, one_of(when_full, choices))
+    if on_full not in (choices := ("skip", "block")):
+        raise ParameterError("on_full", on_full, one_of(on_full, choices))
 
 
 class Pusher:
@@ -47,7 +47,7 @@ class Pusher:
 
     Args:
         numbers: Sequence numbers of all messages of this client.
-        when_full: What a writer does when the window is full.
+        on_full: What a writer does when the window is full.
         block_timeout: Seconds that it then waits, if it is to wait.
         clock: Seconds since 1970.
     """
@@ -58,13 +58,13 @@ class Pusher:
         waiting: ClientLock,
         numbers: Iterator[int],
         *,
-        when_full: WhenFull,
+        on_full: WhenFull,
         block_timeout: float,
         clock: Callable[[], float],
     ) -> None:
         self.queue: deque[list[Any]] = deque()
         """Frames of messages for the thread to send; it takes them from the left."""
-        self.when_full, self.block_timeout = when_full, block_timeout
+        self.on_full, self.block_timeout = on_full, block_timeout
         self.waited = 0.0
         """Seconds that calls waited for room in the window. Under the lock, as all below."""
         self.reason = ""
@@ -80,7 +80,7 @@ class Pusher:
     @property
     def patience(self) -> float:
         """Seconds that a writer waits."""
-        return self.block_timeout if self.when_full == "block" else 0.0
+        return self.block_timeout if self.on_full == "block" else 0.0
 
     # Recorded entries
 

@@ -40,7 +40,7 @@ class ClientStats:
     """Bytes that may be on the way: what the home grants, or less where `configure_limits` says so."""
     granted: int
     """Bytes that the home grants."""
-    when_full: WhenFull
+    on_full: WhenFull
     """What the writer does with a cache or episode when the window is full."""
     waited: float
     """Seconds that calls waited for room in the window."""
@@ -141,6 +141,6 @@ def _held_back(session: Session, pusher: Pusher) -> dict[str, Any]:
         "held_back_for": session.inserts.waited,
         "waited": pusher.waited,
         "compression": pusher.codec(),
-        "when_full": pusher.when_full,
+        "on_full": pusher.on_full,
         "not_pushed": dict(pusher.not_pushed),
     }

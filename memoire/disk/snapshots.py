@@ -379,7 +379,7 @@ def differing_settings(
     return made | {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
-_OF_PRIORITIES: Final = ("discount_factor", "mix_lambda", "reward_coeff")
+_OF_PRIORITIES: Final = ("discount", "mix_lambda", "reward_coeff")
 """Parameters that priorities follow from which no learner has reported."""
 
 

@@ -175,7 +175,7 @@ def _of_environment(env: str) -> Schema:
 
 
 def read_parameters(settings: Sequence[str]) -> Parameters:
-    """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount_factor=[0.99]", "start=repeat")."""
+    """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount=[0.99]", "start=repeat")."""
     return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
 
 
@@ -235,7 +235,7 @@ def serve(
     byte_limit: int,
     storage: Storage | None = None,
     capacity: int = 0,
-    full: Full | None = None,
+    on_full: Full | None = None,
     inference: Sequence[str] = (),
     state_dir: str | None = None,
     snapshot_caches: bool = False,
@@ -255,7 +255,7 @@ def serve(
     """Run a server until it is told to end; its exit status.
 
     Args:
-        schema, settings, storage, capacity, full: Of its only table.
+        schema, settings, storage, capacity, on_full: Of its only table.
         tables: Several in their place.
         inference: Addresses of inference nodes that clients are told of.
         limits: Of the library, as `read_limits` takes them.
@@ -281,7 +281,7 @@ def serve(
             cache_limit=cache_limit,
             storage=storage,
             capacity=capacity,
-            full=full,
+            on_full=on_full,
             inference=inference,
             byte_limit=byte_limit or None,
             state_dir=state_dir,

@@ -74,7 +74,7 @@ def env_schema(env: str) -> Schema:
         return Schema.from_env(envs)
 
 
-ROOM = ("storage", "full", "length", "capacity", "cache_limit", "byte_limit", "client_capacity")
+ROOM = ("storage", "on_full", "capacity", "cache_limit", "byte_limit", "client_capacity")
 SETTINGS = frozenset({*ROOM, "discount", *TABLE_NAMES})
 """What a table is given beside its schema, as keywords of `memoire.Table`."""
 

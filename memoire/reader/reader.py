@@ -373,7 +373,7 @@ class Reader(Node, ClusterOrders):
         """
         wanted = TakeRequest(steps, exact, min_clients, release)
         taken = self._await_rollouts(wanted, self._seconds(timeout))
-        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount_factor)
+        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
         self._handed_out.look_taken(rollouts, self._thread.newest_model, time.monotonic())
         return rollouts
 

@@ -308,7 +308,7 @@ class Batch(Attributes[NDArray[Any]]):
     @property
     def advantage(self) -> NDArray[np.float32]:
         """The return minus the value, as the actor computed both: the generalized advantage estimate of
-        `discount_factor` and `mix_lambda`. In the return column's shape.
+        `discount` and `mix_lambda`. In the return column's shape.
 
         Schulman et al., ICLR 2016, equation 16, whose sum is the TD(lambda) return minus the value.
 

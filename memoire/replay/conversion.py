@@ -76,7 +76,7 @@ def cutting_of(parameters: Parameters, dimensions: int) -> dict[str, Any]:
         "multi_step": length or parameters.multi_step,
         "start": STARTS.index(parameters.start),
         "most_episodes": parameters.max_episode,
-        "gamma": _broadcast(parameters.discount_factor, dimensions),
+        "gamma": _broadcast(parameters.discount, dimensions),
         "coeff": _broadcast(parameters.reward_coeff, dimensions),
         "prioritization": PRIORITIZATIONS.index(parameters.prioritization),
         "stratified": parameters.stratified,

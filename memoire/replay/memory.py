@@ -453,7 +453,7 @@ class Memory(_core.EntryStore, StrictAttributes):
     ) -> None:
         """Close a lane's open episode: compute returns, priorities and weights.
 
-        With lambda `mix_lambda` and gamma `discount_factor`, per reward dimension, for the last entry T and before:
+        With lambda `mix_lambda` and gamma `discount`, per reward dimension, for the last entry T and before:
 
             q_T = r_T + gamma * bootstrap_value
             q_t = r_t + gamma * (lambda * q_{t+1} + (1 - lambda) * v_{t+1})

@@ -117,7 +117,7 @@ class Parameters:
     """Most closed episodes a memory keeps; 0 is no limit."""
     reuse_cache: bool = False
     """Whether a server draws from its caches with replacement, or each sample once."""
-    discount_factor: tuple[float, ...] = (0.99,)
+    discount: tuple[float, ...] = (0.99,)
     """gamma per reward dimension (flattened in C order); one number counts for all. Each in [0, 1]."""
     reward_coeff: tuple[float, ...] = (1.0,)
     """Share of each reward dimension in the priority; one number counts for all. At least 0."""
@@ -173,7 +173,7 @@ class Parameters:
         put(self, "rollout_length", whole("rollout_length", self.rollout_length, 0, (1 << 31) - 1))
         put(self, "max_episode", whole("max_episode", self.max_episode, 0, (1 << 62)))
         put(self, "reuse_cache", _truth("reuse_cache", self.reuse_cache))
-        put(self, "discount_factor", _reals("discount_factor", self.discount_factor, high=1.0))
+        put(self, "discount", _reals("discount", self.discount, high=1.0))
         put(self, "reward_coeff", _reals("reward_coeff", self.reward_coeff))
         put(self, "start", _one_of("start", self.start, STARTS))
         put(self, "prev", _columns("prev", self.prev))
@@ -256,7 +256,7 @@ class Parameters:
             ParameterError: names the parameter, its value and what the schema allows.
         """
         size = reward_size(schema)
-        for name in ("discount_factor", "reward_coeff"):
+        for name in ("discount", "reward_coeff"):
             value = getattr(self, name)
             if len(value) not in (1, size):
                 allowed = "1 number" if size == 1 else f"1 or {size} numbers, as the reward has {size} dimensions"
@@ -279,9 +279,7 @@ class Parameters:
         """
         size = reward_size(schema)
         fields = {name: getattr(self, name) for name in _MAKING}
-        fields["discount_factor"] = (
-            self.discount_factor if len(self.discount_factor) > 1 else self.discount_factor * size
-        )
+        fields["discount"] = self.discount if len(self.discount) > 1 else self.discount * size
         fields["prev"] = tuple(name for name in schema.names if self.prev is None or name in self.prev)
         if self.sequence_length:
             fields |= {name: getattr(self, name) for name in _MAKING_SEQUENCES}
@@ -342,7 +340,7 @@ NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
 """What the fields are called."""
 
 _MAKING = (
-    "discount_factor",
+    "discount",
     "frame_stack",
     "multi_step",
     "prioritization",
@@ -438,6 +436,8 @@ class StrictAttributes(_core.Guarded):
     """How parameters of sampling are changed, where `configure` is not the way: a sentence."""
     _COPY: ClassVar[str] = ""
     """What to do in place of copying or pickling one, where that is not possible: a sentence."""
+    _OWN_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Parameters that it calls otherwise: the name here, and its own."""
     _is_guarded = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -479,7 +479,8 @@ def _ways(kind: type[StrictAttributes]) -> dict[str, str]:
     made = {name: f"It is given when one is made: {kind.__name__}({name}=...)." for name in _named(kind)}
     has_configure = hasattr(kind, "configure")
     usual = "Write configure(NAME=...)." if has_configure else kind._PARAMETERS
-    ways = made | ({name: usual.replace("NAME", name) for name in _named(Parameters)} if usual else {})
+    names = [kind._OWN_NAMES.get(name, name) for name in _named(Parameters)] if usual else []
+    ways = made | {name: usual.replace("NAME", name) for name in names}
     for call in ("configure", "configure_limits"):
         found = _named(getattr(kind, call)) if hasattr(kind, call) else []
         ways |= {name: f"Write {call}({name}=...)." for name in found if name not in ("self", "timeout")}

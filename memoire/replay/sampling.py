@@ -54,7 +54,7 @@ def changes_of(sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
     """
     changes = fields_of(sampler)
     if discount is not None:
-        changes["discount_factor"] = discount
+        changes["discount"] = discount
     return changes | {name: value for name, value in fields.items() if value is not None or name not in _SHORT}
 
 
@@ -68,8 +68,7 @@ def chosen(
     """
     if not isinstance(parameters, Parameters | None):
         raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
-    with renamed(discount_factor="discount"):
-        return (parameters or USUAL).replace(**changes_of(sampler, discount, fields))
+    return (parameters or USUAL).replace(**changes_of(sampler, discount, fields))
 
 
 @checked_fields

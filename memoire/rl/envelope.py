@@ -45,7 +45,7 @@ def samples_table(capacity: int = CAPACITY, least: int = 1) -> Table:
     Args:
         least: Samples that a trainer should wait for before it takes some: it reads that off `cache_size`.
     """
-    return Table(SCHEMA, storage="rollouts", capacity=capacity, full="oldest", cache_size=whole("least", least, 1))
+    return Table(SCHEMA, storage="rollouts", capacity=capacity, on_full="oldest", cache_size=whole("least", least, 1))
 
 
 class Sample(NamedTuple):

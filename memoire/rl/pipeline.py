@@ -162,8 +162,7 @@ class ReplayTable:
     def discount(self) -> Any:
         """The discount that was given: a number, or one per reward dimension; None if none was."""
         parameters = self.fields.get("parameters")
-        told = [self.fields.get(name) for name in ("discount", "discount_factor")]
-        told += [None if parameters is None else parameters.discount_factor]
+        told = [self.fields.get("discount"), None if parameters is None else parameters.discount]
         found = next((each for each in told if each is not None), None)
         return found[0] if isinstance(found, tuple) and len(found) == 1 else found
 

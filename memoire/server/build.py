@@ -61,7 +61,7 @@ class ServerOptions:
     frame_stack: int | None
     start: Start | None
     storage: Storage | None
-    full: Full | None
+    on_full: Full | None
     capacity: int
     cache_limit: int
     client_capacity: int
@@ -136,7 +136,7 @@ class ServerOptions:
             "frame_stack": self.frame_stack,
             "start": self.start,
             "storage": self.storage,
-            "full": self.full,
+            "on_full": self.on_full,
             "capacity": self.capacity or None,
             "cache_limit": self.cache_limit or None,
             "client_capacity": self.client_capacity or None,

@@ -65,7 +65,7 @@ class Server(Node):
             `client_capacity`, and `fields`, are its settings.
         tables: Several tables in its place, by name. Whoever names none gets the first.
         sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
-        storage, full, capacity, cache_limit, client_capacity: See `Table`.
+        storage, on_full, capacity, cache_limit, client_capacity: See `Table`.
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
@@ -121,7 +121,7 @@ class Server(Node):
         frame_stack: int | None = None,
         start: Start | None = None,
         storage: Storage | None = None,
-        full: Full | None = None,
+        on_full: Full | None = None,
         capacity: int = 0,
         cache_limit: int = 0,
         client_capacity: int = 0,
@@ -152,7 +152,7 @@ class Server(Node):
         options = ServerOptions(
             endpoint=endpoint, schema=schema, tables=tables, sampler=sampler, parameters=parameters,
             multi_step=multi_step, discount=discount, frame_stack=frame_stack, start=start, storage=storage,
-            full=full, capacity=capacity, cache_limit=cache_limit, client_capacity=client_capacity,
+            on_full=on_full, capacity=capacity, cache_limit=cache_limit, client_capacity=client_capacity,
             byte_limit=byte_limit, run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, name=name,
             seed=seed, state_dir=state_dir, snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
             discard_mismatched=discard_mismatched,

@@ -70,7 +70,7 @@ class TableSettings(Protocol):
         """Entries that each client's memory has room for."""
 
     @property
-    def full(self) -> str:
+    def on_full(self) -> str:
         """What happens where it is full."""
 
     @property
@@ -173,7 +173,7 @@ class Kind:
         """Refuse settings that this kind has no use for, or that do not fit. Raises ParameterError.
 
         Args:
-            is_full_said: Whether `full` was given.
+            is_full_said: Whether `on_full` was given.
         """
         if settings.cache_limit:
             expected = f"0 where {self.name} are stored: capacity says how many entries"
@@ -182,7 +182,7 @@ class Kind:
 
     def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
         """Refuse what only rollouts have."""
-        said = {"full": is_full_said and settings.full, "rollout_length": settings.parameters.rollout_length}
+        said = {"on_full": is_full_said and settings.on_full, "rollout_length": settings.parameters.rollout_length}
         for name, value in said.items():
             if value:
                 raise ParameterError(name, value, f"nothing with storage={self.name!r}: it is for storage='rollouts'")
@@ -307,10 +307,10 @@ class RolloutsKind(Kind):
         from .rollouts.queue import RoomLimiter
 
         assert isinstance(pool, HasRoom)
-        return RoomLimiter(settings.parameters, pool.capacity if settings.full == "wait" else 0)
+        return RoomLimiter(settings.parameters, pool.capacity if settings.on_full == "wait" else 0)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {"capacity": settings.capacity, "is_bounded": settings.full == "oldest"}
+        return {"capacity": settings.capacity, "is_bounded": settings.on_full == "oldest"}
 
 
 class PromptsKind(Kind):
@@ -369,7 +369,7 @@ class PromptsKind(Kind):
         return super().make_pool(settings, place)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        is_bounded = settings.full == "oldest"
+        is_bounded = settings.on_full == "oldest"
         return {"capacity": settings.capacity, "is_bounded": is_bounded, "settings": settings.prompts}
 
 

@@ -64,12 +64,11 @@ class Table:
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
             "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`).
-        length: Entries of a rollout, at which actors cut: `Parameters.rollout_length`. None leaves the parameter.
         capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
             entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
             limit them.
-        full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest": the
-            oldest leave, and nobody waits. None is "wait". Of prompts, the oldest groups that are ready leave.
+        on_full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest":
+            the oldest leave, and nobody waits. None is "wait". Of prompts, the oldest groups that are ready leave.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
@@ -87,7 +86,7 @@ class Table:
     cache_limit: int
     byte_limit: int | None
     client_capacity: int
-    full: Full
+    on_full: Full
     prompts: PromptSettings | None
 
     @checked_names(TABLE_NAMES)
@@ -106,8 +105,7 @@ class Table:
         cache_limit: int = 0,
         byte_limit: int | None = None,
         client_capacity: int = 0,
-        length: int | None = None,
-        full: Full | None = None,
+        on_full: Full | None = None,
         **fields: Any,
     ) -> None:
         put = object.__setattr__
@@ -115,8 +113,6 @@ class Table:
         put(self, "schema", kind.schema_from(schema))
         prompts = {name: fields.pop(name) for name in PROMPT_NAMES if name in fields}
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
-        if length is not None:
-            fields["rollout_length"] = whole("length", length, 0)
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
         put(self, "storage", storage)
@@ -124,11 +120,11 @@ class Table:
         put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
         put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
         put(self, "client_capacity", whole("client_capacity", client_capacity, 0))
-        if full not in (*FULL, None):
-            raise ParameterError("full", full, one_of(full, FULL))
-        put(self, "full", full or "wait")
+        if on_full not in (*FULL, None):
+            raise ParameterError("on_full", on_full, one_of(on_full, FULL))
+        put(self, "on_full", on_full or "wait")
         put(self, "prompts", kind.own_settings(prompts))
-        kind.check(self, is_full_said=full is not None)
+        kind.check(self, is_full_said=on_full is not None)
 
     @property
     def kind(self) -> Kind:

@@ -13,7 +13,7 @@ from pageskit import browser, open_page, watch, window
 __all__ = ["browser"]
 
 SCHEMA = memoire.Schema({"obs": np.int64, "reward": np.float32})
-TABLE = memoire.Table(SCHEMA, storage="rollouts", capacity=80, full="oldest", max_model_lag=0)
+TABLE = memoire.Table(SCHEMA, storage="rollouts", capacity=80, on_full="oldest", max_model_lag=0)
 
 
 @pytest.fixture(scope="module")

@@ -157,10 +157,10 @@ def test_every_role_reads_its_settings(values, tmp_path):
             if given.tables:
                 read_tables(given.tables)
             else:
-                room = {"storage": given.storage, "full": given.full, "capacity": given.capacity}
+                room = {"storage": given.storage, "on_full": given.on_full, "capacity": given.capacity}
                 schema = schema_of(given.schema, given.env, given.storage)
                 table = memoire.Table(schema, **read_table(given.set), **room)
-                assert (table.storage, table.full) == (given.storage, given.full or "wait")
+                assert (table.storage, table.on_full) == (given.storage, given.on_full or "wait")
     assert roles == json.loads(written).keys() & set(settings.COMMANDS)  # no section is for nobody
 
 
@@ -310,7 +310,7 @@ def test_an_open_cluster_is_not_shown_to_the_outside():
             [*INSECURE, 'proxy.autoscaling={"enabled":true,"metrics":[{"type":"Pods"}],"keda":{"enabled":true}}'],
             "write them as proxy.autoscaling.keda.triggers",
         ),
-        ([*INSECURE, "server.env=CartPole-v1", "server.full=oldest"], "server.storage=rollouts"),
+        ([*INSECURE, "server.env=CartPole-v1", "server.onFull=oldest"], "server.storage=rollouts"),
         ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
         ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
         ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),

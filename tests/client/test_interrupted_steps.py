@@ -60,7 +60,7 @@ class Case:
     num_envs: int | None = None
     granted: int = 1 << 40
     credit: int = 1 << 20
-    when_full: Any = "skip"
+    on_full: Any = "skip"
     longest: int | None = None
 
 
@@ -79,7 +79,7 @@ class Actor:
         assert welcomed is not None
         self.session.enter(welcomed, 0.0)
         self.waiting = ClientLock(1.0)
-        rest: Any = {"when_full": case.when_full, "block_timeout": 0.001, "clock": lambda: 1.0}
+        rest: Any = {"on_full": case.on_full, "block_timeout": 0.001, "clock": lambda: 1.0}
         self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
         more: Any = {"check_open": lambda: None}
         self.local = LocalMemory(self.session, self.pusher, capacity=40, live=True, seed=1, **more)
@@ -133,16 +133,16 @@ CASES = {
     "caches, a step that pushes": Case("caches", one(4), (*EPISODE, one(2), one(3)), (one(5), one(6))),
     "caches, an end": Case("caches", one(2, True), EPISODE, (one(5),)),
     "caches, vector": Case("caches", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
-    "caches, held back": Case("caches", one(2), EPISODE, (one(3),), granted=2, when_full="block"),
+    "caches, held back": Case("caches", one(2), EPISODE, (one(3),), granted=2, on_full="block"),
     "caches, window full": Case("caches", one(6), (*EPISODE, *map(one, range(2, 6))), (one(7),), credit=1),
     "episodes, a step": Case("episodes", one(2), EPISODE, (one(3),)),
     "episodes, an end": Case("episodes", one(2, True), EPISODE, (one(5), one(6, True))),
     "episodes, truncated": Case("episodes", one(2, truncated=True), EPISODE, (one(5),)),
     "episodes, vector": Case("episodes", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
     "episodes, that cuts": Case("episodes", one(3, True), (*EPISODE, one(2)), (one(6),), longest=3),
-    "episodes, held back": Case("episodes", one(2, True), EPISODE, (one(5),), granted=0, when_full="block"),
+    "episodes, held back": Case("episodes", one(2, True), EPISODE, (one(5),), granted=0, on_full="block"),
     "episodes, window full": Case(
-        "episodes", one(7, True), (*EPISODE, one(2, True), one(6)), (one(9),), credit=1, when_full="block"
+        "episodes", one(7, True), (*EPISODE, one(2, True), one(6)), (one(9),), credit=1, on_full="block"
     ),
     "episodes, reset": Case("episodes", reset(VECTOR[7]), (many(0), many(1)), (many(7),), 3),
     "episodes, cut": Case("episodes", lambda writer: writer.cut(), EPISODE, (one(2, True),)),

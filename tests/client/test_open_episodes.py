@@ -90,7 +90,7 @@ def test_what_a_memory_that_is_replaced_holds_is_stored(cluster):
 def test_an_episode_that_waits_for_room_leaves_when_its_client_is_closed(cluster):
     server = cluster.server(storage="episodes", limits=Limits(credit=1))
     way = cluster.way(server, drop=0.0, double=0.0)
-    client = cluster.client(way.endpoint, limits=QUICK, when_full="block")
+    client = cluster.client(way.endpoint, limits=QUICK, on_full="block")
     client.configure_limits(block_timeout=DEADLINE)
     writer = client.writer()
     way.drop = 1.0

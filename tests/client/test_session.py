@@ -529,8 +529,8 @@ def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_fi
     hello = session.hello("host", 1)
     assert hello is not None
     settings = Parameters().to_wire()
-    renamed = {"discount" if name == "discount_factor" else name: value for name, value in settings.items()}
-    with pytest.raises(UnknownName, match="takes no 'discount'"):
+    renamed = {"discount_factor" if name == "discount" else name: value for name, value in settings.items()}
+    with pytest.raises(UnknownName, match="takes no 'discount_factor'"):
         session.welcomed(home.welcome(parameters=renamed), 0.0)
     encoded = msgspec.to_builtins(home.welcome().body) | {"of_a_later_version": 1}
     told = msgspec.convert(encoded, messages.Welcome)

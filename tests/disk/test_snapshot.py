@@ -458,7 +458,7 @@ def test_an_episode_that_cannot_be_is_refused():
 # ---------------------------------------------------------------------------------------------------- what fits not
 
 MAKING = {
-    "discount_factor": 0.5, "multi_step": 3, "frame_stack": 2, "priority_exponent": 0.9, "priority_epsilon": 0.5,
+    "discount": 0.5, "multi_step": 3, "frame_stack": 2, "priority_exponent": 0.9, "priority_epsilon": 0.5,
     "prioritization": "rank", "prev": ("obs",), "next": (), "sequence_length": 4, "sequence_overlap": 1, "burn_in": 1,
     "sequence_first": ("action",), "sequence_max_share": 0.5, "start": "zero", "reward_coeff": 2.0, "mix_lambda": 0.5,
 }  # fmt: skip
@@ -536,7 +536,7 @@ def test_parameters_of_drawing_are_taken_while_caches_are_held(tmp_path, field):
     assert pool.configure(told) == 0 and pool.stats().caches == 1
 
 
-@pytest.mark.parametrize("field", ["discount_factor", "reward_coeff", "mix_lambda"])
+@pytest.mark.parametrize("field", ["discount", "reward_coeff", "mix_lambda"])
 def test_priorities_of_restored_episodes_follow_from_what_the_server_is_told(tmp_path, field):
     """But for those that a learner reported."""
     pool, told = EpisodePool(VALUED, PLAIN, capacity=100), PLAIN.replace(**{field: MAKING[field]})
@@ -570,7 +570,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     with pytest.raises(SnapshotMismatch, match="keeps episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
-    renamed["discount"] = renamed.pop("discount_factor")
+    renamed["discount"] = renamed.pop("discount")
     about = snapshot.about([table(pool)], server="home", run="ant")
     about.tables[0].parameters.clear()
     about.tables[0].parameters.update(renamed)

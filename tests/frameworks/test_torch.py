@@ -332,7 +332,7 @@ class TestStableBaselines:
 
         env = gymnasium.make("CartPole-v1")
         server = Server("tcp://127.0.0.1:0", schema_of(env), sampler=Prioritized(0.6, beta=0.4))
-        client = connect(server.endpoint, seed=1, when_full="block")
+        client = connect(server.endpoint, seed=1, on_full="block")
         with server, client:
             server.configure(cache_size=32, samples_per_insert=8.0)
             client.sync()
@@ -381,7 +381,7 @@ class TestStableBaselines:
         changed = [key for key, tensor in model.policy.state_dict().items() if not torch.equal(tensor, before[key])]
         assert len(changed) >= len(before) // 2
         buffer = model.replay_buffer
-        assert buffer.memory.parameters.discount_factor == (0.9,), "it is the algorithm's"
+        assert buffer.memory.parameters.discount == (0.9,), "it is the algorithm's"
         assert len(buffer.memory) == 284 and len(np.unique(buffer.memory.memory.contents()["weights"])) > 50
         self.is_saved_and_loaded(model, tmp_path / "replay.pkl")
 
@@ -721,7 +721,7 @@ class TestStableBaselines:
     def test_gamma_and_n_steps_of_the_algorithm_and_of_its_replay_are_equal_or_refused(self, way, tmp_path):
         model = self.model_told(way, 0.9, 3, tmp_path)
         replay = getattr(model, "replay_buffer", model)
-        assert (replay.parameters.discount_factor, replay.parameters.multi_step) == ((0.9,), 3)
+        assert (replay.parameters.discount, replay.parameters.multi_step) == ((0.9,), 3)
         if way == "load":  # nothing was told of n_steps: it follows the algorithm
             model = self.model_told(way, 0.9, 2, tmp_path)
             assert model.replay_buffer.parameters.multi_step == 3
@@ -731,7 +731,7 @@ class TestStableBaselines:
                     self.model_told(way, gamma, n_steps, tmp_path)
 
     OF_BOTH = {  # name: a value other than the algorithm's own
-        "action_space": None, "buffer_size": 5, "device": "meta", "discount": 0.5, "discount_factor": 0.5,
+        "action_space": None, "buffer_size": 5, "device": "meta", "discount": 0.5,
         "gamma": 0.5, "multi_step": 2, "n_envs": 2, "n_steps": 2, "observation_space": None,
         "optimize_memory_usage": True,
     }  # fmt: skip
@@ -764,7 +764,7 @@ class TestStableBaselines:
             with pytest.raises((ParameterError, TypeError), match=name.removesuffix("_factor")):
                 memoire.sb3.DQN("MlpPolicy", env, **told, replay_buffer_kwargs={name: value})
         source = Buffer(memoire.sb3.schema_of(env), 100)
-        kept = {"multi_step", "discount_factor"}  # compared, as the test of each way shows
+        kept = {"multi_step", "discount"}  # compared, as the test of each way shows
         for name in (NAMES | {"seed", "sampler"}) - kept:
             with pytest.raises(ParameterError, match=f"{name} must be left out with `source`"):
                 replay = {"writer": object(), "source": source, name: 1}

@@ -65,9 +65,9 @@ def names_of(made: Any) -> set[str]:
 # -------------------------------------------------------------------------------------------------- table and trainer
 
 OF_BOTH: dict[Any, dict[str, str]] = {  # by their names here, those of the table
-    SAC: {"gamma": "discount_factor"},
-    PPO: {"gamma": "discount_factor"},
-    RecurrentPPO: {"gamma": "discount_factor"},
+    SAC: {"gamma": "discount"},
+    PPO: {"gamma": "discount"},
+    RecurrentPPO: {"gamma": "discount"},
     Trainer: {"topic": "model_topic"},
     Training: {
         "start_training": "min_size",
@@ -75,9 +75,9 @@ OF_BOTH: dict[Any, dict[str, str]] = {  # by their names here, those of the tabl
         "batch_size": "samples_per_insert",
     },
     OnPolicyLearner: {
-        "discount": "discount_factor",
+        "discount": "discount",
         "max_lag": "max_model_lag",
-        "length": "rollout_length",
+        "rollout_length": "rollout_length",
         "steps": "capacity",
     },
 }
@@ -105,7 +105,7 @@ OF_THE_TRAINER: dict[Any, set[str]] = {
     },
 }  # fmt: skip
 OF_THE_TRAINER[RecurrentPPO] = OF_THE_TRAINER[PPO]
-ELSEWHERE = {"discount", "discount_factor", "parameters", "schema"}
+ELSEWHERE = {"discount", "parameters", "schema"}
 """Names of a table for what the above has under another name, or takes from the table as it is."""
 
 
@@ -146,7 +146,7 @@ class Plain(TrainingAgent):
         return {"value": np.zeros(1, np.float32)}
 
 
-@pytest.mark.parametrize("name", ["gamma", "discount", "discount_factor"])
+@pytest.mark.parametrize("name", ["gamma", "discount"])
 def test_a_trainer_takes_the_discount_of_its_table_and_refuses_another_one(name: str) -> None:
     with served() as server:
         for agent in (Plain(**{name: 0.8}), Plain(**{name: [0.8]}), *[SAC(OBS, ACT, gamma=0.8)] * (name == "gamma")):
@@ -166,7 +166,7 @@ def test_a_trainer_hears_that_its_table_is_configured() -> None:
             for trainer in (follows, told):
                 trainer.experience.batch()
             server.configure(discount=0.5)
-            assert until(lambda: all(each.reader.parameters.discount_factor == (0.5,) for each in (follows, told)))
+            assert until(lambda: all(each.reader.parameters.discount == (0.5,) for each in (follows, told)))
             follows.experience.batch()
             assert follows.agent.gamma == 0.5
             with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has"):
@@ -197,7 +197,7 @@ def test_ppo_takes_the_discount_of_the_table_and_refuses_another_one(correction:
 
 def test_a_learner_makes_its_table_as_it_was_told_and_keeps_no_algorithm_of_another_discount() -> None:
     net = ActorCritic.mlp(SPACES, (8,))
-    options: dict[str, Any] = {"discount": 0.5, "max_lag": 3, "length": 16, "steps": 64}
+    options: dict[str, Any] = {"discount": 0.5, "max_lag": 3, "rollout_length": 16, "steps": 64}
     with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, correction="none", **options) as learner:
         table = learner.server.table("rollouts")
         for name, of_table in OF_BOTH[OnPolicyLearner].items():
@@ -218,7 +218,7 @@ def with_default(observation_space: Any, action_space: Any, device: Any, gamma: 
 
 DISCOUNTS = [  # the agent, what the table is told, and the discount of both
     (partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8),
-    (SAC, {"discount_factor": 0.8}, 0.8), (SAC, {}, 0.99), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
+    (SAC, {"discount": 0.8}, 0.8), (SAC, {}, 0.99), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
     (lambda **spaces: Plain(gamma=None), {"discount": 0.8}, 0.8),
 ]  # fmt: skip
 
@@ -226,14 +226,14 @@ DISCOUNTS = [  # the agent, what the table is told, and the discount of both
 @pytest.mark.parametrize(("agent", "table", "discount"), DISCOUNTS)
 def test_a_pipeline_has_one_discount(agent: Any, table: dict[str, Any], discount: float) -> None:
     run = pipeline(agent, replay(100, **table))
-    assert run.make_table().parameters.discount_factor == (discount,)
+    assert run.make_table().parameters.discount == (discount,)
     made = run.make_agent()
     with Server("tcp://127.0.0.1:*", tables={"replay": run.make_table()}) as server, Trainer(made, server.endpoint):
         assert made.gamma == discount
 
 
 def test_a_pipeline_of_two_discounts_is_refused() -> None:
-    for table in ({"discount": 0.5}, {"discount_factor": (0.5,)}):
+    for table in ({"discount": 0.5}, {"discount": (0.5,)}):
         with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has, or left out, got 0\.9"):
             pipeline(partial(SAC, gamma=0.9), replay(100, **table))
 
@@ -437,7 +437,7 @@ TOLD: dict[Any, dict[str, Any]] = {  # another value than the default: it stays,
         "longest_wait": 7.0, "profiling": True,
     },
     OnPolicyLearner: {
-        "steps": 128, "length": 8, "max_lag": 1, "correction": "vtrace", "policy": "remote", "checkpoint_every": 3,
+        "steps": 128, "rollout_length": 8, "max_lag": 1, "correction": "vtrace", "policy": "remote", "checkpoint_every": 3,
         "discount": 0.5,
     },
     StartStates: {"keep": 7, "temperature": 7.0, "action": ["jump"]},
@@ -513,7 +513,7 @@ class Run:
 
     def onpolicylearner(self, told: dict[str, Any], change: Any) -> None:
         net = ActorCritic(2, 1, is_continuous=True, hidden=(8,))
-        options = {"net": net, "steps": 64, "length": 16, "world": World(), "checkpoint": self.folder} | told
+        options = {"net": net, "steps": 64, "rollout_length": 16, "world": World(), "checkpoint": self.folder} | told
         options |= {"correction": "none"} if told.get("max_lag") else {}
         with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, **options) as learner:
             self.owner = SimpleNamespace(**learner.settings)

@@ -24,7 +24,7 @@ def seeds() -> list[bytes]:
     schema = json.loads(SCHEMA.to_json())
     parameters = {
         "priority_exponent": 0.7,
-        "discount_factor": [0.9],
+        "discount": [0.9],
         "prev": ["obs"],
         "model_topic": None,
         "min_size": 5,

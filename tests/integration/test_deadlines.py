@@ -434,7 +434,7 @@ def test_a_close_waits_no_longer_than_it_may_for_another_close(alone):
 
 def test_a_writer_that_may_wait_waits_for_block_timeout(alone):
     client = alone.client
-    client.configure_limits(when_full="block", block_timeout=TIMEOUT)
+    client.configure_limits(on_full="block", block_timeout=TIMEOUT)
     writer = client.writer(num_envs=1, autoreset="disabled")
     obs, none = np.zeros((1, 4), np.float32), np.zeros(1, bool)
     skipped = client.stats().skipped_caches
@@ -444,7 +444,7 @@ def test_a_writer_that_may_wait_waits_for_block_timeout(alone):
     took = time.monotonic() - began
     assert TIMEOUT <= took < TIMEOUT + LATE
     stats = client.stats()
-    assert stats.when_full == "block" and stats.not_pushed == {"window full": 1}
+    assert stats.on_full == "block" and stats.not_pushed == {"window full": 1}
     # it waits for what is left of its time, which the building of the cache has begun to use up
     assert TIMEOUT / 2 < stats.waited <= took
 

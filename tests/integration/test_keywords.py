@@ -2,12 +2,13 @@
 are both told is equal, or refused."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
 
 import memoire
-from memoire import errors
+from memoire import arguments, errors
 from memoire.replay.writers import WriterRegistry
 from memoire.tables.table import TABLE_NAMES
 
@@ -15,11 +16,11 @@ FACES = (memoire.Buffer, memoire.Server, memoire.Table)
 OF_ONE = {
     memoire.Buffer: {"ragged_limit"},
     memoire.Server: {
-        "endpoint", "full", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
+        "endpoint", "on_full", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
         "pub_endpoint", "name", "state_dir", "snapshot_caches", "snapshot_every", "context", "limits", "clock", "keys",
         "tune_process", "inference", "discard_mismatched",
     },
-    memoire.Table: {"full", "length", "storage", "cache_limit", "client_capacity", "byte_limit"},
+    memoire.Table: {"on_full", "storage", "cache_limit", "client_capacity", "byte_limit"},
 }  # fmt: skip
 """What a face takes that a buffer, or a buffer alone, has nothing like."""
 
@@ -52,7 +53,7 @@ def test_all_fields_of_parameters_are_keywords_of_each_and_mean_the_same():
         }
         assert len(found) == 1
         chosen = found.pop()
-        assert (chosen.min_size, chosen.max_age, chosen.discount_factor, chosen.start) == (7, 5.0, (0.9,), "repeat")
+        assert (chosen.min_size, chosen.max_age, chosen.discount, chosen.start) == (7, 5.0, (0.9,), "repeat")
         changes = {"sampler": memoire.RankBased(0.5), "discount": 0.8, "max_times_sampled": 2}
         buffer = memoire.Buffer(schema, 100, **given)
         assert buffer.configure(**changes) == server.configure(**changes) == server.table("default").parameters
@@ -67,16 +68,28 @@ def test_all_fields_of_parameters_are_keywords_of_each_and_mean_the_same():
             face(parameters={"min_size": 3})
 
 
+@pytest.mark.parametrize("former", arguments.FORMER)
+def test_a_former_name_is_refused_and_the_error_says_the_name_that_it_has_now(former):
+    new, instead = arguments.FORMER[former]
+    faces = {memoire.Server: (None, {}), memoire.Table: ({},), memoire.Parameters: (), memoire.connect: ("tcp://h:1",)}
+    also = {memoire.Server: TABLE_NAMES, memoire.Table: TABLE_NAMES}
+    taking = [face for face in faces if new in {*inspect.signature(face).parameters, *also.get(face, ())}]
+    assert taking, "a former name of something that there is"
+    for face in taking:
+        with pytest.raises(errors.UnknownName, match=re.escape(instead) if instead else f"Did you mean '{new}'"):
+            face(*faces[face], **{former: 1})
+
+
 CLIENT_AND_TABLE = {"capacity": "client_capacity", "longest": "rollout_length"}
 """By their names at a client or its writer, what the table has of it: equal, or refused."""
-OF_EACH_PROCESS = {"seed", "name", "context", "limits", "clock", "keys", "state_dir"}
-"""What client and server each have for themselves under the same name."""
+OF_EACH_PROCESS = {"seed", "name", "context", "limits", "clock", "keys", "state_dir", "on_full"}
+"""What client and server each have for themselves under the same name: of a client, `on_full` is about bytes on their
+way, and of a table about entries held."""
 CLIENT_ALONE = {
-    "url", "request", "push", "subscribe", "table", "timeout", "input_uuid", "when_full", "live",
+    "url", "request", "push", "subscribe", "table", "timeout", "input_uuid", "live",
     "envs", "num_envs", "autoreset", "check", "overrides",
 }  # fmt: skip
-"""Of `when_full`, a table of rollouts has `full`: the one is about bytes on their way, the other about entries held.
-Number and mode of environments are compared with what the environments say."""
+"""Number and mode of environments are compared with what the environments say."""
 INSIDE = {"self", "options", "observer", "stamp", "made_by", "resume"}
 
 

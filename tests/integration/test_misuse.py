@@ -372,19 +372,19 @@ def test_a_client_takes_less_than_it_is_granted_while_it_runs(cluster):
     client.configure_limits(credit=1000)
     client.update(100.0)  # what the server grants does not undo it
     assert (client.stats().credit, client.stats().granted) == (1000, 1_000_000)
-    client.configure_limits(credit=0, when_full="block", block_timeout=0.5, log_timeout=0.1)
+    client.configure_limits(credit=0, on_full="block", block_timeout=0.5, log_timeout=0.1)
     stats = client.stats()
-    assert (stats.credit, stats.when_full) == (1_000_000, "block")
+    assert (stats.credit, stats.on_full) == (1_000_000, "block")
     for wrong in (
         {"credit": -1},
         {"credit": 1.5},
-        {"when_full": "drop"},
+        {"on_full": "drop"},
         {"block_timeout": float("nan")},
         {"log_timeout": float("nan")},
     ):
         with pytest.raises(ParameterError, match=next(iter(wrong))):
             client.configure_limits(**wrong)
-    assert client.stats().when_full == "block"
+    assert client.stats().on_full == "block"
 
 
 def test_stats_say_why_nothing_was_pushed(cluster):

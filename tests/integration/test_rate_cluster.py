@@ -39,7 +39,7 @@ def band(ratio=1.0, tolerance=64.0, **others):
 
 def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
     server = cluster.server(parameters=band(), limits=QUICK)
-    client = cluster.client(server, when_full="block", limits=QUICK)
+    client = cluster.client(server, on_full="block", limits=QUICK)
     stop, done = threading.Event(), [0]
     thread = acting(client, stop, done)
     try:
@@ -167,7 +167,7 @@ def test_a_batch_that_can_never_be_drawn_is_refused(cluster):
 
 def test_samples_that_are_lost_do_not_stop_a_cluster(cluster):
     server = cluster.server(parameters=band(tolerance=40.0), limits=QUICK)
-    client = cluster.client(server, when_full="block", limits=QUICK)
+    client = cluster.client(server, on_full="block", limits=QUICK)
     stop, done = threading.Event(), [0]
     thread = acting(client, stop, done)
     try:
@@ -202,9 +202,7 @@ def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
     parameters = band(ratio=1.0, tolerance=128.0)
     servers = [cluster.server(parameters=parameters, limits=QUICK, name=f"s{i}") for i in range(3)]
-    actors = [
-        cluster.client(server, when_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])
-    ]
+    actors = [cluster.client(server, on_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])]
     reader = cluster.reader(servers, limits=QUICK)
     stop = threading.Event()
     dones = [[0] for _ in actors]
@@ -233,7 +231,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
     server = cluster.server(
         tables={"default": Table(SCHEMA, storage="episodes", parameters=parameters)}, limits=QUICK, schema=None
     )
-    patient = cluster.client(server, when_full="block", limits=QUICK)
+    patient = cluster.client(server, on_full="block", limits=QUICK)
     stop, done = threading.Event(), [0]
     thread = acting(patient, stop, done)
     try:
@@ -261,7 +259,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
 
 def test_the_end_of_a_run_frees_an_actor_that_is_held_back_at_once(cluster):
     server = cluster.server(parameters=band(), limits=QUICK)
-    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=100.0))
+    client = cluster.client(server, on_full="block", limits=dataclasses.replace(QUICK, block_timeout=100.0))
     stop, done = threading.Event(), [0]
     thread = acting(client, stop, done)
     until(lambda: client.stats().held_back)
@@ -310,9 +308,9 @@ LITTLE = dataclasses.replace(QUICK, credit=4096)
 def free_actor(cluster):
     """A server, and an actor that steps as fast as it may beside a learner that draws."""
 
-    def make(when_full):
+    def make(on_full):
         server = cluster.server(parameters=Parameters(cache_size=8), limits=LITTLE)
-        client = cluster.client(server, when_full=when_full, limits=LITTLE)
+        client = cluster.client(server, on_full=on_full, limits=LITTLE)
         stop, done = threading.Event(), [0]
         threads.append((stop, acting(client, stop, done)))
         server.get_batch(8, timeout=100.0)
@@ -363,7 +361,7 @@ def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(c
     more = dataclasses.replace(QUICK, credit=1 << 16)  # so much that a few caches on the way bring no report
     server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
     rarely = dataclasses.replace(more, update_every=1000.0)
-    client = cluster.client(server, when_full="skip", limits=rarely)
+    client = cluster.client(server, on_full="skip", limits=rarely)
     writer = client.writer(check=False)
     for number in range(60):
         step(writer, number, number % 20 == 19)

@@ -110,12 +110,12 @@ def test_what_is_set_can_be_read_or_is_refused(objects):
         ("Buffer", "capacity", r"It is given when one is made: Buffer\(capacity=\.\.\.\)"),
         ("Buffer", "multistep", r"Did you mean multi_step\? Write configure"),
         ("Buffer", "zzz", "There is no such setting"),
-        ("Memory", "gamma", r"Write configure\(discount_factor=\.\.\.\)"),
+        ("Memory", "gamma", r"Write configure\(discount=\.\.\.\)"),
         ("Server", "multi_step", r"Write configure\(multi_step=\.\.\.\)"),
         ("Server", "credit", r"Write configure_limits\(credit=\.\.\.\)"),
         ("Server", "run_name", "There is no such setting|Did you mean"),
         ("Reader", "beta", r"Write configure\(importance_exponent=\.\.\.\)"),
-        ("Client", "when_full", r"Write configure_limits\(when_full=\.\.\.\)"),
+        ("Client", "on_full", r"Write configure_limits\(on_full=\.\.\.\)"),
         ("Client", "multi_step", "Parameters are the server's: write"),
         ("Client", "seed", r"It is given when one is made: Client\(seed=\.\.\.\)"),
         ("a table", "max_age", r"Write configure\(max_age=\.\.\.\)"),
@@ -132,7 +132,7 @@ def test_whoever_sets_it_is_told_what_to_write(objects, called, name, said):
 
 @pytest.mark.parametrize("called", ["Buffer", "Memory", "Server", "a table"])
 def test_what_they_are_told_works(objects, called):
-    for name in ("multi_step", "discount_factor", "priority_exponent", "importance_exponent", "mix_lambda"):
+    for name in ("multi_step", "discount", "priority_exponent", "importance_exponent", "mix_lambda"):
         objects[called].configure(**{name: 1})
 
 

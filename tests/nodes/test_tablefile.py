@@ -40,14 +40,14 @@ def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> No
                     "schema": "demo.json",
                     "byte_limit": 12345,
                     "cache_limit": 7,
-                    "parameters": {"priority_exponent": 1, "discount_factor": 0.5, "prev": None},
+                    "parameters": {"priority_exponent": 1, "discount": 0.5, "prev": None},
                 },
                 "rollouts": {
                     "schema": "demo.json",
                     "storage": "rollouts",
-                    "length": 128,
+                    "rollout_length": 128,
                     "capacity": 4096,
-                    "full": "oldest",
+                    "on_full": "oldest",
                     "max_model_lag": 4,
                 },
                 "math": {
@@ -66,8 +66,8 @@ def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> No
     assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, client_capacity=500)
     assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].cache_limit) == (12345, 7)
     parameters = tables["demo"].parameters
-    assert (parameters.priority_exponent, parameters.discount_factor, parameters.prev) == (1.0, (0.5,), None)
-    made = {"storage": "rollouts", "length": 128, "capacity": 4096, "full": "oldest", "max_model_lag": 4}
+    assert (parameters.priority_exponent, parameters.discount, parameters.prev) == (1.0, (0.5,), None)
+    made = {"storage": "rollouts", "rollout_length": 128, "capacity": 4096, "on_full": "oldest", "max_model_lag": 4}
     assert tables["rollouts"] == Table(SCHEMA, **made)
     columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
     assert tables["math"] == Table(columns, storage="prompts", max_model_lag=2, **PROMPTS)
@@ -100,7 +100,7 @@ PLAIN = {"schema": json.loads(SCHEMA.to_json())}
         ({"demo": {"schema": 7}}, "demo must be"),
         ({"demo": {"schema": {"columns": 7}}}, "not the JSON form of a schema"),
         ({"demo": {**PLAIN, "storage": "tapes"}}, "'caches', 'episodes'"),
-        ({"demo": {**PLAIN, "full": "oldest"}}, "demo must be .*storage='rollouts'"),
+        ({"demo": {**PLAIN, "on_full": "oldest"}}, "demo must be .*storage='rollouts'"),
     ],
 )
 def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, words: str) -> None:

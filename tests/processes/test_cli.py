@@ -145,8 +145,8 @@ def test_a_server_without_gymnasium_is_told_what_to_write_instead(
 
 
 def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None:
-    given = roles.read_parameters(["multi_step=3", "discount_factor=0.9", "reward_coeff=[1,2]", "start=repeat"])
-    assert (given.multi_step, given.discount_factor, given.reward_coeff, given.start) == (
+    given = roles.read_parameters(["multi_step=3", "discount=0.9", "reward_coeff=[1,2]", "start=repeat"])
+    assert (given.multi_step, given.discount, given.reward_coeff, given.start) == (
         3,
         (0.9,),
         (1.0, 2.0),
@@ -248,7 +248,7 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
 
 
 def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
-    what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--full", "oldest")
+    what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--on-full", "oldest")
     what = (*what, "--inference", "tcp://node.example.com:5570", "--set", "rollout_length=3")
     with running("server", "--endpoint", "tcp://127.0.0.1:0", *what) as server:
         with memoire.connect(address(server)) as client, client.writer() as writer:
@@ -259,7 +259,7 @@ def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
             assert (client.storage, client.parameters.rollout_length) == ("rollouts", 3)
             assert client.inference == ("tcp://node.example.com:5570",)
             told = client.stats()
-            assert (told.pushed_caches, told.passed_steps, told.held_back) == (4, 0, ""), "nobody waits: full=oldest"
+            assert (told.pushed_caches, told.passed_steps, told.held_back) == (4, 0, ""), "nobody waits: on_full=oldest"
         server.terminate()
         assert server.wait(100.0) == 0
 

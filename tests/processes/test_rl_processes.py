@@ -69,7 +69,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() -> None:
     collection = read_collection(COLLECTION)
-    table = memoire.Table(collection.schema(), storage="rollouts", capacity=256, length=32, max_model_lag=0)
+    table = memoire.Table(collection.schema(), storage="rollouts", capacity=256, rollout_length=32, max_model_lag=0)
     net = NumpyActorCritic(4, 2)
     with memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": table}) as server:
         with running("infer", server.endpoint, str(COLLECTION), "--endpoint", "tcp://127.0.0.1:0") as node:

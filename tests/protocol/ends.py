@@ -260,7 +260,7 @@ class ClientEnd:
         self.waiting = ClientLock(1.0)
         self.io = Offline(self.session, self.waiting, numbers)
         self.pusher = CachePusher(
-            self.session, self.waiting, numbers, when_full="skip", block_timeout=0.0, clock=lambda: 0.0
+            self.session, self.waiting, numbers, on_full="skip", block_timeout=0.0, clock=lambda: 0.0
         )
         self.waiting.wake = Nothing().sums  # type: ignore[assignment]
         self.pushed: dict[tuple[int, int, int], int] = {}

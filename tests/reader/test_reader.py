@@ -83,7 +83,7 @@ def test_servers_with_different_discounts_are_not_mixed_into_a_batch(cluster):
     for client in clients_of_each(cluster, proxy, NAMES[:2]):
         fill(client)
     reader = cluster.reader([proxy])
-    with pytest.raises(ParameterError, match=r"discount_factor must be \[0\.\d+\], as other servers of this table"):
+    with pytest.raises(ParameterError, match=r"discount must be \[0\.\d+\], as other servers of this table"):
         reader.get_batch(64, 2.0)
     assert reader.stats().batches == 0
 
@@ -320,7 +320,7 @@ def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     client = cluster.client(servers[0])
     fill(client)
     reader = cluster.reader(servers)
-    reader.configure(frame_stack=2, discount_factor=(0.5,), discard_mismatched=True)
+    reader.configure(frame_stack=2, discount=(0.5,), discard_mismatched=True)
     assert [server.parameters.frame_stack for server in servers] == [2, 2]
     client.update(100.0)
     assert client.parameters.frame_stack == 2

@@ -92,8 +92,8 @@ TAKEN = messages.Taken()
 def test_parameters_go_to_every_server_as_they_travel_whichever_run_it_counts():
     thread, admin = cluster(a=TAKEN, b=TAKEN)
     thread.directory.servers["b"].is_away, thread.directory.addresses[0].hello.due = True, 200.0
-    admin.configure(4.0, {"discount_factor": (0.5, 0.9), "prev": np.array([1, 2]), "multi_step": 2})
-    plain = messages.Control(parameters={"discount_factor": [0.5, 0.9], "prev": [1, 2], "multi_step": 2})
+    admin.configure(4.0, {"discount": (0.5, 0.9), "prev": np.array([1, 2]), "multi_step": 2})
+    plain = messages.Control(parameters={"discount": [0.5, 0.9], "prev": [1, 2], "multi_step": 2})
     assert thread.sent == [("a", plain, 104.0, 0), ("b", plain, 104.0, 0)]
     assert thread.directory.next_time() == 0.0  # HELLO sees what came of it
 

@@ -67,7 +67,7 @@ OTHERS = {
     "prioritization": "rank", "stratified": True, "priority_epsilon": 0.1, "mix_lambda": 0.5, "frame_stack": 2,
     "multi_step": 2, "sequence_length": 4, "sequence_overlap": 1, "burn_in": 1, "sequence_max_share": 0.5,
     "sequence_first": ("action",), "cache_size": 32, "rollout_length": 5, "max_episode": 3, "reuse_cache": True,
-    "discount_factor": 0.5, "reward_coeff": 2.0, "start": "zero", "prev": ("obs",), "next": ("action",),
+    "discount": 0.5, "reward_coeff": 2.0, "start": "zero", "prev": ("obs",), "next": ("action",),
     "samples_per_insert": 2.0, "samples_per_insert_tolerance": 50.0, "min_size": 1, "max_times_sampled": 2,
     "max_age": 9.0, "max_model_lag": 1, "model_topic": "policy", "normalize": "global", "compression": "zlib",
 }  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
     world.begin()
     world.answer()
     world.begin()
-    world.servers["b"].parameters = PARAMETERS.replace(discount_factor=0.5)
+    world.servers["b"].parameters = PARAMETERS.replace(discount=0.5)
     assert world.answer() == [] and world.rounds.refused == {"parameters": 1}
 
 

@@ -232,7 +232,7 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
     before = buffer.parameters
     with pytest.raises(ParameterError, match="multi_step must be a whole number"):
         buffer.configure(multi_step=0, discount=0.1)
-    with pytest.raises(ParameterError, match="discount_factor must be 1 number"):
+    with pytest.raises(ParameterError, match="discount must be 1 number"):
         buffer.configure(discount=(0.1, 0.2))
     with pytest.raises(ParameterError, match="takes no 'alpha'. Write sampler=memoire"):
         buffer.configure(alpha=1.0)

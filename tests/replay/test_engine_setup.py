@@ -27,7 +27,7 @@ def test_the_room_of_a_column_begins_with_a_cache_line(shape: tuple[int | None, 
 
 
 def test_one_number_of_a_vector_reward_is_that_of_all_dimensions() -> None:
-    settings = cutting_of(Parameters(discount_factor=0.5, reward_coeff=(1.0, 2.0)), 2)
+    settings = cutting_of(Parameters(discount=0.5, reward_coeff=(1.0, 2.0)), 2)
     assert (settings["gamma"], settings["coeff"]) == ([0.5, 0.5], [1.0, 2.0])
 
 

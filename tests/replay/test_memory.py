@@ -402,7 +402,7 @@ def test_returns_are_td_lambda(length, lam, gamma, coeff, seed):
     schema = Schema({"state": np.float32, "reward": (np.float32, (2,)), "value": (np.float32, (2,))})
     rng = np.random.default_rng(seed)
     rewards, values, boot = (rng.normal(size=(n, 2)).astype(np.float32) for n in (length, length, 1))
-    parameters = Parameters(mix_lambda=lam, discount_factor=gamma, reward_coeff=coeff, priority_exponent=1.0)
+    parameters = Parameters(mix_lambda=lam, discount=gamma, reward_coeff=coeff, priority_exponent=1.0)
     memory = Memory(schema, 37, parameters)
     memory.open()
     memory.extend(0, (np.zeros(length, np.float32), rewards, values))
@@ -420,7 +420,7 @@ def test_returns_are_td_lambda(length, lam, gamma, coeff, seed):
 def test_reweighing_by_configure_gives_what_closing_would_have():
     rng = np.random.default_rng(2)
     final = Parameters(
-        priority_exponent=0.8, mix_lambda=0.5, frame_stack=2, multi_step=3, discount_factor=0.7, reward_coeff=2.0
+        priority_exponent=0.8, mix_lambda=0.5, frame_stack=2, multi_step=3, discount=0.7, reward_coeff=2.0
     )
     made = [Memory(SEVEN, 200, Parameters()), Memory(SEVEN, 200, final)]
     for _ in range(4):
@@ -440,7 +440,7 @@ def test_reweighing_by_configure_gives_what_closing_would_have():
 def test_a_parameter_that_does_not_fit_changes_nothing():
     memory = memory_of()
     before = memory.parameters
-    for wrong in ({"multi_step": 0}, {"discount_factor": (0.9, 0.9)}, {"prev": ("nothing",)}, {"gamma": 0.9}):
+    for wrong in ({"multi_step": 0}, {"discount": (0.9, 0.9)}, {"prev": ("nothing",)}, {"gamma": 0.9}):
         with pytest.raises(ParameterError):
             memory.configure(priority_exponent=0.1, **wrong)
     assert memory.parameters is before

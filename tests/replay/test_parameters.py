@@ -31,7 +31,7 @@ def test_the_defaults_are_those_of_the_design():
     assert (made.priority_exponent, made.importance_exponent, made.mix_lambda) == (0.6, 0.4, 1.0)
     assert (made.frame_stack, made.multi_step, made.cache_size, made.max_episode) == (1, 1, 256, 0)
     assert made.reuse_cache is False
-    assert made.discount_factor == (0.99,) and made.reward_coeff == (1.0,)
+    assert made.discount == (0.99,) and made.reward_coeff == (1.0,)
     assert (made.start, made.prev, made.next, made.normalize) == ("skip", None, None, "batch")
 
 
@@ -69,10 +69,10 @@ def test_numpy_numbers_become_plain_ones():
 
 @pytest.mark.parametrize("value", [0.5, [0.5], (0.5,), np.array(0.5), np.array([0.5])])
 def test_a_vector_parameter_takes_a_number_a_sequence_or_an_array(value):
-    assert Parameters(discount_factor=value).discount_factor == (0.5,)
+    assert Parameters(discount=value).discount == (0.5,)
 
 
-@pytest.mark.parametrize("name", ["discount_factor", "reward_coeff"])
+@pytest.mark.parametrize("name", ["discount", "reward_coeff"])
 @pytest.mark.parametrize("value", [[], -0.1, [0.5, float("nan")], "0.5", [0.5, None]])
 def test_a_vector_parameter_refuses_what_is_no_number(name, value):
     with pytest.raises(ParameterError, match=name):
@@ -80,15 +80,15 @@ def test_a_vector_parameter_refuses_what_is_no_number(name, value):
 
 
 def test_a_discount_above_one_is_refused():
-    with pytest.raises(ParameterError, match="discount_factor"):
-        Parameters(discount_factor=1.5)
+    with pytest.raises(ParameterError, match="discount"):
+        Parameters(discount=1.5)
 
 
 def test_a_vector_of_another_length_than_the_reward_is_refused():
-    Parameters(discount_factor=0.9).check_for(columns((3,)))
-    Parameters(discount_factor=(0.9, 0.8, 0.7), reward_coeff=(1, 2, 3)).check_for(columns((3,)))
-    with pytest.raises(ParameterError, match="discount_factor must be 1 or 3 numbers, as the reward has 3"):
-        Parameters(discount_factor=(0.9, 0.8)).check_for(columns((3,)))
+    Parameters(discount=0.9).check_for(columns((3,)))
+    Parameters(discount=(0.9, 0.8, 0.7), reward_coeff=(1, 2, 3)).check_for(columns((3,)))
+    with pytest.raises(ParameterError, match="discount must be 1 or 3 numbers, as the reward has 3"):
+        Parameters(discount=(0.9, 0.8)).check_for(columns((3,)))
     with pytest.raises(ParameterError, match="reward_coeff must be 1 number"):
         Parameters(reward_coeff=(0.9, 0.8)).check_for(columns())
 
@@ -114,12 +114,12 @@ def test_replace_checks_and_refuses_unknown_names():
     assert Parameters().replace(multi_step=3).multi_step == 3
     with pytest.raises(ParameterError, match="multi_step"):
         Parameters().replace(multi_step=0)
-    with pytest.raises(ParameterError, match="Parameters takes no .gamma.. Did you mean .discount_factor"):
+    with pytest.raises(ParameterError, match="Parameters takes no .gamma.. Did you mean .discount"):
         Parameters().replace(gamma=0.9)
 
 
 def test_the_wire_form_survives_json():
-    made = Parameters(discount_factor=(0.9, 0.8), prev=("state",), start="zero", reuse_cache=True)
+    made = Parameters(discount=(0.9, 0.8), prev=("state",), start="zero", reuse_cache=True)
     assert Parameters.from_wire(json.loads(json.dumps(made.to_wire()))) == made
 
 

@@ -33,7 +33,7 @@ def test_sequences_are_what_the_slow_model_cuts_out(data):
     m = draw(st.integers(1, 6))
     parameters = Parameters(
         sequence_length=m, sequence_overlap=draw(st.integers(0, m - 1)), burn_in=draw(st.integers(0, m - 1)), start=draw(st.sampled_from(["skip", "repeat", "zero"])),
-        frame_stack=draw(st.integers(1, 3)), discount_factor=0.5, priority_exponent=0.0, prev=("obs", "hidden", "reward"),
+        frame_stack=draw(st.integers(1, 3)), discount=0.5, priority_exponent=0.0, prev=("obs", "hidden", "reward"),
         sequence_first=draw(st.sampled_from([(), ("hidden",)])),
     )  # fmt: skip
     memory = Memory(SCHEMA, 64, parameters, seed=1)
@@ -87,7 +87,7 @@ def compare(got, i, parameters, begin, t, length, ending):
 def test_a_sequences_priority_mixes_the_largest_and_the_mean_of_its_entries(burn_in):
     parameters = Parameters(
         sequence_length=4, sequence_overlap=2, burn_in=burn_in, sequence_max_share=0.75, priority_exponent=1.0,
-        discount_factor=0.9, mix_lambda=0.8,
+        discount=0.9, mix_lambda=0.8,
     )  # fmt: skip
     memory = Memory(SCHEMA, 64, parameters, seed=1)
     numbers = record(memory, 11, 3, "terminated")
@@ -142,7 +142,7 @@ def test_open_episodes_give_sequences_as_soon_as_the_state_behind_them_is_there(
 
 def test_the_advantage_is_the_generalized_advantage_estimate():
     gamma, lam = 0.9, 0.7
-    parameters = Parameters(discount_factor=gamma, mix_lambda=lam, priority_exponent=0.0, sequence_length=8)
+    parameters = Parameters(discount=gamma, mix_lambda=lam, priority_exponent=0.0, sequence_length=8)
     memory = Memory(SCHEMA, 64, parameters, seed=1)
     numbers = record(memory, 8, 5, "terminated")
     from memoire.replay.batch import Batch

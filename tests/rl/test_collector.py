@@ -124,7 +124,7 @@ def test_two_groups_wait_for_their_actions_at_once(cluster):
 
 def test_a_learner_gets_what_other_groups_hold_when_one_waits(cluster):
     groups = [envs_of(2), envs_of(3)]
-    server = cluster.server(schema=None, tables=table_of(groups[0], capacity=50, length=40), limits=QUICK)
+    server = cluster.server(schema=None, tables=table_of(groups[0], capacity=50, rollout_length=40), limits=QUICK)
     with Collector(server.endpoint, groups, policy=Steady(np.int64(0))) as collector:
         running, _ = in_thread(lambda: collector.run(seconds=30.0))
         table = server.table("rollouts")
@@ -161,7 +161,7 @@ def test_a_collector_without_a_model_says_so_in_time_and_ends_with_the_run(clust
 
 def test_a_numpy_actor_critic_learns_cartpole_from_strict_rollouts(cluster):
     envs = [make_envs("CartPole-v1", 8) for _ in range(2)]
-    tables = table_of(envs[0], capacity=1024, length=128, max_model_lag=0)
+    tables = table_of(envs[0], capacity=1024, rollout_length=128, max_model_lag=0)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
     table, net = server.table("rollouts"), NumpyActorCritic(4, 2)
     version = server.publish("policy", net.body())

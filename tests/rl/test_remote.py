@@ -43,7 +43,7 @@ def open_node(cluster):
 
 
 def strict_server(cluster, envs, *inference):
-    table = Table(rollout_schema(envs), storage="rollouts", capacity=256, length=32, max_model_lag=0)
+    table = Table(rollout_schema(envs), storage="rollouts", capacity=256, rollout_length=32, max_model_lag=0)
     return cluster.server(schema=None, tables={"rollouts": table}, limits=QUICK, inference=inference)
 
 
@@ -118,7 +118,7 @@ def test_a_column_of_any_name_is_stored_as_its_policy_says_or_refused_before_the
             return {name: np.array([42, 43])} | found if name not in ("terminated", "truncated") else found
 
     columns = {"obs": Column(np.float32, (4,), "state"), "action": np.int64, "reward": np.float32, "logp": np.float32}
-    table = Table(memoire.Schema(columns | {name: np.int64}), storage="rollouts", capacity=256, length=4)
+    table = Table(memoire.Schema(columns | {name: np.int64}), storage="rollouts", capacity=256, rollout_length=4)
     server = cluster.server(schema=None, tables={"rollouts": table}, limits=QUICK)
     if name in ("self", "version"):
         with pytest.raises(SchemaError, match=f"column '{name}': .* Choose another"):

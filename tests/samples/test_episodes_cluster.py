@@ -79,13 +79,13 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_buffer_caches_and_episodes_give_the_same_samples_of_the_same_entries(cluster, way):
-    chosen = Parameters(priority_exponent=0.7, discount_factor=0.9, mix_lambda=0.8, cache_size=256, **WAYS[way])
+    chosen = Parameters(priority_exponent=0.7, discount=0.9, mix_lambda=0.8, cache_size=256, **WAYS[way])
     buffer = Buffer(
         VALUED,
         1000,
         seed=3,
         discount=0.9,
-        **{k: v for k, v in chosen.to_wire().items() if k not in ("discount_factor",)},
+        **{k: v for k, v in chosen.to_wire().items() if k not in ("discount",)},
     )
     caches = cluster.server(schema=VALUED, parameters=chosen, limits=QUICK)
     episodes = cluster.server(schema=VALUED, parameters=chosen, limits=QUICK, storage="episodes", capacity=1000)
@@ -200,7 +200,7 @@ def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
     )
     assert client.push_reason == "window full"
     assert client.stats().episodes == 4  # counted when it is pushed
-    client.configure_limits(when_full="block", block_timeout=10.0)
+    client.configure_limits(on_full="block", block_timeout=10.0)
     thread, box = in_thread(record, client, 1, 5)
     until(lambda: client._session.schedule.pressed)
     way.drop = 0.0

@@ -58,7 +58,7 @@ def rollout_table(**options):
 
 
 def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(length=4, capacity=100), limits=QUICK)
+    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
     for number in range(10):
@@ -115,7 +115,7 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
 
 
 def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, tmp_path):
-    tables = rollout_table(capacity=40, length=4)
+    tables = rollout_table(capacity=40, rollout_length=4)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
     writer = cluster.client(server, limits=QUICK).writer(check=False)
     for number in range(20):
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, t
 
 
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
-    tables = rollout_table(capacity=64, length=16, max_model_lag=0)
+    tables = rollout_table(capacity=64, rollout_length=16, max_model_lag=0)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
     server.publish("policy", b"1")
     clients = [cluster.client(server, limits=QUICK) for _ in range(2)]
@@ -188,7 +188,9 @@ def test_a_learner_gets_what_a_dead_actor_leaves_unrecorded(cluster, ends):
 
 
 def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=20, length=5, full="oldest"), limits=QUICK)
+    server = cluster.server(
+        schema=None, tables=rollout_table(capacity=20, rollout_length=5, on_full="oldest"), limits=QUICK
+    )
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
     for number in range(50):
@@ -200,7 +202,7 @@ def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
 
 
 def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(length=4, capacity=100), limits=QUICK)
+    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
     server.table("rollouts").configure(rollout_length=2)
@@ -213,7 +215,7 @@ def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
 
 
 def test_many_environments_are_fragments_of_their_own(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(length=3, capacity=100), limits=QUICK)
+    server = cluster.server(schema=None, tables=rollout_table(rollout_length=3, capacity=100), limits=QUICK)
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(num_envs=2, autoreset="disabled", check=False)
     for number in range(6):
@@ -256,7 +258,7 @@ def taken_of(rollouts):
 
 
 def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=40, length=6), limits=QUICK)
+    server = cluster.server(schema=None, tables=rollout_table(capacity=40, rollout_length=6), limits=QUICK)
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=QUICK)
     actor = Actor(client)
@@ -278,7 +280,7 @@ def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends
 
 
 def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, ends):
-    tables = rollout_table(capacity=32, length=8, max_model_lag=0)
+    tables = rollout_table(capacity=32, rollout_length=8, max_model_lag=0)
     servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
     reader = cluster.reader(servers, table="rollouts", limits=QUICK)
     reader.publish("policy", b"1", timeout=20.0)
@@ -294,7 +296,7 @@ def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, 
 
 
 def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_then(cluster, ends):
-    tables = rollout_table(capacity=32, length=8, max_model_lag=0)
+    tables = rollout_table(capacity=32, rollout_length=8, max_model_lag=0)
     servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
     ranks = [cluster.reader(servers, table="rollouts", limits=QUICK) for _ in range(2)]
     ranks[0].publish("policy", b"1", timeout=20.0)
@@ -318,7 +320,7 @@ def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_t
 
 
 def test_two_learners_share_what_three_servers_hold_while_one_is_killed(cluster):
-    tables = rollout_table(capacity=4000, length=5)
+    tables = rollout_table(capacity=4000, rollout_length=5)
     servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b", "c")]
     for number, server in enumerate(servers):
         writer = cluster.client(server, limits=QUICK).writer(check=False)

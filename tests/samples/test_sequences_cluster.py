@@ -22,7 +22,7 @@ from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from netkit import until
 from sequencekit import SCHEMA, record
 
-CUT = Parameters(sequence_length=4, sequence_overlap=1, burn_in=2, frame_stack=2, start="zero", discount_factor=0.5)
+CUT = Parameters(sequence_length=4, sequence_overlap=1, burn_in=2, frame_stack=2, start="zero", discount=0.5)
 CLIENT = b"c" * 16
 
 
@@ -143,7 +143,7 @@ def test_the_weighted_mean_over_sequences_of_unequal_actors_is_the_uniform_one(r
 def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cluster):
     gamma, lam = 0.9, 0.7
     for cut in ({"sequence_length": 6, "sequence_overlap": 2}, {}):
-        parameters = Parameters(discount_factor=gamma, mix_lambda=lam, cache_size=64, **cut)
+        parameters = Parameters(discount=gamma, mix_lambda=lam, cache_size=64, **cut)
         server = cluster.server(schema=SCHEMA, parameters=parameters)
         client, reader = cluster.client(server), cluster.reader([server])
         numbers = record(client.memory, 21, 5, "terminated")

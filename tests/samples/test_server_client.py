@@ -158,7 +158,7 @@ def test_a_writer_counts_and_pushes_by_itself(serve, join):
 
 def test_many_threads_may_use_one_client(serve, join):
     server = serve(schema=WIDE)
-    client = join(server.endpoint, when_full="block")
+    client = join(server.endpoint, on_full="block")
     record(client, episodes=2)
 
     def work(number):
@@ -314,7 +314,7 @@ def test_the_window_bounds_what_is_on_the_way(serve, join, context):
 
 def test_the_window_opens_as_caches_arrive(serve, join):
     server = serve(schema=WIDE, limits=Limits(credit=2_500_000))
-    client = join(server.endpoint, when_full="block")
+    client = join(server.endpoint, on_full="block")
     record(client, length=300)
     for _ in range(20):
         assert client.push_cache(100.0)
@@ -619,7 +619,7 @@ def test_nobody_at_the_address_is_a_timeout_that_says_what_to_do(context, place,
 
 def test_wrong_arguments_are_refused(serve, context):
     place = serve().endpoint
-    for options in ({"when_full": "maybe"}, {"input_uuid": -1}, {"input_uuid": 1 << 32}):
+    for options in ({"on_full": "maybe"}, {"input_uuid": -1}, {"input_uuid": 1 << 32}):
         with pytest.raises(ParameterError, match=next(iter(options))):
             connect(place, context=context, **options)
     with pytest.raises(EndpointError, match="cannot"):

@@ -376,7 +376,7 @@ def test_a_schema_and_tables_together_are_refused():
         ({"byte_limit": 0}, "whole number from 1"),
         ({"client_capacity": 0.5}, "whole number"),
         ({"parameters": 3}, "memoire.Parameters"),
-        ({"discount": (0.9, 0.8)}, "discount_factor"),
+        ({"discount": (0.9, 0.8)}, "discount"),
     ],
 )
 def test_settings_of_one_table_are_checked_when_it_is_made(options, message):
@@ -389,7 +389,7 @@ def test_a_table_takes_its_settings_as_a_server_does():
     assert table.parameters == Parameters(
         priority_exponent=0.7,
         multi_step=3,
-        discount_factor=(0.9,),
+        discount=(0.9,),
         start="repeat",
         importance_exponent=table.parameters.importance_exponent,
     )

@@ -142,7 +142,7 @@ def test_a_writer_that_waits_for_room_ends_with_its_client(cluster):
     stalled = cluster.context.socket(zmq.PULL)  # takes the first cache, and tells nobody
     port = stalled.bind_to_random_port("tcp://127.0.0.1")
     client = Client(
-        server.endpoint, push=f"tcp://127.0.0.1:{port}", when_full="block", capacity=1000, context=cluster.context
+        server.endpoint, push=f"tcp://127.0.0.1:{port}", on_full="block", capacity=1000, context=cluster.context
     )
     cluster.made.append(client)
     writer = client.writer(num_envs=1, autoreset="disabled")

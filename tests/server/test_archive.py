@@ -498,13 +498,11 @@ def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(
     server.close(100.0)
     kept = (tmp_path / MEMORY).read_bytes()
     for _ in range(2):
-        with pytest.raises(
-            SnapshotMismatch, match=r"discount_factor=\(0.25,\), multi_step=3, .*\(0.99,\), multi_step=1"
-        ):
+        with pytest.raises(SnapshotMismatch, match=r"discount=\(0.25,\), multi_step=3, .*\(0.99,\), multi_step=1"):
             cluster.server(limits=QUICK, **state)
         assert (tmp_path / MEMORY).read_bytes() == kept
     again = cluster.server(limits=QUICK, discount=0.5, multi_step=3, **state)
-    assert again.parameters.discount_factor == (0.25,), "a refused start changes nothing"
+    assert again.parameters.discount == (0.25,), "a refused start changes nothing"
     assert set(again.get_batch(8)["discount"].tolist()) <= {0.0, 0.25**3}
     again.close(100.0)
     other = cluster.server(limits=QUICK, discard_mismatched=True, **state)
@@ -535,7 +533,7 @@ SETTINGS = {
     },
     "rollouts": {
         "": {"capacity": 4000},
-        "oldest leave": {"capacity": 500, "full": "oldest"},
+        "oldest leave": {"capacity": 500, "on_full": "oldest"},
         "new models": {"capacity": 4000, "max_model_lag": 3},
     },
     "prompts": {

@@ -33,8 +33,8 @@ TABLES = {
     "small caches": Table(SMALL, cache_size=8),
     "few frames": Table(FRAMES, cache_size=8),
     "episodes": Table(FRAMES, storage="episodes"),
-    "rollouts": Table(FRAMES, storage="rollouts", full="oldest"),
-    "small rollouts": Table(SMALL, storage="rollouts", full="oldest"),
+    "rollouts": Table(FRAMES, storage="rollouts", on_full="oldest"),
+    "small rollouts": Table(SMALL, storage="rollouts", on_full="oldest"),
 }
 ROWS = RowSchema({"points": (np.float32, (None,)), "x": np.float32})
 ASTRAL = chr(0x1F600)

@@ -78,7 +78,7 @@ class Model:
     def configure(self, parameters: Parameters) -> None:
         old, self.parameters = self.parameters, parameters
         for episode in self.closed:
-            if (old.mix_lambda, old.discount_factor) != (parameters.mix_lambda, parameters.discount_factor):
+            if (old.mix_lambda, old.discount) != (parameters.mix_lambda, parameters.discount):
                 self.value(episode)
             self.prioritize(episode)
         if self.live:
@@ -138,7 +138,7 @@ class Model:
         if self.schema.value is None or not episode.update_value:
             episode.returns = np.zeros((length, *self.reward_shape))
             return
-        gamma, lam = self.vector(self.parameters.discount_factor), self.parameters.mix_lambda
+        gamma, lam = self.vector(self.parameters.discount), self.parameters.mix_lambda
         rewards = [entry.values[self.schema.reward].astype(float) for entry in episode.entries]
         bootstrap = zero if episode.bootstrap is None else episode.bootstrap
         values = [entry.values[self.schema.value].astype(float) for entry in episode.entries] + [bootstrap]
@@ -209,7 +209,7 @@ class Model:
             for t, entry in enumerate(episode.entries)
             if entry.number == number
         )
-        length, gamma = len(episode.entries), self.vector(self.parameters.discount_factor)
+        length, gamma = len(episode.entries), self.vector(self.parameters.discount)
         steps = min(self.parameters.multi_step, length - t)
         end = t + steps
         zero = np.zeros(self.reward_shape)

@@ -92,7 +92,7 @@ class Walk:
             frame_stack=self.choose([1, 2, 4]),
             multi_step=self.choose([1, 2, 5]),
             max_episode=self.choose([0, 0, 0, 1, 3]),
-            discount_factor=self.choose([(0.9,), (1.0,), tuple(np.linspace(0.0, 1.0, size))]),
+            discount=self.choose([(0.9,), (1.0,), tuple(np.linspace(0.0, 1.0, size))]),
             reward_coeff=self.choose([(1.0,), (0.5,), tuple(np.linspace(2.0, 0.0, size))]),
             start=self.choose(["skip", "repeat", "zero"]),
             next=self.schema.names,

@@ -166,7 +166,7 @@ def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
 
 
 def test_a_memory_that_is_emptied_begins_with_another_name_and_the_same_settings() -> None:
-    parameters = Parameters(discount_factor=(0.5,))
+    parameters = Parameters(discount=(0.5,))
     made = stored(5, 6, parameters=parameters)
     first, kept = made.now, kept_of(made)
     first.memory.saw_model(3)
@@ -180,7 +180,7 @@ def test_a_memory_that_is_emptied_begins_with_another_name_and_the_same_settings
 
 def test_a_new_longest_episode_lets_the_longer_ones_go() -> None:
     made = stored(3, 9, 4)
-    assert made.configure(Parameters(discount_factor=(0.5,))) == 0
+    assert made.configure(Parameters(discount=(0.5,))) == 0
     assert made.configure(Parameters(max_episode=2)) == 1
     assert made.now.memory.num_episodes == 2
 

@@ -50,7 +50,7 @@ SCHEMA = Schema(
 PLAIN = Schema({"obs": (np.float32, (2,)), "action": np.int32, "reward": np.float32})
 EVERY = {
     "plain": Parameters(),
-    "stacked": Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero"),
+    "stacked": Parameters(frame_stack=3, multi_step=2, discount=(0.5, 0.9), start="zero"),
     "some columns": Parameters(frame_stack=2, multi_step=3, prev=("state.image", "qvest"), next=("value",)),
     "by rank": Parameters(prioritization="rank", mix_lambda=0.8),
     "sequences": Parameters(sequence_length=4, sequence_overlap=2, burn_in=1),
@@ -478,7 +478,7 @@ def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_
 
 def test_parameters_weigh_what_is_stored_anew() -> None:
     made, reference = played(capacity=300)
-    for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount_factor": (0.5,)}):
+    for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount": (0.5,)}):
         parameters = made.parameters.replace(**changes)
         assert made.configure(parameters) == 0
         reference.configure(parameters)

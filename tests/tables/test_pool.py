@@ -564,7 +564,7 @@ def test_new_parameters_keep_caches_unless_their_samples_were_made_with_others()
     pool.add(name(0), 101, made(5, parameters=STACKED))
     assert pool.get(5).gathered.prev["obs"].shape == (5, 3, 3)
     with pytest.raises(ParameterError):
-        pool.configure(PLAIN.replace(discount_factor=(0.5, 0.5)))
+        pool.configure(PLAIN.replace(discount=(0.5, 0.5)))
     assert pool.parameters == STACKED
 
 

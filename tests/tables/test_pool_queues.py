@@ -61,7 +61,7 @@ def test_only_parameters_of_another_layout_empty_the_queues() -> None:
     assert held_of(queues) == {name(0): 0, name(1): 0}, "clients stay"
     before = queues.parameters
     with pytest.raises(ParameterError):
-        queues.configure(PLAIN.replace(discount_factor=(0.5, 0.5)))
+        queues.configure(PLAIN.replace(discount=(0.5, 0.5)))
     assert queues.parameters is before
 
 

@@ -352,9 +352,9 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
         ({"samples_per_insert_tolerance": 10.0}, "capacity says how far"),
         ({"min_size": 5}, "take"),
         ({"max_times_sampled": 1}, "handed out once"),
-        ({"full": "newest"}, "oldest"),
-        ({"storage": "episodes", "length": 5}, "storage='rollouts'"),
-        ({"storage": "caches", "full": "oldest"}, "storage='rollouts'"),
+        ({"on_full": "newest"}, "oldest"),
+        ({"storage": "episodes", "rollout_length": 5}, "storage='rollouts'"),
+        ({"storage": "caches", "on_full": "oldest"}, "storage='rollouts'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(options: dict[str, Any], words: str) -> None:

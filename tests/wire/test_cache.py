@@ -47,7 +47,7 @@ SCHEMA = Schema(
         "done": np.bool_,
     }
 )
-STACKED = Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero")
+STACKED = Parameters(frame_stack=3, multi_step=2, discount=(0.5, 0.9), start="zero")
 ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
 SEQUENCES = Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, burn_in=2, start="zero")
 KINDS = (ContainerKind.CACHE, ContainerKind.DRAWN, ContainerKind.EPISODE, ContainerKind.FEEDBACK)

@@ -301,6 +301,6 @@ def test_a_number_that_the_wire_leaves_open_is_refused_where_it_is_read(number):
         with pytest.raises(ProtocolError) as caught:
             refuse()
         assert caught.value.code == "value", what
-    for name in ("priority_exponent", "mix_lambda", "discount_factor"):
+    for name in ("priority_exponent", "mix_lambda", "discount"):
         with pytest.raises(ParameterError, match=name):
             Parameters.from_wire({name: number})

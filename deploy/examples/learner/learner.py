@@ -25,7 +25,7 @@ SCHEMA = memoire.Schema(
         "reward": memoire.Column(np.float32, (), "reward"),
     }
 )
-PARAMETERS = memoire.Parameters(multi_step=3, discount_factor=0.99)
+PARAMETERS = memoire.Parameters(multi_step=3, discount=0.99)
 PUBLISH_EVERY = 5
 SAVE_EVERY = 500
 PATIENCE = 600.0  # seconds without a batch: an autoscaler may have to start nodes for the actors

@@ -23,7 +23,7 @@ from memoire.nodes.local import LocalCluster, LocalRun, Nodes
 from memoire.nodes.tables_file import make_envs, sizes
 from memoire.replay.schema import Schema
 
-PARAMETERS = ("multi_step=3", "discount_factor=[0.99]", "samples_per_insert=8", "cache_size=1024")
+PARAMETERS = ("multi_step=3", "discount=[0.99]", "samples_per_insert=8", "cache_size=1024")
 """Samples of each entry are pushed often: a learner on the same machine trains on each about that many times."""
 HELD_CACHES = 32
 """Caches that each server holds: few, so that samples are young."""

@@ -316,7 +316,7 @@ class Collector:
             self._begin_version(version)
         action, envs = columns["action"], group.envs
         next_obs, reward, terminated, truncated, info = envs.step(for_space(envs.single_action_space, action))
-        gamma = np.float32(np.max(self.client.parameters.discount_factor))
+        gamma = np.float32(np.max(self.client.parameters.discount))
         extras = {name: columns[name] for name in self._extras} | group.inputs | group.sums(reward, gamma)
         if self.client.room <= envs.num_envs:  # the step will wait: a learner has to get what other groups hold
             for each in self._groups:

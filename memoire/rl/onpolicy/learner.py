@@ -180,7 +180,7 @@ class OnPolicyLearner:
         env: An environment or vector environment, or anything with its two spaces.
         net: What learns; it is changed in place.
         steps: Entries of each iteration, of all ranks together.
-        length: Entries of a full fragment.
+        rollout_length: Entries of a full fragment.
         max_lag: Versions that entries may be older than the newest model. 0 is strict.
         correction: Of old entries, by name, as of `PPO`; has to be given if max_lag is above 0.
         policy: "local": collectors act by the models that are published. "remote": they ask an inference node in this
@@ -207,7 +207,7 @@ class OnPolicyLearner:
         env: Any,
         net: Network,
         steps: int = 8192,
-        length: int = 512,
+        rollout_length: int = 512,
         *,
         max_lag: int = 0,
         correction: str | None = None,
@@ -246,8 +246,8 @@ class OnPolicyLearner:
         self.recent_return = -math.inf
         """Mean return of the newest episodes as of the last `collect`; -inf until there were `RECENT` of them."""
         self.settings: dict[str, Any] = {
-            "steps": steps, "length": length, "max_lag": max_lag, "correction": correction, "policy": policy,
-            "checkpoint_every": checkpoint_every, "discount": discount, "ranks": self.world.size,
+            "steps": steps, "rollout_length": rollout_length, "max_lag": max_lag, "correction": correction,
+            "policy": policy, "checkpoint_every": checkpoint_every, "discount": discount, "ranks": self.world.size,
         }  # fmt: skip
         """What it was told, as its checkpoint keeps it."""
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
@@ -259,8 +259,8 @@ class OnPolicyLearner:
             self._unlock()
             raise
         table = Table(
-            rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts", length=length,
-            capacity=self._share, max_model_lag=max_lag, discount=discount,
+            rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts",
+            rollout_length=rollout_length, capacity=self._share, max_model_lag=max_lag, discount=discount,
         )  # fmt: skip
         place = address_of_rank(endpoint, self.world.place)
         self._acting = ActingNode(beside(place), table.schema, keys=keys) if policy == "remote" else None
@@ -292,7 +292,7 @@ class OnPolicyLearner:
                 changed since.
             DataError: the checkpoint is of another algorithm.
         """
-        check_gamma(ppo, self.server.table(TABLE).parameters.discount_factor)
+        check_gamma(ppo, self.server.table(TABLE).parameters.discount)
         made = made_as(ppo)
         if self._restored is not None:
             self._restored.restore_algorithm(ppo)

@@ -226,7 +226,7 @@ class Trainer:
 
     def _agree_with(self, parameters: Parameters) -> None:
         """Give an agent that was told no discount the table's. Raises ParameterError: a setting of both differs."""
-        discount = parameters.discount_factor
+        discount = parameters.discount
         if self._takes_gamma:
             vars(self.agent)["gamma"] = discount[0] if len(set(discount)) == 1 else discount
         check_gamma(self.agent, discount)

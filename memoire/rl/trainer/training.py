@@ -334,7 +334,7 @@ def finite(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 
 
-GAMMA: Final = ("gamma", "discount", "discount_factor")
+GAMMA: Final = ("gamma", "discount")
 """Attributes that are an agent's discount, if they are numbers."""
 
 

@@ -221,7 +221,7 @@ class RolloutWorker:
         recording: Recording,
     ) -> None:
         options: dict[str, Any] = {"table": table, "keys": keys, "name": name}
-        options["when_full"] = "block" if self._is_paced else "skip"
+        options["on_full"] = "block" if self._is_paced else "skip"
         urls = [url] if isinstance(url, str) else random.sample(url, len(url))
         turns, interval = itertools.cycle(urls), min(CONNECT_INTERVAL, timeout / len(urls))
         self.client = connected(

@@ -338,7 +338,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         began = time.monotonic()
         while not (taken := self.take_now(wanted)):
             self._await_more(wanted, began, timeout)
-        return Rollouts.of(self.schema, taken, self._clock(), self.parameters.discount_factor)
+        return Rollouts.of(self.schema, taken, self._clock(), self.parameters.discount)
 
     def take_now(self, wanted: TakeRequest) -> list[Fragment]:
         """The fragments of a take, if they are there; else none. What is too old leaves first."""

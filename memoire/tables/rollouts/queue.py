@@ -357,7 +357,7 @@ class RoomLimiter(Limiter):
         capacity = self.parameters.samples_per_insert_tolerance or 0.0
         return (
             f"waiting until a learner takes entries: {self._surplus:.0f} are recorded and not taken, or their room is "
-            f"given back with the next model (capacity={capacity:.0f}, full='wait')"
+            f"given back with the next model (capacity={capacity:.0f}, on_full='wait')"
         )
 
     def told(self, cluster: ClusterSurplus) -> bool:

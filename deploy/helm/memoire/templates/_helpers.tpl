@@ -103,7 +103,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 schema:
   columns: [[obs, "<f4", [4], state], [action, "<i8", [], plain], [reward, "<f4", [], reward]]
   tuples: []
-set: {multi_step: 3, discount_factor: [0.99], samples_per_insert: 8, cache_size: 1024}
+set: {multi_step: 3, discount: [0.99], samples_per_insert: 8, cache_size: 1024}
 cache-limit: 32
 {{- end }}
 
