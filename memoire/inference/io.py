@@ -14,9 +14,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import zmq
 
@@ -35,14 +35,13 @@ from memoire.net.thread import Worker
 from memoire.security.roles import EnvelopedRequest, IdOwners
 from memoire.version import VERSION
 from memoire.wire import messages
-from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.frames import NO_CLIENT, Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receivers
 from memoire.wire.row_container import Rows, cut, pack_known, pack_rows, unpack_rows, unpacked_size, widths_of
 
-from .batching import Batching, InferenceCounts, InferenceRequest, KeptReply, RequestBatch
+from .batching import Batching, InferenceCounts, InferenceRequest, JobStats, KeptReply, RequestBatch, StartsStats
 from .computation import Computation, Weights
-from .jobs import JobService
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +98,50 @@ class SerialThread:
         return function
 
 
+B = TypeVar("B", bound=messages.Body)
+
+
+class NodeService(Protocol):
+    """What a node does beside answering rows. The node's thread calls it, but for what tells stats."""
+
+    node: str
+    """What the node is then, as clients are told that ask for something else."""
+
+    def begin(self, thread: InferenceThread, room: ByteHolder) -> None:
+        """Before the first request: have messages answered (`InferenceThread.answer_with`).
+
+        Args:
+            room: What is unpacked of a request takes of it.
+        """
+
+    def welcome(self) -> Mapping[str, Any]:
+        """Further fields of WELCOME."""
+
+    def hello(self, client: bytes, name: str) -> None:
+        """A client says what people call it; "" says nothing."""
+
+    def check(self, client: bytes, job: int, now: float) -> None:
+        """Rows came that belong to a job. Raises ProtocolError (code "cancelled"): it is not wanted any more."""
+
+    def left(self, descriptor: int) -> None:
+        """A connection has ended."""
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+
+    def turn(self) -> None:
+        """Do what is due."""
+
+    def close(self) -> None:
+        """Answer those who wait: there is nothing more."""
+
+    def stats(self) -> JobStats:
+        """Of jobs, at this moment."""
+
+    def starts_stats(self) -> tuple[StartsStats, ...]:
+        """Of the states that episodes begin with, by origin."""
+
+
 @dataclass(slots=True)
 class _Asked:
     """What a request needs to be answered."""
@@ -115,7 +158,7 @@ class InferenceThread:
         load: Makes weights of a model's content; called in a thread of its own.
         is_waiting: Whether rows wait until there are weights.
         owner: Lives as long as the thread.
-        jobs: Answers those who ask for jobs; None: nobody does.
+        service: What it does beside; None: nothing.
         budget: Bytes that are held for clients.
 
     Raises:
@@ -136,10 +179,10 @@ class InferenceThread:
         context: Context,
         is_waiting: bool,
         owner: object,
-        jobs: JobService | None = None,
+        service: NodeService | None = None,
         budget: ByteBudget,
     ) -> None:
-        self._owner, self._name, self._limits, self.budget = owner, name, limits, budget
+        self._owner, self._name, self.limits, self.budget = owner, name, limits, budget
         self._received = budget.holder("requests", own=limits.request_bytes)
         self.batching, self.computation, self._load = batching, computation, load
         self.started, self.counts = time.monotonic(), InferenceCounts()
@@ -148,7 +191,10 @@ class InferenceThread:
         self.changed = Condition()
         """Notified when weights were swapped."""
         self.models: ModelLink | None = None
-        self.jobs = jobs
+        self.service = service
+        self._answers: dict[type[messages.Body], Callable[[EnvelopedRequest, Message, int, float], None]] = {}
+        self.answer_with(messages.Infer, self._ask)
+        self.answer_with(messages.Hello, self._greet)
         self._is_running = False
         self._quick = 0  # batches in a row that took less than `QUICK_TIME`
         self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
@@ -159,9 +205,8 @@ class InferenceThread:
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
         replies = budget.holder("replies on their way", own=limits.request_bytes)
         self.lanes, self.receivers = SendQueues(room=replies), Receivers()
-        if jobs is not None:
-            jobs.send, jobs.post, jobs.limits, jobs.receivers = self._send, self.worker.post, limits, self.receivers
-            jobs.room = self._received
+        if service is not None:
+            service.begin(self, self._received)
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
         gate.on_hang_up = self._hung_up
         try:
@@ -176,6 +221,13 @@ class InferenceThread:
         """Begin."""
         for thread in (self.batches, self.loader, self.worker):
             thread.start()
+
+    def answer_with(self, body: type[B], answer: Callable[[EnvelopedRequest, Message, B, int, float], None]) -> None:
+        """Have requests of this kind answered by this, called in the node's thread with request, message, body, the
+        descriptor of its connection and the time; it may raise ProtocolError. Before the first request.
+        """
+        taken: Any = answer
+        self._answers[body] = lambda request, message, *more: taken(request, message, message.body, *more)
 
     # From any thread
 
@@ -210,7 +262,7 @@ class InferenceThread:
         times = [self.lanes.next_time()]
         if not self._is_running:
             times.append(self.batching.next_time(time.monotonic(), self._version))
-        times += [part.next_time() for part in (self.models, self.jobs) if part is not None]
+        times += [part.next_time() for part in (self.models, self.service) if part is not None]
         return min(times)
 
     @property
@@ -223,14 +275,14 @@ class InferenceThread:
             self._take_requests()
         if self.models is not None:
             self.models.turn(ready)
-        if self.jobs is not None:
-            self.jobs.turn()
+        if self.service is not None:
+            self.service.turn()
         self.lanes.turn(time.monotonic())
         self._fire()
 
     def _at_end(self) -> None:
-        if self.jobs is not None:
-            self.jobs.close()
+        if self.service is not None:
+            self.service.close()
         if self.models is not None:
             self.models.close()
 
@@ -259,40 +311,37 @@ class InferenceThread:
             if message.header.client == NO_CLIENT:
                 raise ProtocolError("client", "a request needs a client id")
             self._clients_of.setdefault(descriptor, set()).add(message.header.client)
-            self._answer(request, message, descriptor, now)
+            answer = self._answers.get(type(message.body))
+            if answer is None:
+                node = "an inference node, which answers HELLO and INFER" if self.service is None else self.service.node
+                raise ProtocolError("unexpected", f"{message.type.name} was sent to {node}. Ask a server or an agent")
+            answer(request, message, descriptor, now)
         except ProtocolError as error:
             refusal = self.admission.refuse_request(request, error)
             if refusal is not None:
-                self._send(refusal)
+                self.send(refusal)
 
-    def _answer(self, request: EnvelopedRequest, message: Message, descriptor: int, now: float) -> None:
-        body, jobs = message.body, self.jobs
-        if isinstance(body, messages.Infer | messages.Work):
-            self._check_patience(body.patience)
-        if isinstance(body, messages.Infer):
-            self._ask(request, message, body, now)
-        elif isinstance(body, messages.Hello):
-            client, welcome = message.header.client, self._welcome()
-            self.receivers.met(client, body)
-            if jobs is not None:
-                jobs.hello(client, body.name)
-            frames = reply(message.header, welcome)
-            self.receivers.of(client).check(client, welcome, frames)
-            self._send([*request.envelope, *frames])
-        elif jobs is not None and isinstance(body, messages.Work):
-            jobs.work(request.envelope, message.header, body, descriptor)
-        elif jobs is not None and isinstance(body, messages.Result):
-            jobs.result(request.envelope, message, body)
-        else:
-            node = "an inference node, which answers HELLO and INFER" if jobs is None else "an agent"
-            raise ProtocolError("unexpected", f"{message.type.name} was sent to {node}. Ask a server or an agent")
+    def _greet(
+        self, request: EnvelopedRequest, message: Message, body: messages.Hello, descriptor: int, now: float
+    ) -> None:
+        client, welcome = message.header.client, self._welcome()
+        self.receivers.met(client, body)
+        if self.service is not None:
+            self.service.hello(client, body.name)
+        frames = reply(message.header, welcome)
+        self.receivers.of(client).check(client, welcome, frames)
+        self.send([*request.envelope, *frames])
 
-    def _check_patience(self, patience: float) -> None:
-        if patience > (most := self._limits.patience):
+    def check_patience(self, patience: float) -> None:
+        """Refuse a request that waits for too many seconds. Raises ProtocolError (code "too_large")."""
+        if patience > (most := self.limits.patience):
             text = f"a request that waits for {patience:g} s; {most:g} s are allowed (patience). Give a shorter timeout"
             raise ProtocolError("too_large", text)
 
-    def _ask(self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float) -> None:
+    def _ask(
+        self, request: EnvelopedRequest, message: Message, body: messages.Infer, descriptor: int, now: float
+    ) -> None:
+        self.check_patience(body.patience)
         inputs, header = self.computation.inputs, message.header
         if header.fingerprint != inputs.fingerprint:
             raise ProtocolError("schema", f"rows of another schema; this node takes {inputs!r}"[:1000])
@@ -304,9 +353,9 @@ class InferenceThread:
         self, request: EnvelopedRequest, message: Message, body: messages.Infer, now: float, size: int
     ) -> None:
         header = message.header
-        columns, rows = unpack_rows(message.payload, self.computation.inputs, self._limits)
-        if body.job and self.jobs is not None:
-            self.jobs.check(header.client, body.job, now)
+        columns, rows = unpack_rows(message.payload, self.computation.inputs, self.limits)
+        if body.job and self.service is not None:
+            self.service.check(header.client, body.job, now)
         key = header.client, header.sequence
         if key in self._open:  # a resend may have come by a new connection
             self._open[key].envelope = request.envelope
@@ -316,28 +365,28 @@ class InferenceThread:
         wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version, *of)
         kept = self.batching.ask(InferenceRequest(*wanted), self._version)
         if kept is not None:
-            self._send([*request.envelope, *kept.content])
+            self.send([*request.envelope, *kept.content])
         elif key not in self._open:
             self._open[key] = asked
             self.counts.rows += rows
 
     def _welcome(self) -> messages.Welcome:
-        computation, jobs = self.computation, self.jobs
+        computation = self.computation
         return messages.Welcome(
             schema=computation.inputs.to_json(),
             outputs=computation.outputs.to_json(),
-            starts="" if jobs is None or jobs.starts is None else jobs.starts.to_json(),
-            entries="" if jobs is None else jobs.entries.to_json(),
             storage="inference",
             home_name=self._name,
             endpoints=messages.Endpoints(request=self.endpoint),
             models={"": self.weights.version},
-            limits={"request_bytes": self._limits.request_bytes, "rows": self.batching.max_batch},
+            limits={"request_bytes": self.limits.request_bytes, "rows": self.batching.max_batch},
             software=f"memoire {VERSION}",
             pages=list(self.pages),
+            **({} if self.service is None else self.service.welcome()),
         )
 
-    def _send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send an answer: its envelope and frames."""
         self.lanes.send(self._router, frames, time.monotonic())
 
     def _count(self, error: ProtocolError) -> None:
@@ -350,8 +399,8 @@ class InferenceThread:
     def _hung_up(self, descriptor: int) -> None:
         for client in self._clients_of.pop(descriptor, ()):
             self.batching.left(client)
-        if self.jobs is not None:
-            self.jobs.left(descriptor)
+        if self.service is not None:
+            self.service.left(descriptor)
 
     # Batches
 
@@ -406,7 +455,7 @@ class InferenceThread:
             self.batching.answered(request, kept)
             counts.waits.saw(batch.reason, fired - request.arrived)
             counts.durations.saw(batch.reason, now - request.arrived)
-            self._send([*asked.envelope, *frames])
+            self.send([*asked.envelope, *frames])
             first += request.rows
         if isinstance(found, dict):
             found.clear()  # a thread may remember its last task
@@ -442,7 +491,7 @@ class InferenceThread:
         outputs = self.computation.outputs
         known = pack_known(outputs, found, rows, first)
         payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
-        most = min(self._limits.request_bytes, self.receivers.of(client).request_bytes)
+        most = min(self.limits.request_bytes, self.receivers.of(client).request_bytes)
         if len(payload) > most:
             text = (
                 f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Ask for "

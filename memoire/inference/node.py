@@ -34,8 +34,7 @@ from memoire.wire.layout import rows_bytes
 
 from .batching import KEPT_BYTES, REASONS, Batching, InferenceStats, JobStats
 from .computation import Computation, Function
-from .io import InferenceThread
-from .jobs import JobService
+from .io import InferenceThread, NodeService
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class Inference(Node):
             None gives batches as they are.
         name: What people call it on pages and in logs, as of `Proxy`.
         keys: This process' keys folder (or a cluster's), as of `Proxy`.
-        jobs: Answers observers; `rl.Agent` makes it. None: nobody gets a job here.
+        service: What it does beside, such as answer observers; `rl.Agent` makes it.
 
     Raises:
         EndpointError: an address is in use or malformed.
@@ -110,7 +109,7 @@ class Inference(Node):
         limits: Limits | None = None,
         context: Context | None = None,
         name: str | None = None,
-        jobs: JobService | None = None,
+        service: NodeService | None = None,
     ) -> None:
         computation = Computation(
             _callable("function", function),
@@ -157,7 +156,7 @@ class Inference(Node):
                 context=context,
                 is_waiting=connect is not None,
                 owner=self,
-                jobs=jobs,
+                service=service,
                 budget=budget,
             )
             if connect is not None:
@@ -267,8 +266,8 @@ class Inference(Node):
             durations=counts.durations.now(),
             security=self._gate.security(),
             faults=thread.worker.errors,
-            jobs=JobStats() if thread.jobs is None else thread.jobs.stats(),
-            starts=() if thread.jobs is None else thread.jobs.starts_stats(),
+            jobs=JobStats() if thread.service is None else thread.service.stats(),
+            starts=() if thread.service is None else thread.service.starts_stats(),
         )
 
     def liveness(self) -> list[str]:

@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any
 from memoire.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from memoire.inference.observer import Ask as Ask
-    from memoire.inference.observer import Observer as Observer
     from memoire.rl import weights as weights
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.memory import GenericMemory as GenericMemory
+    from memoire.rl.observers.observer import Ask as Ask
+    from memoire.rl.observers.observer import Observer as Observer
     from memoire.rl.partials import partial as partial
     from memoire.rl.pipeline import Collection as Collection
     from memoire.rl.pipeline import Goal as Goal
@@ -88,8 +88,8 @@ _HOMES = {
     "Codec": "memoire.rl.codec",
     "address_of_rank": "memoire.rl.addresses",
     "Agent": "memoire.rl.observers.observers",
-    "Ask": "memoire.inference.observer",
-    "Observer": "memoire.inference.observer",
+    "Ask": "memoire.rl.observers.observer",
+    "Observer": "memoire.rl.observers.observer",
     "ObservedEpisode": "memoire.rl.observers.starts",
     "masked": "memoire.rl.observers.starts",
     "padded_columns": "memoire.rl.observers.starts",

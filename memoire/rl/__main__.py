@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from memoire.errors import MemoireError
-from memoire.inference.observer import Observer
 from memoire.nodes.http import NodePages
 from memoire.nodes.launcher import accept_all_text, say
 from memoire.nodes.supervision import LauncherLine
+from memoire.rl.observers.observer import Observer
 from memoire.server.server import Server
 
 from .onpolicy.collector import Collector, RemoteActor

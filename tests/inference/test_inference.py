@@ -389,7 +389,7 @@ NODE_AND_POLICY = {"inputs": "inputs", "outputs": "outputs", "timeout": "patienc
 """By their names at a policy, what a node has of it: equal, or refused. Each has its own keys, limits and context."""
 NODE_ALONE = {
     "endpoint", "function", "weights", "topic", "connect", "max_batch", "max_wait", "alive", "queue_rows", "sizes",
-    "name", "jobs",
+    "name", "service",
 }  # fmt: skip
 
 

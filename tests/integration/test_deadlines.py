@@ -25,12 +25,12 @@ from memoire.client.client import Client, connect
 from memoire.client.waiting import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 from memoire.inference.node import Inference
-from memoire.inference.observer import Observer
 from memoire.inference.policy import Pending, RemotePolicy
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
+from memoire.rl.observers.observer import Observer
 from memoire.rl.observers.observers import Agent
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle

@@ -22,12 +22,12 @@ from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.counters import NodeState
 from memoire.dashboard.collect.overview import starts_of
 from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
-from memoire.inference.jobs import Jobs
-from memoire.inference.observer import fragment_of
 from memoire.nodes.http import NodePages
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.rl import Agent, Observer, StartStates
+from memoire.rl.observers.jobs import Jobs
+from memoire.rl.observers.observer import fragment_of
 from memoire.tables.rollouts import transport as rollout_transport
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse

@@ -13,11 +13,11 @@ import memoire
 import readerkit
 from dispatchkit import made_dispatcher
 from memoire.errors import EntryError, ParameterError, ProtocolError, Refused
-from memoire.inference.jobs import JobContent, Jobs, JobService
 from memoire.limits import Limits
 from memoire.models.model import make, notice_of
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema
+from memoire.rl.observers.jobs import JobContent, Jobs, JobService
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memoire.errors import JobFailed, MemoireError, ObserverLost
-from memoire.inference.observer import Observer
 from memoire.limits import Limits
+from memoire.rl.observers.observer import Observer
 from memoire.rl.observers.observers import Agent
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from structure_imports import tree_of
 ROOT = Path(__file__).resolve().parents[2] / "memoire"
 ROOMS = (
     "server", "inference", "net", "dashboard", "tq", "tables", "reader", "client", "proxy",
-    "wire", "security", "accounting", "models", "nodes",
+    "wire", "security", "accounting", "models", "nodes", "rl/observers",
 )  # fmt: skip
 LEAVES = {
     "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
@@ -52,7 +52,7 @@ HARMLESS = {
     "dashboard/web/stream:events_of": "yield bytes(buffer)",
     "dashboard/web/access:Logins._prove": "An address that has given the token before does not wait",
     "inference/batching:Batching.answered": "an older request that comes again is computed again",
-    "inference/jobs:JobService._keep": "a client asks for one job at a time",
+    "rl/observers/jobs:JobService._keep": "a client asks for one job at a time",
     "inference/io_policy:PolicyThread._learned": "others are made again",
     "models/fetching:TopicFetcher._advance": "only the newest counts",
     "models/fetching:TopicFetcher._enqueue": "the oldest are skipped beyond",

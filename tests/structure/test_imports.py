@@ -40,14 +40,12 @@ IO = {
 }
 FACES = {
     "client/waiting": {"memoire.net"},
-    "inference/jobs": {"time"},
     "reader/calls": {"memoire.net", "socket", "time"},
     "reader/publishing": {"memoire.net"},
     "server/prompts_handle": {"time"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
-    "inference/observer": {"memoire.net", "time"},
 }
 """Faces beside the file with the folder's name."""
 WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting"}

@@ -26,12 +26,12 @@ from memoire.arguments import checked_names, seconds, whole
 from memoire.errors import Closed, DataError, JobFailed, MemoireTimeout, ObserverLost, ParameterError
 from memoire.inference.batching import InferenceStats
 from memoire.inference.computation import Function, packed_row
-from memoire.inference.jobs import JobContent, Jobs, JobService
 from memoire.inference.node import Inference
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema, schema_from
 from memoire.security.keys import Given
 
+from .jobs import JobContent, Jobs, JobService
 from .starts import ObservedEpisode, Start, StartStates, rollouts_of
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Agent:
         jobs = Jobs(seconds(lease, name="lease"), whole("attempts", attempts, 1), secrets.randbits(48) << 4 | 1)
         origins = [each.stats for each in self.starts]
         self._jobs = JobService(jobs, next(iter(schemas.values()), None), self.entries, origins)
-        self.node = Inference(endpoint, inputs, outputs, function, keys=keys, jobs=self._jobs, **options)
+        self.node = Inference(endpoint, inputs, outputs, function, keys=keys, service=self._jobs, **options)
         """The inference node; `node.endpoint` is where observers connect to."""
         self._changed = Condition()
         self._pending: list[Future[ObservedEpisode]] = []  # that `collect` began, and that have not been returned

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bytekit import FRAMES, KINDS
 from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
-from memoire.inference.jobs import MAX_WORKERS, RECONNECT_TIMEOUT, Jobs, JobService
 from memoire.replay.schema import Schema
+from memoire.rl.observers.jobs import MAX_WORKERS, RECONNECT_TIMEOUT, Jobs, JobService
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes

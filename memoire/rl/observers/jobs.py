@@ -34,15 +34,16 @@ from numpy.typing import NDArray
 
 from memoire._core import Held
 from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ParameterError, ProtocolError
+from memoire.inference.batching import JobStats, StartsStats
+from memoire.inference.io import InferenceThread
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.schema import RowSchema, Schema
+from memoire.security.roles import EnvelopedRequest
 from memoire.tables.rollouts import transport as rollout_transport
 from memoire.wire import messages, types
-from memoire.wire.byte_budget import ByteBudget, PeerTable
+from memoire.wire.byte_budget import ByteBudget, ByteHolder, PeerTable
 from memoire.wire.frames import Buffer, Message, MessageHeader, reply
 from memoire.wire.receivers import Receiver, Receivers
-
-from .batching import JobStats, StartsStats
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""
@@ -291,7 +292,7 @@ class _Worker:
 
 
 class JobService:
-    """Jobs as clients ask for them. All but `run` and what tells stats belongs to the node's thread.
+    """Jobs as clients ask for them, a `NodeService`. All but `run` and what tells stats belongs to the node's thread.
 
     Args:
         starts: Columns of where episodes begin; None: anywhere.
@@ -306,20 +307,39 @@ class JobService:
         entries: Schema,
         origins: Sequence[Callable[[], StartsStats]] = (),
     ) -> None:
+        self.node = "an agent"
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
         self.limits, self.receivers = Limits(), Receivers()
-        """The node's thread sets them."""
+        """The node's, as the following ones, once it begins."""
         self.room = ByteBudget(HELD_BYTES).holder("requests")
-        """What a result takes while it is unpacked; the node's thread sets that of the node."""
+        """What a result takes while it is unpacked."""
         self._waiting: dict[bytes, _Worker] = {}  # those that are to be told of a job, or that there is none
         self._workers: PeerTable[bytes, _Worker] = PeerTable(
             "clients that ask for jobs", MAX_WORKERS, IDLE_TIMEOUT, lambda client, _: self._waiting.pop(client, None)
         )
         self._is_leaving = False
         self.send: Callable[[list[Buffer]], None] = lambda frames: None
-        """Sends an answer; the node's thread sets it."""
+        """Sends an answer."""
         self.post: Callable[[Callable[[], None]], None] = lambda function: None
         """Has the node's thread call something."""
+
+    def begin(self, thread: InferenceThread, room: ByteHolder) -> None:
+        """Answer WORK and RESULT at this node."""
+        self.send, self.post, self.limits = thread.send, thread.worker.post, thread.limits
+        self.receivers, self.room = thread.receivers, room
+
+        def work(request: EnvelopedRequest, message: Message, body: messages.Work, descriptor: int, now: float) -> None:
+            thread.check_patience(body.patience)
+            self.work(request.envelope, message.header, body, descriptor)
+
+        thread.answer_with(messages.Work, work)
+        thread.answer_with(
+            messages.Result, lambda request, message, body, *_: self.result(request.envelope, message, body)
+        )
+
+    def welcome(self) -> dict[str, Any]:
+        """What observers are told of the columns of episodes."""
+        return {"starts": "" if self.starts is None else self.starts.to_json(), "entries": self.entries.to_json()}
 
     # From any thread
 
