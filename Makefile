@@ -52,7 +52,7 @@ help:
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
 	@echo "make protocol      every order of events of small worlds, and each rule taken out with the harm that it does; Spin's models"
-	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
+	@echo "make soak          what takes minutes: kills, loads, disks; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"

@@ -22,9 +22,9 @@ from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from statekit import own_accounts
 
-from . import checks, network, ports, record
+from . import checks, ports, record
 from .plants import VARIABLE
-from .schedule import Fault, faults, rolling
+from .schedule import Fault, faults
 
 TESTS = Path(__file__).resolve().parent.parent
 SUPPORT = TESTS / "support"
@@ -66,14 +66,8 @@ class Settings:
     kills: int = 6
     stops: int = 2
     terms: int = 0
-    cuts: int = 0
-    """Partitions; this process needs a network of its own (see `network`)."""
-    rounds: int = 0
-    """Of SIGTERM to everyone, one after the other, in place of the above."""
     spared: tuple[str, ...] = ()
     """Kinds of processes that nothing happens to."""
-    drain: bool = False
-    """In the middle of it all, the last server is drained to the first one, and ended; nothing else happens to it."""
     pace: float = 1.0
     """Above 1 makes faults as much shorter."""
     runs: int = 1
@@ -110,19 +104,10 @@ class Trial:
             "actor": [f"actor-{number}" for number in range(settings.actors)],
         }
         nodes = self.kinds["server"] + self.kinds["proxy"]
-        self.addresses = network.Addresses(nodes) if settings.cuts else dict.fromkeys(nodes, "127.0.0.1")
-        self.endpoints = {name: f"tcp://{self.addresses[name]}:{ports.block()}" for name in nodes}
-        self.drain_at, self.has_left = float("inf"), False
-        self.leaver = self.kinds["server"][-1] if settings.drain else ""
-        spared = {*settings.spared, self.leaver}
-        targets = [name for kind, names in self.kinds.items() if kind not in spared for name in names]
-        targets = [name for name in targets if name not in spared]
-        wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms, "cut": settings.cuts}
-        self.faults = (
-            rolling(settings.rounds, settings.seconds, targets)
-            if settings.rounds
-            else faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
-        )
+        self.endpoints = {name: f"tcp://127.0.0.1:{ports.block()}" for name in nodes}
+        targets = [name for names in self.kinds.values() for name in names]
+        wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms}
+        self.faults = faults(settings.seed, settings.seconds, targets, wanted)
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         self.undo: list[tuple[float, Fault, float]] = []
         """When each fault that lasts is over, and since when it does."""

@@ -1,5 +1,5 @@
 """Every kind of reply at its largest comes in pages, or is refused by name before anything has changed. What a server
-acknowledges does come. All limits are small here; `soak/large_replies.py` has those of real clients.
+acknowledges does come. All limits are small here.
 """
 
 import itertools

@@ -1,18 +1,34 @@
 """What the scripts of this folder share: where things are, what a process uses, and how a result is printed."""
 
+import ast
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ROOT / "tests"
 CANNOT = 77
 """Exit status of a script that cannot run here; why is on its standard output."""
 
-sys.path[1:1] = [str(TESTS), str(TESTS / "support")]  # after this folder: the tests' helpers, and the package `history`
+sys.path[1:1] = (str(TESTS / part) for part in ("", "support", "storage", "kubernetes"))  # after this folder
+
+
+def run_named(trials: Mapping[str, Any]) -> None:
+    """Run the trial that the command line names, with the options behind the name; end with its status."""
+    if len(sys.argv) < 2 or sys.argv[1] not in names_in(Path(sys.argv[0])):
+        sys.exit(f"name one of: {', '.join(names_in(Path(sys.argv[0])))}")
+    sys.exit(trials[sys.argv.pop(1)]())
+
+
+def names_in(path: Path) -> dict[str, str]:
+    """Trials of a program, and what is said of each: its functions whose docstrings begin with a question."""
+    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    said = {node.name: ast.get_docstring(node) or "" for node in functions}
+    return {name: text for name, text in said.items() if text.partition("\n")[0].endswith("?")}
 
 
 def say(*words: object) -> None:

@@ -1,0 +1,839 @@
+"""Releases on a Kubernetes of yours."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable
+
+from _kit import CANNOT, ROOT, end, run_named, table
+
+# isort: split
+
+import kubekit
+import nodekit
+import yaml
+from accesskit import CLIENT, Visitor, is_refused, refused, replace_key, replace_tokens, strangers_keys
+from inferencekit import WithInference
+from kubekit import run, until
+
+DENY = {
+    "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "deny-all"},
+    "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+}  # fmt: skip
+"""Cuts off whatever no other policy allows."""
+ACTORS_ONLY = ("--set", "learner.enabled=false")
+
+
+class Trial(kubekit.Report, kubekit.Release):
+    """A release in a namespace where everything is denied, and what is to be told of it."""
+
+    def __enter__(self) -> "Trial":
+        super().__enter__()
+        self.apply(DENY)
+        return self
+
+    def steps(self) -> int:
+        """Recorded, by all servers' accounts."""
+        return sum(one["steps"] for one in self.accounts().values())
+
+    def goes_on(self, what: str) -> None:
+        """Wait until actors have recorded more."""
+        before = self.steps()
+        kubekit.until(lambda: self.steps() > before, 120.0, f"more steps after: {what}")
+
+    def end_actors(self, *words: str) -> None:
+        """Let actors tell all, and go."""
+        self.install("--set", "actors.replicas=0", *words)
+        kubekit.until(lambda: not self.pods("actor"), 120.0, "no actor")
+
+
+def trial(
+    play: Callable[..., None], why_not: Callable[[], str] = str, make: Callable[[], kubekit.Release] = Trial
+) -> int:
+    """Do all of `play` with a release; the exit status.
+
+    Args:
+        why_not: What else is missing here, in words.
+        make: The release.
+    """
+    if why := kubekit.missing() or why_not():
+        print(f"It cannot run here: {why}.")
+        return CANNOT
+    with make() as release:
+        play(release)
+    print(table(["on a cluster", ""], release.rows))
+    return end(release.troubles)
+
+
+def trial_of_nodes(play: Callable[[nodekit.Trial], None], *commands: str, **values: dict[str, object]) -> int:
+    """Install the release, let `play` do its worst, and compare what was counted; the exit status.
+
+    Args:
+        commands: Of kill, start, cut and join, those that it takes.
+        values: The chart's, by component.
+    """
+
+    def all_of_it(made: nodekit.Trial) -> None:
+        made.goes_on()
+        play(made)
+        made.finish()
+
+    return trial(all_of_it, lambda: nodekit.missing(*commands), lambda: nodekit.Trial(**values))
+
+
+VOLUME = "24Mi"
+SERVERS = [
+    *("--set", "server.replicas=3,server.persistence.enabled=false"),
+    *("--set", "server.settings.state-dir=/var/lib/memoire/state"),
+    "--set-json", f'server.extraVolumes=[{{"name":"small","emptyDir":{{"medium":"Memory","sizeLimit":"{VOLUME}"}}}}]',
+    "--set-json", 'server.extraVolumeMounts=[{"name":"small","mountPath":"/var/lib/memoire"}]',
+]  # fmt: skip
+FILL = "cat /dev/zero > /var/lib/memoire/fill; true"
+# A file without a name, which belongs to no process' own memory: the kernel kills the largest process, which is the server.
+TAKE = "import os; file = os.memfd_create('fill')\nwhile True: os.write(file, bytes(1 << 20))"
+
+
+def play(release: Trial) -> None:
+    release.install(*ACTORS_ONLY, *SERVERS)
+    release.note("installed, with three servers")
+    with release.last_words() as words:
+        release.goes_on("the installation")
+        full = min(release.pods("server"), key=lambda pod: -clients(release, pod))
+        release.check(clients(release, full) > 0, "no server has a client that would notice")
+        fill(release, full)
+        kill_for_memory(release, full)
+        release.install(*ACTORS_ONLY, *SERVERS, "--set", "server.replicas=1", seconds=300)
+        release.goes_on("an upgrade to one server")
+        release.check(len(release.pods("server")) == 1, "more servers than one")
+        release.note("one server of three left, by an upgrade")
+        release.helm("rollback", release.name, "--wait", "--timeout", "300s", timeout=350.0)
+        release.goes_on("a rollback to three servers")
+        release.check(len(release.pods("server")) == 3, "not three servers")
+        release.note("three servers again, by a rollback")
+        release.end_actors(*ACTORS_ONLY, *SERVERS)
+    for trouble in release.differences(words):
+        release.check(False, trouble)
+    release.note("actors, each counted exactly", len(words))
+    release.note("steps", f"{release.totals()['steps']:,}")
+
+
+def clients(release: Trial, pod: str) -> int:
+    """How many clients a server has."""
+    return int(release.status(pod)["stats"]["presence"]["active"])
+
+
+def fill(release: Trial, pod: str) -> None:
+    """Leave no room on a server's volume for a while."""
+    release.kubectl("exec", pod, "--", "sh", "-c", FILL)
+    reasons = kubekit.until(lambda: release.status(pod)["reasons"], 60.0, "a server that says that it is full")
+    release.check("full" in str(reasons), f"a full volume is not said: {reasons}")
+    release.note("a volume is full: the server says it, and is not ready")
+    release.kubectl("exec", pod, "--", "rm", "/var/lib/memoire/fill")
+    kubekit.until(lambda: release.status(pod)["ready"], 60.0, "a server with room")
+    release.goes_on("room on the volume")
+    release.note("room again: everything goes on")
+
+
+def kill_for_memory(release: Trial, pod: str) -> None:
+    """Have the kernel kill a server because its container takes too much."""
+    release.kubectl("exec", pod, "--", "python3", "-c", TAKE, check=False)
+
+    def is_back() -> bool:
+        (status,) = json.loads(release.kubectl("get", "pod", pod, "-o", "json"))["status"]["containerStatuses"]
+        return status["ready"] and status["lastState"].get("terminated", {}).get("reason") == "OOMKilled"
+
+    kubekit.until(is_back, 120.0, "a server that was killed for memory and is ready again")
+    release.goes_on("a server that was killed for memory")
+    release.note("a server was killed for memory (OOMKilled): everything goes on")
+
+
+def kubernetes_accidents() -> int:
+    """Are counts exact when a volume fills, a server is killed for memory, servers go from three to one, and back again?
+
+    Actors push all the time. The servers' state is on small volumes in memory, which can be filled. A server with a full volume
+    acknowledges nothing and is not ready, and goes on when there is room. That server is then killed by the kernel (OOMKilled)
+    and starts again from its volume. An upgrade to one server drains two; a rollback makes them again. At the end every
+    actor's own counts are compared with the cluster's.
+    """
+    return trial(play)
+
+
+MANY = 12
+
+
+def play_of_kubernetes_autoscaling(made: nodekit.Trial) -> None:
+    until(lambda: metrics(made) is not None, 120.0, "the autoscaler has a figure")
+    made.note("proxies with 2 actors", len(made.ready("proxy")))
+    began = time.time()
+    made.change(actors={"replicas": MANY})
+    made.measure(f"{MANY} actors: a second proxy is ready", began, lambda: len(made.ready("proxy")) >= 2, 400.0)
+    made.goes_on(180.0)
+    until(lambda: len(made.ready("proxy")) >= 2, 60.0, "two proxies at least")
+    made.note(f"proxies with {MANY} actors", len(made.ready("proxy")))
+    began = time.time()
+    made.change(actors={"replicas": 2})
+    made.measure("2 actors: one proxy again", began, lambda: made.has("proxy", 1), 400.0)
+    made.goes_on(180.0)
+
+
+def metrics(made: nodekit.Trial) -> int | None:
+    """Per cent of the requested CPU that the proxies use, as the autoscaler sees it."""
+    path = f"/apis/autoscaling/v2/namespaces/{made.namespace}/horizontalpodautoscalers/{made.full}-proxy"
+    for each in made.api.get(path)["status"].get("currentMetrics") or []:
+        return each["resource"]["current"].get("averageUtilization")
+    return None
+
+
+def kubernetes_autoscaling() -> int:
+    """Do proxies scale out and back by their autoscaler while actors push, and is nothing lost or counted twice?
+
+    A HorizontalPodAutoscaler on real CPU metrics, with one proxy at first and three at most. Actors become so many that one
+    proxy takes more than it asked for, and few again. At the end every actor's own counts are compared with the servers'.
+    """
+    behavior = {
+        "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 15}]},
+        "scaleDown": {"stabilizationWindowSeconds": 15},
+    }
+    hpa = {"enabled": True, "minReplicas": 1, "maxReplicas": 3, "targetCPU": 80, "behavior": behavior}
+    proxy = {"autoscaling": hpa, "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+    busy = {"replicas": 2, "relay": {"enabled": False}, "args": ["--rate=10"]}
+    return trial_of_nodes(play_of_kubernetes_autoscaling, proxy=proxy, actors=busy)
+
+
+MINE = "app.kubernetes.io/instance=demo"
+DRAIN = ("drain", "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+
+
+def play_of_kubernetes_drains(made: nodekit.Trial) -> None:
+    ended, fewest = threading.Event(), {"server": 2, "proxy": 2}
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            for component, least in fewest.items():
+                fewest[component] = min(least, len(made.ready(component)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for number, node in enumerate(nodekit.nodes(), 1):
+            drain(made, node, f"node {number}")
+    finally:
+        ended.set()
+        watcher.join()
+    lost = [client for client, said in made.words.items() if not said.get("last") and client not in made.alive()]
+    made.check(not lost, f"{len(lost)} actors ended without a last word")
+    for component, least in fewest.items():
+        made.note(f"fewest of {component} that were ready", least)
+        made.check(least >= 1, f"there was a moment without a {component} that was ready")
+
+
+def drain(made: nodekit.Trial, node: str, name: str) -> None:
+    kinds = made.on(node)
+    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
+    (other,) = set(nodekit.nodes()[:2]) - {node}
+    began = time.time()
+    # Actors first: one whose server has gone, and waits for this node, could not tell what it did last.
+    for mine in (f"{MINE},app.kubernetes.io/component=actor", MINE):
+        run("kubectl", *DRAIN, f"--pod-selector={mine}", "--timeout=150s", node, timeout=180.0)
+    made.note(f"{name}: drained", f"{time.time() - began:.1f} s")
+    for component, count in nodekit.COUNTS.items():
+        if component in kinds - {"server"}:
+            until(lambda c=component, n=count: made.has(c, n), 120.0, f"{component} elsewhere")
+    batches = made.batches()
+    made.measure(f"{name} drained: learner takes batches", began, lambda: made.batches() > batches)
+    if "learner" not in kinds:
+        made.note(f"{name} drained: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
+    run("kubectl", "cordon", other)
+    refused = subprocess.run(
+        ["kubectl", *DRAIN, f"--pod-selector={MINE},app.kubernetes.io/component=server", "--timeout=6s", other],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    made.check(
+        "disruption budget" in refused.stderr and refused.returncode != 0,
+        f"the drain of the second server was not refused: {refused.stderr[-300:]}",
+    )
+    run("kubectl", "uncordon", other)
+    run("kubectl", "uncordon", node)
+    began = time.time()
+    made.measure(f"{name} uncordoned: all servers ready", began, lambda: made.has("server", 2))
+    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 120.0, "all ready")
+    made.goes_on()
+    made.note(f"{name} uncordoned: everything goes on", f"{time.time() - began:.1f} s")
+
+
+def kubernetes_drains() -> int:
+    """Does a cluster of Kubernetes go on through `kubectl drain` of each of its nodes, and are its budgets honoured?
+
+    A release on two nodes, with a server, a proxy and actors on each. Each node in turn is drained while actors play and the
+    learner learns, first of actors, then of all. While one server waits for its node (its volume is a folder there), the drain
+    of the other node has to be refused. A server and a proxy must be ready at every moment. At the end every actor's own
+    counts are compared with the servers'.
+    """
+    return trial_of_nodes(play_of_kubernetes_drains)
+
+
+KUBERNETES_GROWTH_MANY = 40
+
+
+def play_of_kubernetes_growth(made: nodekit.Trial) -> None:
+    began = time.time()
+    for count in range(10, KUBERNETES_GROWTH_MANY + 1, 10):
+        made.change(proxy={"replicas": 3}, actors={"replicas": count})
+    made.measure(
+        f"{MANY} actors and 3 proxies ready",
+        began,
+        lambda: made.has("actor", KUBERNETES_GROWTH_MANY) and made.has("proxy", 3),
+    )
+    made.goes_on(240.0)
+    made.note("all of them are told that they are counted, and the learner goes on", f"{time.time() - began:.1f} s")
+    until(lambda: spread(made).total() == KUBERNETES_GROWTH_MANY, 60.0, "the servers have them all")
+    for server, count in sorted(spread(made).items()):
+        made.note(f"clients of {server}", count)
+    began = time.time()
+    made.change(proxy={"replicas": 1})
+    made.goes_on(240.0)
+    made.note("one proxy again: everything goes on", f"{time.time() - began:.1f} s")
+
+
+def spread(made: nodekit.Trial) -> Counter[str]:
+    """Active clients of each server."""
+    return Counter({pod: made.status(pod)["stats"]["presence"].get("active", 0) for pod in made.pods("server")})
+
+
+def kubernetes_growth() -> int:
+    """Do forty actors and three proxies, grown out of two and one while they play, all take part and stay exact?
+
+    Actors without relays, so that each one dials the proxies' Service itself; ten at a time, since all nodes of a trial may be
+    one machine. At the end every actor's own counts are compared with the servers'.
+    """
+    light = {"replicas": 2, "relay": {"enabled": False}, "args": ["--rate=1"]}
+    return trial_of_nodes(play_of_kubernetes_growth, actors=light, proxy={"replicas": 1})
+
+
+PATIENCE = 2.0
+ACTORS = [
+    *("--set", "inference.replicas=2,actors.replicas=4"),
+    *("--set", "actors.image.repository=memoire,actors.relay.enabled=false"),
+    *("--set-json", 'actors.command=["python3","/trial/asked.py","actor"]'),
+    *("--set-json", f'actors.args=["--patience={PATIENCE:g}"]'),
+    *("--set-json", 'actors.extraVolumes=[{"name":"trial","configMap":{"name":"trial"}}]'),
+    *("--set-json", 'actors.extraVolumeMounts=[{"name":"trial","mountPath":"/trial"}]'),
+]
+
+
+class InferenceTrial(WithInference, Trial):
+    """A release whose actors ask nodes, and what its nodes have been asked."""
+
+    def asked(self) -> int:
+        """Rows that the nodes which are there were asked for."""
+        return sum(self.status(pod)["stats"]["rows"] for pod in self.pods("inference"))
+
+    def answers_again(self, what: str) -> None:
+        """Wait until both nodes are ready, and asked."""
+        kubekit.until(lambda: self.are_ready("inference", 2), 120.0, f"two nodes after: {what}")
+        before = self.asked()
+        kubekit.until(lambda: self.asked() > before + 200, 60.0, f"200 rows after: {what}")
+        self.note(what)
+
+
+def play_of_kubernetes_inference(release: InferenceTrial) -> None:
+    release.install(*ACTORS)
+    release.answers_again("installed, and asked")
+    with release.last_words() as words:
+        kubekit.until(lambda: len(words) == 4, 60.0, "a word of each actor")
+        nodes = f"deployment/{release.full}-inference"
+        for number in ("first", "second"):
+            release.kubectl("rollout", "restart", nodes)
+            release.kubectl("rollout", "status", nodes, "--timeout=120s", timeout=130.0)
+            release.answers_again(f"{number} rollout")
+        release.kill(release.pods("inference")[0])
+        release.answers_again("a node killed")
+        release.kubectl("scale", nodes, "--replicas=1")
+        kubekit.until(lambda: release.are_ready("inference", 1), 60.0, "one node")
+        release.kubectl("scale", nodes, "--replicas=2")
+        release.answers_again("to one node, and back to two")
+        release.install(*ACTORS, "--set", "actors.replicas=0")
+        kubekit.until(lambda: not release.pods("actor"), 90.0, "no actor")
+    told(release, words)
+
+
+def told(release: InferenceTrial, words: dict[str, dict[str, object]]) -> None:
+    """What the actors have said, and whether the cluster has counted the same."""
+    for client, said in words.items():
+        where = f"client {client}: {json.dumps(said)}"
+        release.check(not said["late"], f"an answer did not come in time: {where}")
+        release.check(float(str(said["longest"])) < PATIENCE, f"an answer took too long: {where}")
+    for trouble in release.differences(words):
+        release.check(False, trouble)
+    release.note("actors, each counted exactly", len(words))
+    release.note("rows asked for", f"{sum(int(str(said['asked'])) for said in words.values()):,}")
+    release.note("without an answer within 2 s", sum(int(str(said["late"])) for said in words.values()))
+    release.note("the longest answer took", f"{max(float(str(said['longest'])) for said in words.values()):.2f} s")
+    release.note("version of the network at the end", max(int(str(said["version"])) for said in words.values()))
+
+
+def kubernetes_inference() -> int:
+    """Does an actor ever wait beyond its timeout while inference nodes are replaced under it?
+
+    Four actors, whose image has no framework, ask two inference nodes for every action, one row at a time, and give each answer
+    two seconds. The nodes follow the demo's learner, which learns from what these actors record. Meanwhile `kubectl rollout
+    restart` replaces all nodes, twice, with all keys and policies on; then one node is killed, and then both are scaled to one
+    and back. At the end every actor's own counts are the cluster's.
+    """
+    return trial(play_of_kubernetes_inference, make=InferenceTrial)
+
+
+REPLACED = ("actor", "learner", "proxy", "server")
+
+
+def play_of_kubernetes_keys(release: Trial) -> None:
+    for role in REPLACED:
+        release.apply(kubekit.memoire("keys", "export", str(release.keys / role), "--kubernetes", "former"))
+    release.install()
+    release.note("installed")
+    mounts = [*strangers_keys(release), *(f"former-{role}" for role in REPLACED)]
+    with Visitor(release, "stranger", CLIENT, mounts=mounts) as stranger, release.last_words() as words:
+        kubekit.until(lambda: stranger.is_let_in("former-actor"), 60.0, "a key that opens the door")
+        is_refused(release, stranger.is_let_in, "plain", "silent")  # silent: who hung up before it was answered
+        is_refused(release, lambda: stranger.is_let_in("stranger-actor"), "unknown")
+        is_refused(release, lambda: stranger.is_let_in("other-actor"), "server_key")
+        is_refused(release, lambda: not stranger.publishes("former-actor"), "role")
+        release.note("without a key, with a made-up one, another cluster's, an actor's as a learner", "refused")
+        for role in REPLACED:
+            replace_key(release, role)
+            release.note(f"key of {role} replaced")
+            go_on(release, role)
+            if role in ("actor", "learner"):
+                former = f"former-{role}"
+                kubekit.until(lambda key=former: not stranger.is_let_in(key), 60.0, f"{former} opens nothing")
+                is_refused(release, lambda key=former: stranger.is_let_in(key), "revoked")
+                release.note(f"the former key of {role}", "refused")
+        new, old = replace_tokens(release)
+        url = f"http://{release.service('dashboard')}/api/overview"
+        is_changed = kubekit.until(lambda: (stranger.gets(url, old), stranger.gets(url, new)) == (401, 200), 60.0, url)
+        release.check(is_changed, "the dashboard's token")
+        kubekit.until(
+            lambda: {node["state"] for node in release.overview()["nodes"]} == {"up"},
+            60.0,
+            "nodes that answer the dashboard",
+        )
+        release.note("tokens replaced")
+        go_on(release, "tokens")
+        release.end_actors()
+    for trouble in release.differences(words):
+        release.check(False, trouble)
+    release.note("actors, each counted exactly", len(words))
+    release.note("steps", f"{release.totals()['steps']:,}")
+    release.note(
+        "refused meanwhile", ", ".join(f"{reason} {count}" for reason, count in sorted(refused(release).items()))
+    )
+
+
+def go_on(release: Trial, what: str) -> None:
+    """Wait until actors record and the learner draws."""
+    drawn = sum(each["stats"]["samples"] for each in release.servers())
+    release.goes_on(f"replacing {what}")
+    kubekit.until(
+        lambda: sum(each["stats"]["samples"] for each in release.servers()) > drawn, 120.0, f"more draws after: {what}"
+    )
+    release.note(f"{what}: actors and learner went on after")
+
+
+def kubernetes_keys() -> int:
+    """Is anything lost or counted twice while every key and token of a release is replaced by changing its Secrets?
+
+    Actors play and a learner learns. The key of each role is replaced as docs/kubernetes.md says (both let in, then the new one
+    shown, then the old one revoked), and the tokens. After each, both go on, and whoever has the old key, a made-up
+    one, another cluster's, none, or an actor's key in a learner's role gets nowhere and is counted. At the end every actor's own counts are the cluster's.
+    """
+    return trial(play_of_kubernetes_keys)
+
+
+NAMESPACE, _, SERVICE = os.environ.get("MEMOIRE_PROMETHEUS", "monitoring/prometheus:9090").partition("/")
+MONITORING = ROOT / "deploy" / "monitoring"
+ALERTS = ("MemoireServerDown", "MemoireProxyBackDown")
+"""That have to fire when no server is there, five minutes later."""
+
+
+def ask(path: str, **query: str) -> dict:
+    """What Prometheus answers."""
+    address = f"/api/v1/namespaces/{NAMESPACE}/services/{SERVICE}/proxy/api/v1/{path}"
+    said = kubekit.run("kubectl", "get", "--raw", f"{address}?{urllib.parse.urlencode(query)}", timeout=30.0)
+    return json.loads(said)["data"]
+
+
+def why_not() -> str:
+    try:
+        kubekit.run(
+            "kubectl", "get", "crd", "podmonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"
+        )
+        ask("query", query="up")
+    except AssertionError as error:
+        return f"there is no Prometheus of an operator at {NAMESPACE}/{SERVICE}: {str(error).strip().splitlines()[-1]}"
+    return ""
+
+
+def play_of_kubernetes_monitoring(release: Trial) -> None:
+    release.install(
+        *ACTORS_ONLY, "--set", "monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true",
+        "--set", "monitoring.podMonitor.interval=5s,monitoring.podMonitor.scrapeTimeout=4s",
+    )  # fmt: skip
+    release.note("installed")
+    scraped(release)
+    loaded(release)
+    answered(release)
+    alarmed(release)
+
+
+def scraped(release: Trial) -> None:
+    """Every Pod is a target, and up; nothing else of the release is one."""
+    pods = set(release.pods())
+
+    def found() -> bool:
+        series = ask("query", query=f'up{{namespace="{release.namespace}"}}')["result"]
+        up = {(one["metric"]["pod"], one["metric"]["job"]) for one in series if one["value"][1] == "1"}
+        is_right = {pod for pod, _ in up} == pods and len(series) == len(pods)
+        return is_right and all(one["metric"]["release"] == release.name for one in series)
+
+    kubekit.until(found, 120.0, f"every Pod a target that is up: {sorted(pods)}")
+    release.note("every Pod a target that is up")
+    release.note("Pods, targets", f"{len(pods)}, {len(pods)}")
+
+
+def loaded(release: Trial) -> None:
+    """Every group of ours is there, evaluated without an error."""
+    ours = yaml.safe_load((MONITORING / "memoire.rules.yaml").read_text(encoding="utf-8"))["groups"]
+    expected = {(group["name"], len(group["rules"])) for group in ours}
+
+    def found() -> bool:
+        groups = [group for group in ask("rules")["groups"] if release.namespace in group["file"]]
+        health = {rule["health"] for group in groups for rule in group["rules"]}
+        return {(group["name"], len(group["rules"])) for group in groups} == expected and health == {"ok"}
+
+    kubekit.until(found, 120.0, f"all rules loaded, without errors: {expected}")
+    release.note("all rules loaded and evaluated")
+    release.note("rules", sum(count for _, count in expected))
+
+
+def answered(release: Trial) -> None:
+    """Every panel's query is one that Prometheus takes; how many have something to show, with actors and without a learner."""
+    release.goes_on("monitoring")
+    queries = [
+        target["expr"]
+        for file in sorted(MONITORING.glob("*.json"))
+        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]
+        for target in panel.get("targets", ())
+    ]
+    chosen = {"$__rate_interval": "1m", "$namespace": release.namespace, "$release": release.name}
+    empty = []
+    for query in queries:
+        asked = query
+        for name, value in chosen.items():
+            asked = asked.replace(name, value)
+        asked = re.sub(r"\$\w+", ".*", asked)
+        empty += [query] * (not ask("query", query=asked)["result"])
+    release.note("queries of the boards, with something to show", f"{len(queries)}, {len(queries) - len(empty)}")
+    for query in empty:
+        print(f"nothing to show: {query}", file=sys.stderr)
+    release.check(len(empty) <= len(queries) // 3, f"too little to show: {empty}")
+
+
+def alarmed(release: Trial) -> None:
+    """Alerts fire when servers are away, and end when they are back."""
+
+    def firing() -> set[str]:
+        query = f'ALERTS{{alertstate="firing", namespace="{release.namespace}", severity!="info"}}'
+        return {one["metric"]["alertname"] for one in ask("query", query=query)["result"]}
+
+    release.check(not firing(), f"alerts without a cause: {firing()}")
+    release.kubectl("scale", f"statefulset/{release.full}-server", "--replicas=0")
+    kubekit.until(lambda: set(ALERTS) <= firing(), 500.0, f"alerts: {', '.join(ALERTS)}")
+    release.note(f"servers gone: {', '.join(ALERTS)} fired after")
+    release.note("alerts then", ", ".join(sorted(firing())))
+    release.kubectl("scale", f"statefulset/{release.full}-server", "--replicas=2")
+    kubekit.until(lambda: not set(ALERTS) & firing(), 200.0, f"an end of {', '.join(ALERTS)}")
+    release.note("servers back: both ended after")
+
+
+def kubernetes_monitoring() -> int:
+    """With a Prometheus operator: is every Pod scraped, are all rules loaded, and does an alert begin and end with its cause?
+
+    The chart's PodMonitor and PrometheusRule are all that is configured. Everything else is asked of the Prometheus that the operator
+    runs ($MEMOIRE_PROMETHEUS is its Service as NAMESPACE/NAME:PORT, by default monitoring/prometheus:9090): targets, rules, what
+    every panel of the boards shows, and alerts while the servers are away for longer than the rules bear with.
+    """
+    return trial(play_of_kubernetes_monitoring, why_not)
+
+
+SHORTLY = 12.0
+"""Seconds: less than Kubernetes waits for a word from a node (20 to 50)."""
+
+
+def play_of_kubernetes_nodes_cut(made: nodekit.Trial) -> None:
+    for number, node in enumerate(nodekit.nodes(), 1):
+        if number > 1:
+            made.spread()
+        cut(made, node, f"node {number}", is_long=False)
+        cut(made, node, f"node {number}", is_long=True)
+
+
+def cut(made: nodekit.Trial, node: str, name: str, *, is_long: bool) -> None:
+    """Cut a node off; where it is for long, until its Pods of Deployments run elsewhere."""
+    how = "cut off for long" if is_long else f"cut off for {SHORTLY:.0f} s"
+    kinds, aside = made.on(node), made.clients_on(node)
+    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
+    before, batches = {client: made.words[client]["did"][0] for client in aside}, made.batches()
+    began = time.time()
+    nodekit.do("cut", node)
+    if is_long:
+        made.lost = node
+        for component, count in nodekit.COUNTS.items():
+            if component in kinds - {"server", "learner"}:
+                made.measure(f"{name} {how}: {component} replaced", began, lambda c=component, n=count: made.has(c, n))
+        if "learner" not in kinds:
+            until(lambda: made.batches() > batches + 20, 60.0, "the learner goes on")
+    else:
+        while time.time() < began + SHORTLY:
+            time.sleep(0.2)
+    nodekit.do("join", node)
+    made.lost, joined = "", time.time()
+    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 180.0, "all ready")
+    made.goes_on()
+    made.note(f"{name} {how}: everything goes on after it is back", f"{time.time() - joined:.1f} s")
+    if "learner" not in kinds:
+        made.note(f"{name} {how}: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
+    if is_long:
+        until(
+            lambda: all(made.words[client].get("last") for client in aside), 90.0, "those given up say their last words"
+        )
+        played = sum(made.words[client]["did"][0] - before[client] for client in aside)
+        made.note(f"{name} {how}: episodes that its actors played meanwhile and had counted later", played)
+        made.check(played > 0, f"the actors on {name} did not go on while it was cut off")
+
+
+def kubernetes_nodes_cut() -> int:
+    """Does a cluster of Kubernetes lose or count anything twice when nodes are unplugged from the network and plugged in again?
+
+    A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load: shortly, so
+    that nobody is replaced, and then for so long that Kubernetes gives its Pods up and starts others, while both sides go on:
+    those that were given up play and count until they are reached again. Pods have tolerations of five seconds. At the end
+    every actor's own counts are compared with the servers'.
+    """
+    return trial_of_nodes(play_of_kubernetes_nodes_cut, "cut", "join")
+
+
+def play_of_kubernetes_nodes_killed(made: nodekit.Trial) -> None:
+    for number, node in enumerate(nodekit.nodes(), 1):
+        if number > 1:
+            made.spread()
+        lose(made, node, f"node {number}")
+
+
+def lose(made: nodekit.Trial, node: str, name: str) -> None:
+    kinds = made.on(node)
+    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
+    lost = made.clients_on(node)
+    made.note(f"{name}: actors that are lost with it", len(lost))
+    made.check(bool(lost), f"there was no actor on {name}")
+    began = time.time()
+    nodekit.do("kill", node)
+    made.lost = node
+    keeps_serving(made, name, began)
+    for component, count in nodekit.COUNTS.items():
+        if component in kinds - {"server", "learner"}:
+            made.measure(f"{name} lost: {component} replaced", began, lambda c=component, n=count: made.has(c, n))
+    if "learner" in kinds:
+        run("kubectl", "taint", "node", node, nodekit.OUT_OF_SERVICE)
+        tainted = time.time()
+        made.measure(f"{name} declared out of service: learner replaced", tainted, lambda: made.has("learner", 1))
+    batches = made.batches()
+    made.measure(f"{name} lost: learner takes batches", began, lambda: made.batches() > batches + 5)
+    if "learner" not in kinds:
+        made.note(f"{name} lost: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
+    nodekit.do("start", node)
+    made.lost, began = "", time.time()
+    if "learner" in kinds:
+        run("kubectl", "taint", "node", node, f"{nodekit.OUT_OF_SERVICE}-")
+    made.measure(f"{name} back: all servers ready", began, lambda: made.has("server", 2), 180.0)
+    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 120.0, "all ready")
+    made.goes_on()
+    made.note(f"{name} back: everything goes on", f"{time.time() - began:.1f} s")
+
+
+def keeps_serving(made: nodekit.Trial, name: str, began: float) -> None:
+    """Actors whose Pod and home were not on the node are told again and again that they are counted."""
+    spared = made.untouched()
+    made.note(f"{name} lost: actors that have neither Pod nor home there", len(spared))
+    if spared:
+        before = made.confirmed()
+        until(lambda: all(made.confirmed()[each] > before[each] + 100 for each in spared), 90.0, "spared actors go on")
+        silence = made.longest_silence(spared, began)
+        made.note(f"{name} lost: longest that one of these waited for an answer", f"{silence:.1f} s")
+
+
+def kubernetes_nodes_killed() -> int:
+    """Does a cluster of Kubernetes get over the loss of a node, and of the other one after it came back?
+
+    A release on two nodes, with a server, a proxy and actors on each; learner and dashboard are on one of them. Each node in
+    turn is ended as by a power cut, while actors play and the learner learns, and is started again. Pods have tolerations of
+    five seconds. A Pod of a StatefulSet stays bound to a node that may come back: the learner is let go by the taint
+    `node.kubernetes.io/out-of-service`, as a person would; a server, whose volume is a folder of the node, waits for it. At
+    the end every actor's own counts are compared with the servers'; of actors that were lost, what they were told is counted
+    must be, and no more than they had announced.
+    """
+    return trial_of_nodes(play_of_kubernetes_nodes_killed, "kill", "start")
+
+
+NOBODY: dict[str, set[int]] = {"server": set(), "proxy": set(), "actor": set(), "dashboard": set()}
+CLIENTS = {**NOBODY, "proxy": {5560, 5561, 5562}}
+SCRAPERS = {component: {8081} for component in NOBODY}
+
+
+def play_of_kubernetes_policies(release: Trial) -> None:
+    elsewhere = f"{release.namespace}-elsewhere"
+    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": elsewhere}}}
+    labelled = {**there, "podSelector": {"matchLabels": CLIENT}}
+    own = {"podSelector": {"matchLabels": {"visitor": "browser"}}}
+    kubekit.run("kubectl", "delete", "namespace", elsewhere, "--ignore-not-found", timeout=120.0)
+    kubekit.run("kubectl", "create", "namespace", elsewhere)
+    values = (*ACTORS_ONLY, "--set-json", f"networkPolicy.dashboard={json.dumps([own])}")
+    try:
+        release.install(*values)
+        release.note("installed")
+        with (
+            Visitor(release, "stranger") as stranger,
+            Visitor(release, "friend", CLIENT) as friend,
+            Visitor(release, "browser") as browser,
+            Visitor(release, "far", CLIENT, namespace=elsewhere) as far,
+            Visitor(release, "other", namespace=elsewhere) as other,
+        ):
+            expect(release, "a Pod without the label", stranger, NOBODY)
+            expect(release, "a Pod with the label", friend, CLIENTS)
+            expect(release, "a Pod that `networkPolicy.dashboard` names", browser, {**NOBODY, "dashboard": {8265}})
+            expect(release, "a Pod with the label, of another namespace", far, NOBODY)
+            release.install(*values, "--set-json", f"networkPolicy.clients={json.dumps([labelled])}")
+            expect(release, "the same, which `networkPolicy.clients` names", far, CLIENTS)
+            expect(release, "one without the label there", other, NOBODY)
+            release.install(*values, "--set-json", f"networkPolicy.monitoring={json.dumps([there])}")
+            expect(release, "a Pod that `networkPolicy.monitoring` names", other, SCRAPERS)
+        needs(release)
+    finally:
+        kubekit.run("kubectl", "delete", "namespace", elsewhere, "--wait=false", check=False)
+
+
+def expect(release: Trial, who: str, visitor: Visitor, what: dict[str, set[int]]) -> None:
+    """Look what somebody reaches, and compare it."""
+    found = visitor.reaches()
+    ports = sorted((component, port) for component, open_there in found.items() for port in open_there)
+    release.note(f"{who} reaches", ", ".join(f"{component} {port}" for component, port in ports) or "nothing")
+    release.check(found == what, f"{who} reaches {found}, and should reach {what}")
+
+
+def needs(release: Trial) -> None:
+    """What has to pass."""
+    release.goes_on("policies")
+    release.helm("test", release.name)
+    release.note("helm test")
+    seen = kubekit.until(
+        lambda: (nodes := release.overview()["nodes"]) and {node["state"] for node in nodes} == {"up"} and nodes,
+        60.0,
+        "every node on the dashboard",
+    )
+    release.note("nodes that the dashboard sees", len(seen))
+    with release.last_words() as words:
+        release.end_actors(*ACTORS_ONLY)
+    for trouble in release.differences(words):
+        release.check(False, trouble)
+    release.note("actors, each counted exactly", len(words))
+    before = release.totals()
+    first, second = (f"tcp://{pod}.{release.full}-server:5560" for pod in release.pods("server"))
+    release.kubectl("exec", release.pods("server")[0], "--", "memoire", "drain", second, "--to", first, timeout=90.0)
+    release.note("a server drained to another")
+    release.check(release.totals() == before, f"totals were {before} before the drain, and are {release.totals()}")
+
+
+def kubernetes_policies() -> int:
+    """With a policy that denies everything: who reaches which port of a release, and does all that the cluster needs pass?
+
+    Pods of nobody's, which may send anything, try every port of every Pod: without the label of clients, with it, from another
+    namespace before and after `networkPolicy.clients` names it, and from one that `networkPolicy.monitoring` names. Then what the cluster
+    needs: actors record, `helm test`, a server is drained to another one, totals are asked for, and the dashboard sees every node.
+    """
+    return trial(play_of_kubernetes_policies)
+
+
+STOPPED = ("server", "proxy", "dashboard")
+LIMIT = 180.0
+SHARED = [word for each in STOPPED for word in ("--set", f"{each}.podSpecExtra.shareProcessNamespace=true")]
+STOP = """
+import os, pathlib, signal, sys
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    words = (folder / "cmdline").read_bytes().split(b"\\0")
+    if sys.argv[1].encode() in words and int(folder.name) != os.getpid():
+        os.kill(int(folder.name), signal.SIGSTOP)
+        print(folder.name)
+"""
+
+
+def play_of_kubernetes_stopped(release: Trial) -> None:
+    release.install(*ACTORS_ONLY, *SHARED)
+    release.note("installed")
+    with release.last_words() as words:
+        release.goes_on("the installation")
+        pods = {each: release.pods(each)[0] for each in STOPPED}
+        before = {each: restarts(release, pod) for each, pod in pods.items()}
+        began = time.monotonic()
+        for each, pod in pods.items():
+            said = release.kubectl("exec", pod, "-c", each, "--", "python3", "-c", STOP, each)
+            release.check(bool(said.strip()), f"no process of {pod} was stopped")
+        took: dict[str, float] = {}
+
+        def all_are_back() -> bool:
+            for each, pod in pods.items():
+                if each not in took and restarts(release, pod) > before[each] and is_ready(release, pod):
+                    took[each] = time.monotonic() - began
+            return len(took) == len(pods)
+
+        kubekit.until(all_are_back, LIMIT + 60.0, "all are restarted and ready")
+        for each, seconds in took.items():
+            release.note(f"{each}: stopped until ready again", f"{seconds:.0f} s")
+            release.check(seconds <= LIMIT, f"{each} took {seconds:.0f} s, more than {LIMIT:.0f} s")
+        release.goes_on("the restarts")
+        release.end_actors(*ACTORS_ONLY, *SHARED)
+    for trouble in release.differences(words):
+        release.check(False, trouble)
+    release.note("actors, each counted exactly", len(words))
+
+
+def restarts(release: Trial, pod: str) -> int:
+    """How often containers of a Pod were restarted."""
+    status = json.loads(release.kubectl("get", "pod", pod, "-o", "json"))["status"]
+    return sum(each["restartCount"] for each in status["containerStatuses"])
+
+
+def is_ready(release: Trial, pod: str) -> bool:
+    status = json.loads(release.kubectl("get", "pod", pod, "-o", "json"))["status"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in status["conditions"])
+
+
+def kubernetes_stopped() -> int:
+    """Is a node that was stopped (SIGSTOP) restarted within three minutes, and does everything go on?
+
+    A server, a proxy and the dashboard are stopped at the same moment: each process is there, its port takes connections, and
+    nothing answers. The kubelet notices by /livez alone. Processes of a Pod see each other here, so that one can be stopped
+    from inside. At the end every actor's own counts are compared with the cluster's.
+    """
+    return trial(play_of_kubernetes_stopped)
+
+
+if __name__ == "__main__":
+    run_named(globals())
