@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .record import Event
+from .players import Event
 
 SLACK = 2.0
 """Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself. More if

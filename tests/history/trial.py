@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,7 @@ from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from statekit import own_accounts
 
-from . import checks, ports, record
-from .plants import VARIABLE
-from .schedule import Fault, faults
+from . import checks, players, ports
 
 TESTS = Path(__file__).resolve().parent.parent
 SUPPORT = TESTS / "support"
@@ -35,11 +34,8 @@ SCHEMA = Schema(
         "reward": Column(np.float32, (), "reward"),
     }
 )
-SETTINGS = {
-    "caches": ("--set", "cache_size=16", "--set", "priority_exponent=0.0"),
-    "rollouts": ("--set", "rollout_length=8", "--capacity", "4096"),
-}
-"""Of the servers' table, by what it stores."""
+SETTINGS = ("--set", "cache_size=16", "--set", "priority_exponent=0.0")
+"""Of the servers' table."""
 READY = 60.0
 TERM_GRACE = 20.0
 """Seconds in which a node that got SIGTERM has to be gone, with status 0; more where the machine is busy."""
@@ -47,6 +43,75 @@ WORK = 20
 """Lines that actors write before the next fault: nothing is shown by a fault that meets nobody at work."""
 END_GRACE = 60.0
 """Seconds in which actors have to deliver and leave, once all is healed and the run is over."""
+
+
+SETTLE = 1.0
+"""Seconds of peace at the beginning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens to one process."""
+
+    at: float
+    """Seconds after the beginning."""
+    kind: str
+    """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again), "stop" (SIGSTOP, then SIGCONT) or "cut"
+    (its address is gone, then back)."""
+    target: str
+    """Such as "server-1"."""
+    seconds: float
+    """How long it is away."""
+
+    @property
+    def until(self) -> float:
+        return self.at + self.seconds
+
+    def __str__(self) -> str:
+        return f"{self.at:6.2f} s {self.kind} {self.target} for {self.seconds:.2f} s"
+
+
+AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0), "cut": (0.5, 8.0)}
+"""Least and most seconds that each kind of fault takes."""
+AWAY |= {"in": (0.5, 8.0), "out": (0.5, 8.0), "slow": (0.5, 5.0), "reset": (0.0, 0.1)}
+"""Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset."""
+AWAY |= {"full": (0.5, 8.0), "eio": (0.5, 3.0), "power": (0.5, 3.0)}
+"""Those of a simulated disk: full, broken until its server is killed and started again, and without power."""
+DISK = ("full", "eio", "power")
+RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0, "in": 1.0, "out": 1.0, "slow": 0.0, "reset": 0.2}
+RECOVERS |= {"full": 1.0, "eio": 1.0, "power": 1.0}
+"""Seconds after a fault in which its target is left alone: a process that never gets up shows nothing new."""
+
+
+def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
+    """Spread `counts` of each kind of fault over the time, in turns over the kinds of processes.
+
+    Every kind of process ("server", "proxy", "actor") gets its share, however many there are of it.
+    """
+    rng = random.Random(f"faults of {seed}")
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    rng.shuffle(kinds)
+    span = (seconds - SETTLE) / max(1, len(kinds))
+    free_at = dict.fromkeys(targets, 0.0)
+    turns: dict[str, list[str]] = {}
+    made = []
+    for place, kind in enumerate(kinds):
+        at = SETTLE + span * (place + rng.random())
+        away = rng.uniform(*AWAY[kind])
+        able = [target for target in targets if kind != "cut" or not target.startswith("actor")]
+        able = [target for target in able if kind not in DISK or target.startswith("server")]
+        classes = sorted({target.partition("-")[0] for target in able})
+        if not turns.get(kind):
+            turns[kind] = rng.sample(classes, len(classes))
+        wanted = turns[kind].pop()
+        free = [target for target in able if free_at[target] <= at]
+        of_class = [target for target in free if target.startswith(wanted + "-")]
+        if not (of_class or free):
+            continue  # everybody is down: a fault less
+        target = rng.choice(of_class or free)
+        free_at[target] = at + away + RECOVERS[kind]
+        made.append(Fault(round(at, 3), kind, target, round(away, 3)))
+    return sorted(made, key=lambda fault: fault.at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +131,8 @@ class Settings:
     kills: int = 6
     stops: int = 2
     terms: int = 0
-    spared: tuple[str, ...] = ()
-    """Kinds of processes that nothing happens to."""
-    pace: float = 1.0
-    """Above 1 makes faults as much shorter."""
     runs: int = 1
     """Experiments, one after the other."""
-    storage: str = "caches"
-    """What the servers keep: caches, which the learner draws from, or rollouts, which it takes."""
-    plant: str = ""
-    """Name of a planted fault."""
 
 
 @dataclasses.dataclass
@@ -97,7 +154,7 @@ class Trial:
         self.settings, self.folder = settings, folder
         for name in ("history", "state"):
             (folder / name).mkdir()
-        self.record = record.Recorder(folder / "history" / "nemesis.jsonl", "nemesis")
+        self.record = players.Recorder(folder / "history" / "nemesis.jsonl", "nemesis")
         self.kinds = {
             "server": [f"server-{number}" for number in range(settings.servers)],
             "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
@@ -130,7 +187,7 @@ class Trial:
             self._heal()
             self._finish()
         self.record.close()
-        events = record.read(self.folder / "history")
+        events = players.read(self.folder / "history")
         kept = kept_in(self.folder / "state", self.kinds["server"], self.runs, self.final)
         violations = [*checks.check(events, kept), *self._traces()]
         return Outcome(violations, self._figures(events, kept, time.monotonic() - began))
@@ -142,37 +199,26 @@ class Trial:
         history = str(self.folder / "history" / f"{name}.{self.lives[name]}.jsonl")
         match name.partition("-")[0]:
             case "server":
-                settings = ("--storage", self.settings.storage, *SETTINGS[self.settings.storage])
                 schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", self.runs[0])
                 state = ("--state-dir", str(self.folder / "state" / name))
-                open_to_all = (
-                    "--endpoint",
-                    self.endpoints[name],
-                    "--insecure",
-                )  # addresses of a network of the trial's own
-                return "history.node", "server", *open_to_all, *schema, *state, *settings
+                return "memoire", "server", "--endpoint", self.endpoints[name], *schema, *state, *SETTINGS
             case "proxy":
                 behind = [self.endpoints[server] for server in self.kinds["server"]]
-                return "history.node", "proxy", "--endpoint", self.endpoints[name], "--insecure", *behind
+                return "memoire", "proxy", "--endpoint", self.endpoints[name], *behind
             case "actor":
                 options = {
                     "--name": name,
                     "--history": history,
                     "--clients": self.settings.clients,
                     "--rate": self.settings.rate,
-                    "--storage": self.settings.storage,
                     "--seed": f"{self.settings.seed}/{name}/{self.lives[name]}",
                 }
                 words = [str(word) for option in options.items() for word in option]
-                return "history.actor", *self._fronts, *words
-            case "drain":
-                to = self.kinds["server"][0]
-                return "history.node", "drain", self.endpoints[self.leaver], "--to", self.endpoints[to]
+                return "history.players", "actor", *self._fronts, *words
             case _:
                 every = self.settings.seconds / self.settings.runs
                 runs = [word for run in self.runs[1:] for word in ("--run", run)]
-                how = ("--history", history, "--every", str(every), "--storage", self.settings.storage)
-                return "history.learner", self._fronts[0], *how, *runs
+                return "history.players", "learner", self._fronts[0], "--history", history, "--every", str(every), *runs
 
     @property
     def _fronts(self) -> list[str]:
@@ -182,8 +228,7 @@ class Trial:
     def _start(self, name: str) -> Child:
         self.lives[name] += 1
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(SUPPORT)]))
-        environment = {"PYTHONPATH": path, VARIABLE: self.settings.plant}
-        child = self.launcher.start(name, *self._arguments(name), environment=environment)
+        child = self.launcher.start(name, *self._arguments(name), environment={"PYTHONPATH": path})
         self.running[name] = child
         self.record("started", target=name, life=self.lives[name])
         return child
@@ -200,14 +245,10 @@ class Trial:
     def _pump(self, until: float) -> None:
         """Listen to everyone until then; a process that died by itself is written down, once."""
         while True:
-            if time.monotonic() >= self.drain_at:
-                self._drain()
             self._undo_due()
             for name, child in list(self.running.items()):
                 if child.status not in (None, 0) and not child.is_stopping:
                     child.is_stopping = True
-                    if name.startswith("drain"):
-                        continue  # it says what it could not do, and is started again
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
             idle = min([left, 0.1, *(at - time.monotonic() for at, _, _ in self.undo)])
@@ -221,8 +262,6 @@ class Trial:
     def _torment(self) -> None:
         """Do what the schedule says; it is undone when its time is over, also while one that was asked to end still delivers."""
         began = time.monotonic()
-        if self.leaver:
-            self.drain_at = began + 0.4 * self.settings.seconds
         for fault in self.faults:
             self._pump(began + fault.at)
             began += self._await_work(fault.target)
@@ -262,25 +301,12 @@ class Trial:
                 self.undo.remove(due)
                 self._relieve(due[1], due[2])
 
-    def _drain(self) -> None:
-        """Take the last server out of the cluster; begun anew while kills of others make it fail."""
-        drain = self.running.get("drain-0")
-        if drain is None or drain.status not in (None, 0):
-            self._start("drain-0")
-        elif drain.status == 0:
-            self.drain_at = float("inf")
-            self.has_left = True
-            self._end([self.leaver])
-
     def _strike(self, fault: Fault) -> float:
         child, name = self.running[fault.target], fault.target
         facts = {"target": name, "life": self.lives[name]}
         if fault.kind == "stop":
             child.process.send_signal(signal.SIGSTOP)
             return self.record("stopped", **facts)
-        if fault.kind == "cut":
-            self.addresses.cut(name)
-            return self.record("cut", **facts)
         child.is_stopping = True
         if fault.kind == "kill":
             child.process.kill()
@@ -294,9 +320,6 @@ class Trial:
         if fault.kind == "stop":
             self.running[fault.target].process.send_signal(signal.SIGCONT)
             self.record("continued", target=fault.target, since=since)
-        elif fault.kind == "cut":
-            self.addresses.mend(fault.target)
-            self.record("mended", target=fault.target)
         else:
             self._start(fault.target)
 
@@ -340,20 +363,10 @@ class Trial:
     def _heal(self) -> None:
         """Everybody is up again."""
         for name, child in list(self.running.items()):
-            if name.startswith(("server", "proxy")) and child.status is not None and name != self.leaver:
+            if name.startswith(("server", "proxy")) and child.status is not None:
                 self._start(name)
         nodes = [self.running[name] for name in self.kinds["server"] + self.kinds["proxy"]]
         self.launcher.await_ready([child for child in nodes if child.status is None], READY)
-        deadline = time.monotonic() + END_GRACE
-        while self.leaver and not self.has_left:
-            self._pump(time.monotonic() + 0.1)
-            if time.monotonic() > deadline:
-                self.record(
-                    "late",
-                    target="drain-0",
-                    what=f"could not drain {self.leaver}: {list(self.running['drain-0'].tail)}",
-                )
-                break
         self.record("healed")
 
     def _finish(self) -> None:
@@ -382,7 +395,7 @@ class Trial:
             for run in self.runs:
                 told = reader.totals(run, READY)
                 totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
-                self.record("totals", run=run, missing=sorted({*told.missing} - {self.leaver}), **totals)
+                self.record("totals", run=run, missing=sorted(told.missing), **totals)
 
     def _traces(self) -> list[str]:
         """What Python said on its way down."""
@@ -390,7 +403,7 @@ class Trial:
         found = [line for line in text.splitlines() if "Traceback (most recent call last)" in line]
         return [f"output: {len(found)} tracebacks, the first: {found[0]}"] if found else []
 
-    def _figures(self, events: list[record.Event], kept: checks.Kept, seconds: float) -> dict[str, Any]:
+    def _figures(self, events: list[players.Event], kept: checks.Kept, seconds: float) -> dict[str, Any]:
         told = checks.stories(events)
         merged = checks.merge(kept.counted).values()
         done = Counter(event["do"] for event in events)
@@ -402,9 +415,7 @@ class Trial:
             "clients": len(told),
             "killed": dict(killed),
             "stopped": done["stopped"],
-            "cut off": done["cut"],
             "ended": done["ended"],
-            "drained": int(self.has_left),
             "runs": len(self.runs),
             "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
             "episodes": sum(episodes for episodes, _ in merged),
@@ -470,8 +481,6 @@ def main() -> int:
     Path(folder).mkdir(parents=True)
     values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
     settings = Settings(**{"seed": 1, "seconds": 8.0, **values})
-    if settings.cuts:
-        print(network.own())
     trial = Trial(settings, Path(folder))
     print(*trial.faults, sep="\n")
     outcome = trial.run()

@@ -1,6 +1,6 @@
 """Rules of the protocol, each taken out of the product: a search that finds nothing wrong then would prove nothing.
 
-Like the plants of `history.plants`, each replaces a piece of the product, in a process of its own.
+Like the plants of `simulation.plants`, each replaces a piece of the product, in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from history.plants import replace
+from simulation.plants import replace
 
 from .explore import Search, World
 from .worlds import DRAIN

@@ -10,13 +10,10 @@ import sys
 import time
 from typing import Any, Final, NamedTuple
 
-from history.plants import PLANTS
-
+from .plants import PLANTS
 from .run import outcomes
 from .trial import Settings
 
-KEPT: Final = ("storage", "runs")
-"""What a plant says of its trials that a simulated one needs, too: time is no matter here."""
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "polls_for_what_it_never_takes": {"terms": 12, "rate": 4.0},
     "locks_that_have_to_be_whole": {"power": 8},
@@ -53,8 +50,8 @@ class Report(NamedTuple):
 
 def report_of(plant: str, seeds: int, workers: int) -> Report:
     """Run seeds until the fault is found."""
-    given = {name: value for name, value in PLANTS[plant].settings.items() if name in KEPT} if plant else {}
-    every = [Settings(seed, plant=plant, **given, **SETTINGS.get(plant, {})) for seed in range(1, seeds + 1)]
+    given = PLANTS[plant].settings if plant else {}
+    every = [Settings(seed, plant=plant, **{**given, **SETTINGS.get(plant, {})}) for seed in range(1, seeds + 1)]
     ran, seconds = 0, 0.0
     for _, outcome in outcomes(every, workers):
         ran, seconds = ran + 1, seconds + outcome.seconds

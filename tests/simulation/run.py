@@ -16,10 +16,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from history.plants import PLANTS
-from history.schedule import Fault
+from history.trial import Fault
 
-from . import plants as _more  # noqa: F401  registers what only a simulated network meets
+from .plants import PLANTS
 from .trial import Outcome, Settings, run, value_of
 
 REMEMBERED = Path(__file__).with_name("seeds.txt")

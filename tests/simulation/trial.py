@@ -21,10 +21,8 @@ from typing import Any, Final, TextIO
 from unittest import mock
 
 from history import checks
-from history.actor import PLAYS
-from history.learner import LAST, learn
-from history.schedule import Fault, faults
-from history.trial import SCHEMA, kept_in
+from history.players import LAST, PLAYS, learn
+from history.trial import SCHEMA, Fault, faults, kept_in
 from memoire.accounting.packing import StoredAccounts
 from memoire.errors import InsecureWarning
 from memoire.limits import Limits
@@ -539,9 +537,7 @@ def main() -> int:
     traces = [word.removeprefix("--trace=") for word in sys.argv[1:] if word.startswith("--trace=")]
     settings = Settings(int(seed), **dict(map(value_of, given)))
     if settings.plant:
-        from history.plants import PLANTS
-
-        from . import plants  # noqa: F401  registers its own
+        from .plants import PLANTS
 
         PLANTS[settings.plant].apply()
     with open(traces[0], "w", encoding="utf-8") if traces else nullcontext() as trace:
