@@ -93,7 +93,7 @@ def state_damage() -> int:
     zeroed, pages swapped, files removed or put back as they were some transactions ago. Each copy then has to open with
     exactly what was in it, or to be refused without being touched.
 
-    Then every kind of file is tried alone (`tests/storage/test_every_file.py`), and the table has a row for each of its
+    Then every kind of file is tried alone (`tests/disk/test_every_file.py`), and the table has a row for each of its
     files. Each bit of a file below 2 kB is flipped, and it is cut at each size. Of a larger file every so many bits and sizes
     are tried; if it lies in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other sizes. The
     file is removed; its last 512 and 4,096 bytes are zeros or gone. At each step of a write the disk is full (once, or from
